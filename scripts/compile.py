@@ -8,7 +8,8 @@ lines of the sources.
 - Structs of msgspec lose their options in a compiled module: they move to a module beside it, which stays
   Python.
 - A class variable must say that it is one: `__state__` is declared so.
-- A class that Python code derives from must say that it allows this (`OPEN`).
+- A class must say that Python code may derive from it, and may make instances without `__init__`, as
+  snapshots do. Every class says so.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import msgspec
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "roamcast"
 LIBRARY = "roamcast_core"
+HEADER = str(Path(__file__).with_name("compiled.h"))
 
 COMPILED = (
     "state.py", "errors.py", "protocol", "routing", "mobility", "broker", "mqtt/codec", "mqtt/server",
@@ -38,19 +40,11 @@ COMPILED = (
 LEFT_OUT = ("routing/location", "mobility/moving", "broker/moving", "broker/making.py")
 """Parts of these that stay Python: few messages pass through them, and mypyc refuses some of them."""
 
-OPEN = {
-    "broker/machine_base.py": ("MachineBase",),
-    "broker/machine.py": ("BrokerMachine",),
-    "broker/fronts.py": ("MqttFront", "PlainFront"),
-    "mqtt/server/endpoint.py": ("Endpoint",),
-    "mobility/base.py": ("MobilityProtocol",),
-    "simulator/access.py": ("PlainAccess",),
-    "simulator/engine.py": ("Engine",),
-    "simulator/network.py": ("NetworkBase", "Network"),
-}
-"""Classes that classes in Python derive from; protocols of users, too."""
+SPECIAL = ("Protocol", "NamedTuple", "Enum", "IntEnum", "StrEnum")
 
 FUTURE = "from __future__ import annotations"
+OPTIONS = "compiler_options"
+"""The module of the copy in which its classes find the decorator of mypyc; users do not need the package."""
 SUFFIX = "_values"
 """Of the name of the module that a module's structs move to."""
 
@@ -86,6 +80,8 @@ class Module:
         for at, node in enumerate(self._body):
             for name in _defined(node):
                 self._where[name] = at
+        self._moved: list[str] = []
+        """Names that are defined in the module beside this one."""
 
     def move_structs(self) -> None:
         """Write the structs, with what they need of this module, into a module of their own."""
@@ -97,7 +93,7 @@ class Module:
         ]
         if not structs:
             return
-        names = self._with_needs(structs)
+        self._moved = names = self._with_needs(structs)
         moved = sorted({self._where[name] for name in names})
         moved = sorted({*moved, *(at + 1 for at in moved if _is_docstring(self._body, at + 1))})
         imports = [at for at, one in enumerate(self._body) if isinstance(one, ast.Import | ast.ImportFrom)]
@@ -124,20 +120,20 @@ class Module:
                     work.append(node.id)
         return list(found)
 
-    def declare(self, open_classes: Sequence[str]) -> None:
+    def declare(self) -> None:
         """Say what mypyc must be told of classes."""
-        imports = ["from typing import ClassVar"]
         for at, line in enumerate(self.lines):
             self.lines[at] = line.replace("    __state__ = State(", "    __state__: ClassVar[State] = State(")
-        for name in open_classes:
-            starts = f"class {name}(", f"class {name}:"
-            at = next(at for at, line in enumerate(self.lines) if line.startswith(starts))
-            # Two empty lines are before every class.
-            self.lines[at - 1] = "@mypyc_attr(allow_interpreted_subclasses=True)"
-        if open_classes:
-            imports.append("from mypy_extensions import mypyc_attr")
-        at = self.lines.index(FUTURE)
-        self.lines[at] = "; ".join((FUTURE, *imports))
+        for node in self._body:
+            if isinstance(node, ast.ClassDef) and node.name not in self._moved and not _is_special(node):
+                # Two empty lines are before every class.
+                self.lines[_span(node)[0] - 1] = "@mypyc_attr(allow_interpreted_subclasses=True)"
+        first = next((one for one in self._body if isinstance(one, ast.Import | ast.ImportFrom)), None)
+        if first is not None:
+            names = f"from typing import ClassVar; from {PACKAGE}.{OPTIONS} import mypyc_attr"
+            at = first.lineno - 1
+            line = self.lines[at]
+            self.lines[at] = f"{line}; {names}" if line == FUTURE else f"{names}; {line}"
 
     def write(self) -> None:
         self.path.write_text("\n".join(self.lines) + "\n")
@@ -152,6 +148,11 @@ def _defined(node: ast.stmt) -> list[str]:
     elif isinstance(node, ast.AnnAssign):
         targets = [node.target]
     return [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+
+
+def _is_special(node: ast.ClassDef) -> bool:
+    """Whether a class is of a kind that takes no options."""
+    return any(ast.unparse(base).partition("[")[0] in SPECIAL for base in node.bases)
 
 
 def _is_docstring(body: Sequence[ast.stmt], at: int) -> bool:
@@ -175,11 +176,19 @@ def prepare(target: Path) -> list[Path]:
     for module in modules:
         module.move_structs()
     for module in modules:
-        if FUTURE in module.lines:
-            module.declare(OPEN.get(str(module.path.relative_to(package)), ()))
+        module.declare()
         module.write()
+    (package / f"{OPTIONS}.py").write_text(OPTIONS_SOURCE)
     return [module.path for module in modules]
 
+
+OPTIONS_SOURCE = """from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mypy_extensions import mypyc_attr as mypyc_attr
+else:
+    mypyc_attr = None
+"""
 
 BUILD = """
 import sys
@@ -191,7 +200,9 @@ extensions = mypycify(
     ["--config-file=mypy.ini", *files], opt_level=level, debug_level="0", multi_file=True,
     target_dir="c", group_name=LIBRARY,
 )
-sys.argv[1:] = ["--quiet", "build_ext", "--build-lib=.", "--build-temp=objects", "--parallel=JOBS"]
+for extension in extensions:
+    extension.extra_compile_args.append("-include" + HEADER)
+sys.argv[1:] = ["--quiet", "build_ext", "--build-lib=.", "--build-temp=objects"]
 setup(name=LIBRARY, packages=[], ext_modules=extensions)
 """
 
@@ -204,9 +215,11 @@ ignore_missing_imports = true
 """
 
 
-def build(target: Path, files: Sequence[Path], level: str, jobs: int) -> None:
+def build(target: Path, files: Sequence[Path], level: str) -> None:
     (target / "mypy.ini").write_text(SETTINGS)
-    script = BUILD.replace("LIBRARY", repr(LIBRARY)).replace("JOBS", str(jobs))
+    script = BUILD
+    for name, value in {"LIBRARY": LIBRARY, "HEADER": HEADER}.items():
+        script = script.replace(name, repr(value))
     names = ":".join(str(one.relative_to(target)) for one in files)
     done = subprocess.run(
         [sys.executable, "-c", script, names, level], cwd=target, capture_output=True, text=True, check=False
@@ -219,7 +232,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the package with a compiled core.")
     parser.add_argument("--to", type=Path, default=ROOT / "build" / "compiled", help="the folder to build in")
     parser.add_argument("--level", default="2", help="optimisation level of the C compiler")
-    parser.add_argument("--jobs", type=int, default=2, help="C compilers at once")
     given = parser.parse_args()
     target: Path = given.to.resolve()
     target.mkdir(parents=True, exist_ok=True)
@@ -228,7 +240,7 @@ def main() -> None:
     sys.path.insert(0, str(ROOT / "src"))
     files = prepare(target)
     say(f"{len(files)} modules, some minutes")
-    build(target, files, given.level, given.jobs)
+    build(target, files, given.level)
     say(f"done: PYTHONPATH={target} runs the compiled core")
 
 

@@ -144,7 +144,7 @@ class PlainFront:
     """Passes on what clients say and hear. It keeps nothing but which connections are open."""
 
     kinds: ClassVar[frozenset[Any]] = frozenset({Attached, Detached, Submitted, SessionOver})
-    timers = None
+    timers: ClassVar[None] = None
 
     __state__ = State(
         "plain-front", saved=("inputs", "sessions", "connections", "_is_journalled"), unhashed=("now",)

@@ -10,6 +10,7 @@ that a session is never taken away between a client's request and its answer.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import msgspec
 
@@ -84,7 +85,7 @@ UNDER_WAY_BYTES_MAX = 1 << 20
 
 
 class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
-    links_may_cycle = False
+    links_may_cycle: ClassVar[bool] = False
 
     __state__ = State(
         "broker-machine",
