@@ -1,9 +1,8 @@
-"""`make compiled`: build the package with its core compiled by mypyc, from the sources of this tree.
+"""`make compiled`: build a wheel whose core is compiled by mypyc, from the sources of this tree.
 
-The result is a copy of the package in build/compiled; whoever has that folder in PYTHONPATH runs it. The
-sources stay as they are, and what is not compiled stays Python. mypyc refuses three things that the sources
-need, so the copy is rewritten before it is compiled. Every line keeps its number, so tracebacks name the
-lines of the sources.
+The sources stay as they are, and what is not compiled stays Python. mypyc refuses three things that the
+sources need, so a copy of them (build/compiled) is rewritten before it is compiled. Every line keeps its
+number, so tracebacks name the lines of the sources.
 
 - Structs of msgspec lose their options in a compiled module: they move to a module beside it, which stays
   Python.
@@ -166,11 +165,9 @@ def _span(node: ast.stmt) -> tuple[int, int]:
     return start - 1, node.end_lineno or node.lineno
 
 
-def prepare(target: Path) -> list[Path]:
+def prepare(folder: Path) -> list[Path]:
     """Copy the package into the folder and rewrite what is compiled."""
-    package = target / PACKAGE
-    if package.exists():
-        shutil.rmtree(package)
+    package = folder / PACKAGE
     shutil.copytree(ROOT / "src" / PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     modules = [Module(package, path) for path in chosen(package)]
     for module in modules:
@@ -195,53 +192,60 @@ import sys
 from mypyc.build import mypycify
 from setuptools import setup
 
-files, level = sys.argv[1].split(":"), sys.argv[2]
+files, level, out = sys.argv[1].split(":"), sys.argv[2], sys.argv[3]
 extensions = mypycify(
     ["--config-file=mypy.ini", *files], opt_level=level, debug_level="0", multi_file=True,
     target_dir="c", group_name=LIBRARY,
 )
 for extension in extensions:
     extension.extra_compile_args.append("-include" + HEADER)
-sys.argv[1:] = ["--quiet", "build_ext", "--build-lib=.", "--build-temp=objects"]
-setup(name=LIBRARY, packages=[], ext_modules=extensions)
+setup(
+    ext_modules=extensions,
+    script_args=["--quiet", "build", "--build-lib=lib", "bdist_wheel", "--dist-dir=" + out],
+)
 """
 
 SETTINGS = """[mypy]
 strict = true
-mypy_path = .
+mypy_path = src
 explicit_package_bases = true
 implicit_reexport = true
 ignore_missing_imports = true
 """
 
 
-def build(target: Path, files: Sequence[Path], level: str) -> None:
+def build(target: Path, files: Sequence[Path], level: str, out: Path) -> None:
+    """Compile into `target`/lib, and pack that into a wheel."""
     (target / "mypy.ini").write_text(SETTINGS)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, target)
     script = BUILD
     for name, value in {"LIBRARY": LIBRARY, "HEADER": HEADER}.items():
         script = script.replace(name, repr(value))
     names = ":".join(str(one.relative_to(target)) for one in files)
     done = subprocess.run(
-        [sys.executable, "-c", script, names, level], cwd=target, capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", script, names, level, str(out)],
+        cwd=target, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     if done.returncode:
         sys.exit(f"compile: mypyc or the C compiler refused the sources:\n{done.stdout}{done.stderr}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the package with a compiled core.")
-    parser.add_argument("--to", type=Path, default=ROOT / "build" / "compiled", help="the folder to build in")
+    parser.add_argument("--to", type=Path, default=ROOT / "build" / "compiled", help="folder to build in")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the wheel")
     parser.add_argument("--level", default="2", help="optimisation level of the C compiler")
     given = parser.parse_args()
     target: Path = given.to.resolve()
-    target.mkdir(parents=True, exist_ok=True)
     if shutil.which("cc") is None:
         sys.exit("compile: no C compiler was found (Debian: apt-get install gcc)")
+    shutil.rmtree(target, ignore_errors=True)
     sys.path.insert(0, str(ROOT / "src"))
-    files = prepare(target)
+    files = prepare(target / "src")
     say(f"{len(files)} modules, some minutes")
-    build(target, files, given.level)
-    say(f"done: PYTHONPATH={target} runs the compiled core")
+    build(target, files, given.level, given.out.resolve())
+    say(f"the wheel is in {given.out}; PYTHONPATH={target / 'lib'} runs it without installing it")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from roamcast import __version__
+from roamcast import __version__, state
 from roamcast.cli import (
     bench,
     broker,
@@ -61,7 +61,8 @@ def build_app() -> typer.Typer:
 
 def print_version(wanted: bool) -> None:
     if wanted:
-        print(f"roamcast {__version__}")
+        is_compiled = not state.__file__.endswith(".py")
+        print(f"roamcast {__version__}{' (compiled)' if is_compiled else ''}")
         raise typer.Exit
 
 

@@ -178,8 +178,8 @@ def _take_apart(
 def _consecutive(high: bytes, low: bytes) -> int:
     """How many ids with these bytes are consecutive, from the first on."""
     first = (high[0] << 8 | low[0]) - 1
-    ring = slice(first, first + len(high))
-    wanted_high, wanted_low = HIGH_BYTES[ring], LOW_BYTES[ring]
+    end = first + len(high)
+    wanted_high, wanted_low = HIGH_BYTES[first:end], LOW_BYTES[first:end]
     if high == wanted_high and low == wanted_low:
         return len(high)
     return next(
