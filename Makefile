@@ -2,7 +2,7 @@
 # date; how that is done is in scripts/setup.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check bench lock release compiled clean
+.PHONY: help setup demo test test-all check bench docs lock release compiled clean
 
 BIN := .venv/bin
 # Commands of one document share a folder, so they are kept on one worker.
@@ -38,6 +38,9 @@ bench: setup ## Measure matching, the simulator, the broker and the audit on thi
 	$(BIN)/roamcast bench handoff
 	$(BIN)/roamcast bench pipeline
 
+docs: setup ## Build the documentation as a site into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+
 lock: setup ## Pin what deploy/ installs, with hashes, and list it in an SBOM (CycloneDX)
 	$(BIN)/python scripts/lock.py
 
@@ -48,6 +51,6 @@ compiled: setup ## Build a wheel with a compiled core: faster, and for this mach
 	$(BIN)/python scripts/compile.py
 
 clean: ## Remove .venv and everything that tools and runs left behind
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov build dist demo out
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov build dist demo out site
 	rm -f .coverage .coverage.* coverage.xml
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

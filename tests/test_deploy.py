@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -95,7 +96,9 @@ def locked() -> dict[str, tuple[str, str]]:
 def test_the_lock_file_pins_every_dependency_to_a_version_that_fits() -> None:
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
     pins = locked()
-    for text in (*project["project"]["dependencies"], *project["build-system"]["requires"]):
+    extras = project["project"]["optional-dependencies"]
+    container = [text for extra in ("auth", "events", "location") for text in extras[extra]]
+    for text in (*project["project"]["dependencies"], *project["build-system"]["requires"], *container):
         wanted = Requirement(text)
         name = re.sub(r"[-_.]+", "-", wanted.name).lower()
         assert name in pins, f"{name} is not locked: run `make lock`"
@@ -207,3 +210,52 @@ def test_the_image_of_the_pipeline_starts_what_spark_asks_for(tmp_path: Path) ->
     (main_class,) = [line for line in lines if line.startswith("org.apache.spark.")]
     with ZipFile(jar) as classes:
         assert f"{main_class.replace('.', '/')}.class" in classes.namelist()
+
+
+# --- three brokers ---
+
+
+def can_be_used(environment: dict[str, str], command: list[str], folder: Path) -> None:
+    """The configuration that a container's environment and command make, with its folders in `folder`."""
+    (folder / "users").write_text("")
+    (folder / "users").chmod(0o600)
+    for place in ("/var/lib/roamcast", "/etc/roamcast"):
+        environment = {key: value.replace(place, str(folder)) for key, value in environment.items()}
+    program = f"{sys.executable} -m roamcast broker"
+    given = [re.sub(r"(/opt/roamcast/bin/)?roamcast broker", f"{program} --check", word) for word in command]
+    assert given != command
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("ROAMCAST_")}
+    done = subprocess.run(
+        given,
+        env=inherited | environment | {"LINK_SECRET": "sixteen letters!", "PATH": os.environ["PATH"]},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    known = {"PATH", "LINK_SECRET"} | {key for key in environment if key.startswith("ROAMCAST_")}
+    assert set(environment) <= known
+    assert "is not used" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("broker", ["a", "b", "c"])
+def test_the_brokers_of_the_compose_file_can_start(broker: str, tmp_path: Path) -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    service = services[broker]
+    environment = {key: str(value) for key, value in service["environment"].items()}
+    can_be_used(environment, service["entrypoint"], tmp_path)
+    peers = {value for key, value in environment.items() if re.fullmatch(r"ROAMCAST_PEER_\d_ID", key)}
+    assert peers
+    for peer in peers:
+        assert broker in services[peer]["environment"].values(), "a link is configured at both ends"
+
+
+@pytest.mark.parametrize("pod", ["roamcast-0", "roamcast-2"])
+def test_the_brokers_on_kubernetes_can_start(pod: str, tmp_path: Path) -> None:
+    documents = list(yaml.safe_load_all((DEPLOY / "brokers.yaml").read_text()))
+    (brokers,) = [one for one in documents if one["kind"] == "StatefulSet"]
+    (container,) = brokers["spec"]["template"]["spec"]["containers"]
+    environment = {one["name"]: one.get("value", "") for one in container["env"]} | {"ROAMCAST_ID": pod}
+    can_be_used(environment, container["command"], tmp_path)

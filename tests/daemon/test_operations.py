@@ -214,13 +214,14 @@ def test_who_is_connected_cannot_be_forgotten_and_strangers_get_short_answers(
     assert "link to b: up" in status
     assert stat.S_IMODE(os.stat(a.data / "control").st_mode) == 0o600
     for request, answer in (
-        (b"GET /secret HTTP/1.1\r\n\r\n", 404),
-        (b"POST /metrics HTTP/1.1\r\n\r\n", 405),
+        (b"GET /secret HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+        (b"POST /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+        (b"GET /metrics HTTP/1.1\r\n\r\n", 400),
         (b"\x16\x03\x01\r\n\r\n", 400),
         (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 431),
     ):
         assert a.raw_http(request)[0] == answer
-    head = a.raw_http(b"HEAD /healthz HTTP/1.1\r\n\r\n")
+    head = a.raw_http(b"HEAD /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert (head[0], head[2]) == (200, "")
 
 

@@ -104,7 +104,7 @@ def test_a_port_in_use_is_one_line() -> None:
     async def story() -> None:
         await a.start()
         b = Node("b", Link(**{**QUICK, "port": a.peers.port}))
-        with pytest.raises(InputError, match=r"link.address = 127.0.0.1:\d+: cannot listen there"):
+        with pytest.raises(InputError, match=r"link.address = 127.0.0.1:\d+: cannot listen"):
             await b.start()
 
     run(story(), a)

@@ -96,7 +96,7 @@ class EvenStream:
         return rounds * self._cycle_length + self.due[place]
 
     def expected(self, sent: int) -> int:
-        """How many must have come when the publisher has sent so many."""
+        """How many must have come when the publisher has sent `sent`."""
         rounds, place = divmod(sent, self._cycle_length)
         return rounds * len(self.due) + bisect_left(self.due, place)
 
@@ -168,7 +168,7 @@ class MixedStream:
         return _PUBACK + _PUBACK.join(ids) if self._qos and ids else b""
 
     def verify(self, sent: Sequence[int]) -> None:
-        """Raise Miscounted unless exactly so many of each publisher came, in its order."""
+        """Raise Miscounted unless exactly the number `sent` of each publisher came, in its order."""
         counts = [0] * len(self._cycles)
         for data in self._kept:
             at = 0

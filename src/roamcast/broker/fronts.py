@@ -59,7 +59,9 @@ class ClientFront(Protocol):
         """A process begins to drive this machine: no connection of before exists any more."""
 
     def set_access(self, rules: AccessRules) -> None: ...
-    def revoke(self, owners: Collection[str], connections: Collection[int], why: str) -> None: ...
+    def revoke(
+        self, owners: Collection[str], connections: Collection[int], why: str, by_operator: bool = False
+    ) -> None: ...
     def set_slow(self, id: int, is_slow: bool) -> None: ...
     def is_slow(self, id: int) -> bool: ...
     def send_away(self, reference: str) -> None: ...
@@ -196,7 +198,9 @@ class PlainFront:
     def set_access(self, rules: AccessRules) -> None:
         pass
 
-    def revoke(self, owners: Collection[str], connections: Collection[int], why: str) -> None:
+    def revoke(
+        self, owners: Collection[str], connections: Collection[int], why: str, by_operator: bool = False
+    ) -> None:
         pass
 
     def set_slow(self, id: int, is_slow: bool) -> None:

@@ -32,6 +32,7 @@ from roamcast.broker.inputs import (
     LinkUp,
     MachineEffects,
     MachineInput,
+    NewsGiven,
     OverlayGiven,
     PeerProgress,
     QueuesOverLimit,
@@ -48,6 +49,7 @@ from roamcast.broker.links.border import Border
 from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.links import Links, LinkTurn
 from roamcast.broker.machine_base import MachineBase
+from roamcast.broker.news import NewsDesk, TellNews
 from roamcast.broker.retained import (
     BeginRecall,
     EndRecall,
@@ -78,6 +80,8 @@ from roamcast.protocol.effects import (
 )
 from roamcast.protocol.messages import LeftOut, PeersExpected
 from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
 from roamcast.state import State
 
 UNDER_WAY_BYTES_MAX = 1 << 20
@@ -90,7 +94,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     __state__ = State(
         "broker-machine",
         saved=(
-            "broker", "links", "border", "retained", "wills", "shared", "announcements", "seeking",
+            "broker", "links", "border", "retained", "wills", "shared", "announcements", "seeking", "news",
             "draining", "_told", "_meet_until", "_slowed",
         ),
         unhashed=("_now",),
@@ -113,6 +117,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         self.shared = SharedSubscriptions(self.broker, self.front)
         self.announcements = Announcements(self.broker)
         self.seeking = Seeking(self.broker, self.front)
+        self.news = NewsDesk(self.broker)
         self.draining = Draining(self.broker)
         self.border = Border(self.broker, self.links.reach)
         self.border.configure(settings.border, settings.front == "mqtt")
@@ -129,8 +134,10 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     def _restore(self) -> None:
         super()._restore()
         self.links.border = self.broker.border = self.border
-        parts = (self.retained, self.wills, self.shared, self.announcements, self.seeking, self.draining)
-        for part in parts:
+        for part in (
+            self.retained, self.wills, self.shared, self.announcements, self.seeking, self.news,
+            self.draining,
+        ):  # fmt: skip
             part.register_handlers()
 
     # --- the contract ---
@@ -160,6 +167,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
             front.collect(out)
         if self.seeking.answers:
             out.answers, self.seeking.answers = self.seeking.answers, []
+        if self.news.heard:
+            out.news, self.news.heard = self.news.heard, []
         if out.durable:
             self._check_state()
         return out
@@ -225,6 +234,24 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     def stored(self) -> Iterable[Burst]:
         return (burst for _, queue in self.broker.protocol.stored() for burst in queue.bursts())
 
+    def queues(self) -> Iterable[tuple[str, DeliveryQueue]]:
+        return self.broker.protocol.stored()
+
+    def session_of(self, client: str) -> Session | None:
+        return self.broker.sessions.get(client)
+
+    def likely_next(self, session: Session) -> list[str]:
+        return self.broker.protocol.likely_next(session)
+
+    def members(self) -> Mapping[str, bool]:
+        reach = self.links.reach
+        known = [*reach.next_hops, *reach.cut_off]
+        return {
+            one: one in reach.next_hops
+            for one in dict.fromkeys(known)
+            if one != self.id and not self.broker.is_guest(one)
+        }
+
     def sessions_left(self) -> int:
         """Sessions that are not safely elsewhere: held here, granted and not taken, or still on a link."""
         broker = self.broker
@@ -261,6 +288,9 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
             case StatusAnnounced(topic, payload):
                 told = self.announcements.announce(topic, payload, self._now)
                 self.front.inputs.append(CommandGiven(told))
+                return
+            case NewsGiven(to, body):
+                self.front.inputs.append(CommandGiven(TellNews(to, body)))
                 return
         self._out.durable.append(item)
         match item:

@@ -194,8 +194,8 @@ class MachineBase(ABC, Generic[AFront, ALinks, ASeeking]):
                 self._configure(settings)
             case RulesChanged(rules):
                 self.front.set_access(rules)
-            case AccessRevoked(owners, connections, why):
-                self.front.revoke(owners, connections, why)
+            case AccessRevoked(owners, connections, why, by_operator):
+                self.front.revoke(owners, connections, why, by_operator)
             case Started(settings, start):
                 self._check_start(settings)
                 self._begin(start)

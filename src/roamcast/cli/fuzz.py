@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SEEDS_PER_CHUNK = 4
 """Large enough to hide the cost of handing work to another process, small enough for a smooth bar."""
 CHUNKS_WAITING = 4
-"""For each worker: so many that none runs dry, so few that a failure soon stops them all."""
+"""Seeds ahead of each worker: enough that none runs dry, few enough that a failure soon stops them."""
 SEEDS_DEFAULT = "0:100"
 COLUMNS = (
     *("seeds", "handoffs", "notifications", "deliveries"),

@@ -98,6 +98,20 @@ class Field(NamedTuple):
         return HIDDEN if value and self.is_a("secret") else repr(value)
 
 
+def shown_table(table: msgspec.Struct) -> dict[str, Any]:
+    """The values of a table, by the names that files use, without its secrets."""
+    found: dict[str, Any] = {}
+    for field in fields_of(type(table)).values():
+        value = getattr(table, field.attribute)
+        if field.table is not None:
+            found[field.name] = shown_table(value)
+        elif field.entry is not None:
+            found[field.name] = [shown_table(one) for one in value]
+        else:
+            found[field.name] = HIDDEN if value and field.is_a("secret") else value
+    return found
+
+
 class Key(NamedTuple):
     """A key by its full name, such as `listener.N.port`."""
 

@@ -25,6 +25,7 @@ from roamcast.broker.inputs import (
     LinkFrames,
     MachineEffects,
     MachineInput,
+    NewsGiven,
     Started,
     StatusAnnounced,
     Tick,
@@ -32,6 +33,7 @@ from roamcast.broker.inputs import (
     encode_entry,
 )
 from roamcast.broker.links.end import KEPT_BYTES_MAX
+from roamcast.broker.news import News
 from roamcast.broker.seeking import IsHere
 from roamcast.daemon.clock import BrokerClock
 from roamcast.daemon.pressure import Pressure
@@ -85,6 +87,9 @@ class Output(Protocol):
 
     def answer(self, answer: IsHere) -> None:
         """Where a session is that was asked for."""
+
+    def news(self, peer: str, news: News) -> None:
+        """What another broker tells operators, and the peer over which it came."""
 
     def prove_again(self, connection: int, packet: Auth) -> None:
         """A client proves anew who it is."""
@@ -157,7 +162,7 @@ class Engine:
         self._late: list[tuple[bytes, MachineEffects]] = []
         """What came of turns after that one, and what of them must be journalled."""
         self._failure = ""
-        """Why nothing is promised now."""
+        """Why new acknowledgements are refused."""
         self._retry: asyncio.TimerHandle | None = None
         self._poll: asyncio.TimerHandle | None = None
         self._is_scheduled = False
@@ -278,6 +283,8 @@ class Engine:
             output.note(note)
         for answer in effects.answers:
             output.answer(answer)
+        for peer, news in effects.news:
+            output.news(peer, news)
         for connection, packet in effects.auths:
             output.prove_again(connection, packet)
         for connection in effects.unread:
@@ -291,7 +298,7 @@ class Engine:
     def _stop_promising(self, why: str) -> None:
         """The site may be ahead of the journal: nothing of that turn may be seen before it is written."""
         if not self._failure:
-            log.error("nothing is promised now, and what was promised is kept: %s", why)
+            log.error("journal unavailable, refusing new acknowledgements; stored messages are safe: %s", why)
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = self._deadline = None
@@ -312,7 +319,7 @@ class Engine:
                     continue
                 waiting.add(item.connection)
                 self._output.hold(item.connection)
-            elif isinstance(item, StatusAnnounced):
+            elif isinstance(item, StatusAnnounced | NewsGiven):
                 taken.append(item)
                 continue
             elif isinstance(item, LinkFrames):

@@ -60,6 +60,10 @@ class BrokerFigures:
         self.buffered = Buffered()
         self.is_listening: Callable[[], bool] = lambda: False
         self.failed_logins: Callable[[], int] = lambda: 0
+        self.reports: Callable[[], int] = lambda: 0
+        """Reports to operators, made while somebody looks at the network."""
+        self.pages: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Pages of the live view that are open, and those that were dropped because they were slow."""
         self._statuses = statuses
 
     @property

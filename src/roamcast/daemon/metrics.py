@@ -107,6 +107,11 @@ class Metrics(Collector):
             denied.add_metric([action], count)
         yield denied
         yield counter("roamcast_failed_logins", "Logins that failed.", figures.failed_logins())
+        made = "Reports made while somebody looked at the network."
+        yield counter("roamcast_reports", made, figures.reports())
+        pages, dropped = figures.pages()
+        yield gauge("roamcast_http_streams", "Pages that are kept up to date.", pages)
+        yield counter("roamcast_http_streams_dropped", "Pages dropped because they were slow.", dropped)
         yield counter("roamcast_turns", "Turns of the broker.", figures.engine.turns)
         yield gauge("roamcast_uptime_seconds", "Since the process began.", figures.uptime_s)
         if figures.events is not None:

@@ -28,6 +28,7 @@ from roamcast.broker.inputs import (
     Started,
     Tree,
 )
+from roamcast.broker.news import News
 from roamcast.broker.seeking import IsHere
 from roamcast.config.addresses import is_loopback
 from roamcast.config.sections import Config, Listener
@@ -39,7 +40,7 @@ from roamcast.daemon.operations import Operations
 from roamcast.daemon.pressure import held_bytes
 from roamcast.daemon.settings import site_settings
 from roamcast.daemon.trees import Trees
-from roamcast.errors import InputError
+from roamcast.errors import InputError, cannot_listen
 from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packets import Auth, Connack, Connect, Disconnect
 from roamcast.mqtt.codec.reading import Limits
@@ -178,7 +179,7 @@ class Server:
         return len(self._clients)
 
     def _room(self) -> int:
-        """How many connections there may be: as many as are configured, if the system allows so many."""
+        """How many connections there may be: as many as are configured, or as the system allows."""
         wanted = self.config.quotas.connections_max
         room = room_for(wanted)
         if room < wanted:
@@ -210,7 +211,7 @@ class Server:
             await doorway.open(listener.address, listener.port)
         except OSError as error:
             where = f"{listener.address}:{listener.port}"
-            raise InputError(f"listener {where}: cannot listen ({error.strerror or error})") from None
+            raise cannot_listen(f"listener {where}", error) from None
         self.ports += doorway.ports
 
     async def _enter(self, number: int, one: socket.socket, stranger: Stranger) -> None:
@@ -252,7 +253,8 @@ class Server:
             return
         self.config = msgspec.structs.replace(
             self.config, listeners=listeners, access=config.access, link=config.link, peers=config.peers,
-            quotas=config.quotas, log=msgspec.structs.replace(self.config.log, level=config.log.level),
+            view=config.view, quotas=config.quotas,
+            log=msgspec.structs.replace(self.config.log, level=config.log.level),
         )  # fmt: skip
         self._connections_max = self._room()
         self.engine.pressure.bytes_max = config.link.unacknowledged_bytes_max
@@ -499,6 +501,7 @@ class Server:
 
     def note(self, note: Note) -> None:
         client = self._clients.get(note.connection)
+        self.operations.watching.touch(note.client)
         if note.kind == "denied":
             self._note_denied(note, client)
             return
@@ -529,6 +532,15 @@ class Server:
 
     def answer(self, answer: IsHere) -> None:
         self.operations.answered(answer)
+
+    def news(self, peer: str, news: News) -> None:
+        self.operations.heard(peer, news)
+
+    async def log_in(self, user: str, password: str, address: str) -> Admitted:
+        return await self._admission.log_in(user, password, address)
+
+    def login_objection(self, admitted: Admitted) -> str:
+        return self._admission.objection(admitted, self.config.listeners[0])
 
     def prove_again(self, connection: int, packet: Auth) -> None:
         client = self._clients.get(connection)

@@ -54,7 +54,7 @@ PARSED_CHARACTERS_MAX = 262_144
 """Of the selectors that are remembered though nobody may hold their filters: a filter takes some 60 times the
 memory of its text. Those that are held are found without it."""
 QUESTION_MARKS_MAX = 16
-"""Behind one of the last so many question marks of a subscription its conditions can begin."""
+"""Number of last question marks of a subscription behind one of which its conditions can begin."""
 
 TOPIC = "topic"
 

@@ -221,16 +221,18 @@ class Roam(MultiHopHandoff):
             return  # What a slow client leaves in a full queue gets other sequences than in a copy.
         bursts = tuple(queue.bursts())
         size_bytes = sum(burst.size for burst in bursts)
-        likely = [
-            broker for broker in self.predictor.predict(session.last_broker)
-            if broker != self.host.id and self.host.is_reachable(broker)
-        ][: self.settings.copies_max]  # fmt: skip
+        likely = self.likely_next(session)
         if not likely or size_bytes > self.settings.copy_bytes_max:
             return
         self.spreads[client] = Spread(session.number, likely, queue.base + len(queue), size_bytes)
         self.figures["copies"] += len(likely)
         moves, owner, here = session.moves, session.owner, self.host.id
         self.send_on(StoreCopy(client, here, session.number, tuple(likely), moves, owner, queue.base, bursts))
+
+    def likely_next(self, session: Session) -> list[str]:
+        likely = self.predictor.predict(session.last_broker)
+        there = [one for one in likely if one != self.host.id and self.host.is_reachable(one)]
+        return there[: self.settings.copies_max]
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         super().on_notification(owner, source, burst)

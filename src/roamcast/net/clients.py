@@ -35,11 +35,11 @@ DISCARDED_BYTES_MAX = 4 << 20
 HIGH_WATER_BYTES = 65_536
 """What a transport is given beyond what the network takes. Transports may copy it, with TLS and WebSocket."""
 LINGER_S = 5.0
-"""What was written last may take so long to reach the client, and the client to close."""
+"""Seconds that the last bytes may take to reach the client, and the client to close."""
 
 
 class Budget:
-    """How much a client may send: notifications and bytes per second, and so many at once after a pause."""
+    """How much a client may send: notifications and bytes per second, and a burst after a pause."""
 
     def __init__(
         self, count: Callable[[], int], per_s: float | None, burst: int, bytes_per_s: float | None
@@ -53,7 +53,7 @@ class Budget:
         self._at_s = 0.0
 
     def spend(self, now_s: float, size: int) -> float:
-        """So many bytes have come; for how many seconds nothing more should."""
+        """Seconds to pause reading after receiving `size` bytes."""
         counted = self._count()
         spent, self._counted = (counted - self._counted, size), counted
         elapsed_s, self._at_s = now_s - self._at_s, now_s

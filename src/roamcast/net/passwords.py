@@ -29,7 +29,7 @@ ADDRESSES_KEPT_MAX = 10_000
 """Addresses (and pairs of address and user) whose failures or successes are remembered."""
 
 FAILURES_BY_ANY_USER = 20
-"""An address may fail so many times more often over all user names than under one: many may share it."""
+"""Failed logins allowed per address, as a multiple of those per user: many users may share an address."""
 
 
 class Outcome(Enum):

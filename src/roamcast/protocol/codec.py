@@ -169,7 +169,7 @@ def without_skipped(messages: list[Message]) -> list[Message]:
 
 
 def batch_head(count: int) -> bytes:
-    """What comes before so many encoded messages to make one batch of them (a msgpack array)."""
+    """What comes before `count` encoded messages to make one batch of them (a msgpack array)."""
     return b"\xdd" + count.to_bytes(4, "big")
 
 

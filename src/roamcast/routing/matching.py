@@ -38,7 +38,7 @@ ROUTES_KEPT_MAX = 4096
 """Remembered routes per broker; past that the memory starts afresh."""
 
 ROUTES_CHECKED_MAX = 128
-"""Up to so many remembered routes, a change of the table drops only those it touches."""
+"""Number of remembered routes up to which a change of the table drops only those it touches."""
 
 PARTS_KEPT_MAX = 65_536
 """Remembered sets of labels that the full attributes met, and where these lead."""

@@ -492,7 +492,7 @@ class Router:
         self._commit("handoff")
 
     def measure(self, peer: str, round_trip_s: float) -> None:
-        """So long it takes to a peer and back."""
+        """Seconds of the round trip to a peer."""
         self._round_trips_s[peer] = round_trip_s
         for client in self.dependents.measure(peer, round_trip_s):
             self._stage_whereabouts(client, peer)

@@ -103,7 +103,7 @@ class HonestPair:
         self._latencies_s: dict[int, float] = {}
 
     def run(self, seconds: float, on_tick: Callable[[], None]) -> None:
-        """Send and receive for so long; `on_tick` is called with each message sent."""
+        """Send and receive for `seconds`; `on_tick` is called with each message sent."""
         next_s = time.monotonic()
         end = next_s + seconds
         while (now := time.monotonic()) < end:

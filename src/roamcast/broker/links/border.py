@@ -34,6 +34,7 @@ from roamcast.broker.links.reach import (
     Reaches,
 )
 from roamcast.broker.links.rules import TOPIC, ClientRules, PeerRules, TopicRules, Translation
+from roamcast.broker.news import NEWS_BYTES_MAX, News
 from roamcast.broker.reunion import ClaimIt, Claims, ClaimsHeard, ReunionOver, Rival
 from roamcast.broker.seeking import WhereIs
 from roamcast.errors import InputError
@@ -83,7 +84,7 @@ REASONS: dict[str, str] = {
 BROKERS_MAX = 10_000
 """Brokers behind one peer."""
 ATTACHED_S = 10.0
-"""After so long at this broker nothing of a client is on its way from another any more."""
+"""Seconds at this broker after which nothing of a client is on its way from another any more."""
 NUMBER_MAX = 1 << 62
 """No counter comes as far; sums of larger ones would not fit into a message."""
 BROKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -91,7 +92,7 @@ WITHHELD = encode_attributes({TOPIC: "$withheld"})
 EXPIRED = b"\x02\0\0\0\0"
 """The MQTT property that says: a message that is as old as 0 s is not delivered any more."""
 OF_PERMISSION = (BeginJoin, AskToJoin, MayJoin, JoinEnded, JoinsBegun)
-OF_MEMBERS = (Claims, ClaimIt, Rival, ReunionOver, ClaimsHeard, Emptied)
+OF_MEMBERS = (Claims, ClaimIt, Rival, ReunionOver, ClaimsHeard, Emptied, News)
 
 
 class Refused(Exception):
@@ -147,6 +148,7 @@ class Border:
             AttachRequest: self._check_request,
             Locate: self._check_locate,
             WhereIs: self._check_where_is,
+            News: self._check_news,
             Claims: self._check_claims,
             Update: self._check_update,
             Settled: self._check_settled,
@@ -455,6 +457,13 @@ class Border:
     def _check_where_is(self, peer: str, origin: str, guard: Guard, message: WhereIs) -> Message:
         if self._broker.hop_of(message.asker) != peer:
             raise Refused("source")
+        return message
+
+    def _check_news(self, peer: str, origin: str, guard: Guard, message: News) -> Message:
+        if self._broker.hop_of(message.origin) != peer or self._broker.is_guest(message.origin):
+            raise Refused("source")
+        if len(message.body) > NEWS_BYTES_MAX:
+            raise Refused("quota")
         return message
 
     def _check_claims(self, peer: str, origin: str, guard: Guard, message: Claims) -> Message:

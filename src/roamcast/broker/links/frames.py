@@ -27,7 +27,7 @@ POSITION = 6
 PART_BYTES = 512 * 1024
 """A larger message is cut into parts of this size."""
 BATCH_BYTES = 64 * 1024
-"""A frame with so many bytes of messages takes no further one."""
+"""Bytes of messages from which a frame takes no further one."""
 FRAME_BYTES_MAX = BATCH_BYTES + PART_BYTES + 64
 """No frame of a link is longer."""
 
@@ -89,7 +89,7 @@ class FrameCutter:
         return len(self._bytes)
 
     def take_bytes(self, size: int) -> bytes:
-        """So many bytes that are not in a frame, or nothing while there are fewer."""
+        """The next `size` bytes outside a frame, or nothing while there are fewer."""
         if len(self._bytes) < size:
             return b""
         taken, self._bytes = self._bytes[:size], self._bytes[size:]

@@ -8,7 +8,7 @@ without it. It begins with the first `Tick`, which is never in a journal either.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -67,11 +67,13 @@ from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import CommandGiven, Input
 from roamcast.protocol.messages import Message
 from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
 from roamcast.state import State
 
 NO_PLACES = "where brokers move, filters on the client's own state are not offered"
 ROUNDS_WAITED = 2.5
-"""A client that nobody knows waits for so many rounds of the election, so that a tree can form."""
+"""Rounds of the election that an unknown client waits, so that a tree can form."""
 
 
 class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
@@ -182,6 +184,18 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
 
     def stored(self) -> Iterable[Burst]:
         return self.core.stored()
+
+    def queues(self) -> Iterable[tuple[str, DeliveryQueue]]:
+        return ()
+
+    def session_of(self, client: str) -> Session | None:
+        return None
+
+    def likely_next(self, session: Session) -> list[str]:
+        return []
+
+    def members(self) -> Mapping[str, bool]:
+        return {peer: end.is_up for peer, end in self.links.ends.items()}
 
     def sessions_left(self) -> int:
         return self.session_count

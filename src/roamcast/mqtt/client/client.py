@@ -37,7 +37,7 @@ NO_SUBSCRIBERS = bytes((Reason.NO_MATCHING_SUBSCRIBERS,))
 PING_AFTER = 0.75
 """Of the keep-alive, without a byte in one of the directions."""
 PING_TIMEOUT = 0.5
-"""Of the keep-alive: so long a broker may take to answer."""
+"""Share of the keep-alive that a broker may take to answer."""
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,6 +36,11 @@ class Incoming:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def unreleased(self) -> int:
+        """Messages of QoS 2 that were taken, and that the broker has not released."""
+        return len(self._received)
+
     def first(self, limit: int) -> list[Publish]:
         """Those that wait longest, which go on waiting."""
         return [publish for publish, _ in islice(self._waiting, limit)]

@@ -27,7 +27,7 @@ SESSION_LOST = "the session was gone: whether it was received is not known"
 
 
 class Acknowledged(NamedTuple):
-    """What became of a publish, or of so many of a burst: a reason from 0x80 on means that it was refused."""
+    """What became of one publish, or of a part of a burst: reasons from 0x80 on mean that it was refused."""
 
     token: int
     reason: Reason = Reason.SUCCESS

@@ -44,7 +44,7 @@ _PUBLISH = frozenset((0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D
 def cut_bursts(
     data: bytes, start: int, packet_max: int, version: int, bursts_max: int = 1 << 30
 ) -> tuple[list[Frames], int]:
-    """The PUBLISH frames at `start`, and where they end: so many bursts at most.
+    """The PUBLISH frames at `start`, and where they end: a limited number of bursts.
 
     Frames with the same first byte, topic and properties and consecutive packet ids are together. They end
     at the first one that is not whole, not a PUBLISH, larger than 16 KiB, with more than 127 bytes of

@@ -53,7 +53,7 @@ EXPLANATION_LENGTH_MAX = 1000
 LARGE = frozenset({PUBLISH, SUBSCRIBE, UNSUBSCRIBE})
 """Kinds of packets that have a use for the largest size."""
 LABOUR = {SUBSCRIBE: 32, UNSUBSCRIBE: 32}
-"""Kinds of packets that take as long as so many others, and one more for each byte."""
+"""Kinds of packets to their cost, in packets of other kinds; each byte adds one."""
 RETAIN_LABOUR = 4
 """What a PUBLISH that is retained counts for."""
 

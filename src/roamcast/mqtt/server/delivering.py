@@ -292,6 +292,7 @@ def _send_again(
             frame = encoder.again(single, connection.version, qos, options, packet_id, endpoint.now)
             if limit is None or len(frame) <= limit:
                 out.append(frame)
+                endpoint.traffic.repeated += 1
             else:
                 connection.acknowledged(endpoint, in_flight.acknowledge(packet_id, qos))
         elif in_flight.is_released(packet_id):

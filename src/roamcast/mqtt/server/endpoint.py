@@ -96,9 +96,9 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     keep_alive_max_s: int = 0
     """The longest keep-alive a client may ask for; 0: any."""
     settle_timeout_s: float = 5.0
-    """SUBACK waits at most so long for the subscription to be known everywhere."""
+    """Seconds that SUBACK waits, at most, until every broker knows the subscription."""
     locate_timeout_s: float = 10.0
-    """CONNACK waits at most so long for the session."""
+    """Seconds that CONNACK waits, at most, for the session."""
     subscriptions_max: int = 1000
     """Of one client."""
     waiting_bytes_max: int = 1 << 20
@@ -427,14 +427,18 @@ class Endpoint:
         self.traffic.denied[action] += 1
         self._end(connection, Reason.NOT_AUTHORIZED, text)
 
-    def revoke(self, owners: Collection[str], connections: Collection[int], why: str) -> None:
-        """End the sessions of these owners, and these connections: they are not entitled to them any more."""
+    def revoke(
+        self, owners: Collection[str], connections: Collection[int], why: str, by_operator: bool = False
+    ) -> None:
+        """End the sessions of these owners, and these connections: they are not entitled to them any more,
+        or an operator says so."""
         owners, connections = dict.fromkeys(owners), dict.fromkeys(connections)
+        reason = Reason.ADMINISTRATIVE_ACTION if by_operator else Reason.NOT_AUTHORIZED
         for connection in list(self.connections.values()):
             if connection.identity.owner in owners:
                 self._end(connection, Reason.NOT_AUTHORIZED, why, with_will=False)
             elif connection.id in connections:
-                self._end(connection, Reason.NOT_AUTHORIZED, why)
+                self._end(connection, reason, why)
         for session in list(self.sessions.values()):
             if session.owner in owners:
                 self._wills.pop(session.client, None)
@@ -845,7 +849,7 @@ class Endpoint:
             session.will_timer = self.timers.set(at, ("will", client))
 
     def _begin_expiry(self, session: MqttSession) -> None:
-        """It ends so long after its connection did."""
+        """The session ends this many seconds after its connection did."""
         if not session.expiry_s:
             self.inputs.append(SessionOver(session.client))
         elif session.expiry_s != NEVER:

@@ -175,7 +175,7 @@ class InFlight:
         return run.sequence
 
     def acknowledge_in_order(self, count: int) -> int:
-        """The client acknowledged the next so many (or all there are); the last sequence of them."""
+        """The client acknowledged the next `count` (or all there are); returns the last sequence of them."""
         sequence = 0
         while count and self._runs:
             run = self._runs[0]
