@@ -6,7 +6,7 @@ number, so tracebacks name the lines of the sources.
 
 - Structs of msgspec lose their options in a compiled module: they move to a module beside it, which stays
   Python.
-- A class variable must say that it is one: `__state__` is declared so.
+- A class variable must say that it is one: `__state__` and the slots.
 - A class must say that Python code may derive from it, and may make instances without `__init__`, as
   snapshots do. Every class says so.
 """
@@ -38,6 +38,13 @@ COMPILED = (
 
 LEFT_OUT = ("routing/location", "mobility/moving", "broker/moving", "broker/making.py")
 """Parts of these that stay Python: few messages pass through them, and mypyc refuses some of them."""
+
+CLASS_VARIABLES = {
+    "__state__": ("__state__", "State"),
+    # mypyc drops the slots of a class, and snapshots have the attributes in their order.
+    "__slots__": ("__compiled_slots__", "tuple[str, ...]"),
+}
+"""What the sources call it, what the copy calls it, and its type."""
 
 SPECIAL = ("Protocol", "NamedTuple", "Enum", "IntEnum", "StrEnum")
 
@@ -122,7 +129,9 @@ class Module:
     def declare(self) -> None:
         """Say what mypyc must be told of classes."""
         for at, line in enumerate(self.lines):
-            self.lines[at] = line.replace("    __state__ = State(", "    __state__: ClassVar[State] = State(")
+            for name, (declared, kind) in CLASS_VARIABLES.items():
+                if line.startswith(f"    {name} = "):
+                    self.lines[at] = line.replace(name, f"{declared}: ClassVar[{kind}]", 1)
         for node in self._body:
             if isinstance(node, ast.ClassDef) and node.name not in self._moved and not _is_special(node):
                 # Two empty lines are before every class.
@@ -184,13 +193,18 @@ OPTIONS_SOURCE = """from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mypy_extensions import mypyc_attr as mypyc_attr
 else:
-    mypyc_attr = None
+    # Compiled classes do not ask for it.
+    def mypyc_attr(**options):
+        return lambda cls: cls
 """
 
 BUILD = """
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from mypyc.build import mypycify
 from setuptools import setup
+from setuptools._distutils.ccompiler import CCompiler
 
 files, level, out = sys.argv[1].split(":"), sys.argv[2], sys.argv[3]
 extensions = mypycify(
@@ -198,7 +212,18 @@ extensions = mypycify(
     target_dir="c", group_name=LIBRARY,
 )
 for extension in extensions:
-    extension.extra_compile_args.append("-include" + HEADER)
+    if extension.include_dirs:  # The others only name a module of the first.
+        extension.extra_compile_args = [*extension.extra_compile_args, "-include" + HEADER]
+
+compile_in_turn = CCompiler.compile
+
+def compile_at_once(compiler, sources, **given):
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        made = pool.map(lambda source: compile_in_turn(compiler, [source], **given), sources)
+        return [name for names in made for name in names]
+
+# setuptools would compile the sources of an extension one after the other.
+CCompiler.compile = compile_at_once
 setup(
     ext_modules=extensions,
     script_args=["--quiet", "build", "--build-lib=lib", "bdist_wheel", "--dist-dir=" + out],

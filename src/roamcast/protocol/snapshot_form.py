@@ -27,13 +27,6 @@ FACTORIES = {one.__name__: one for one in (int, float, str, list, dict, set)}
 STATEFUL = ("filters.index", "protocol", "routing", "mobility", "mqtt.codec", "mqtt.server", "broker")
 """Where the classes are that make up a machine: rooms, or parts of rooms."""
 
-_COMPILED_ATTRIBUTES = "__mypyc_attrs__"
-"""Where a compiled class lists its attributes: it has neither slots nor a dictionary.
-
-An abstract class lists those too that the classes below it declare, so only classes that are not compiled are
-checked for attributes that are not declared.
-"""
-
 _HEAP_TYPE = 1 << 9
 """The flag of classes that were defined by code, not built into the interpreter."""
 
@@ -237,8 +230,7 @@ def _describe_object(cls: type, name: str) -> Fields:
     states: list[State] = []
     for base in reversed(cls.__mro__[:-1]):
         own_slots = [one for one in _slots_of(base) if one not in ("__dict__", "__weakref__")]
-        if _COMPILED_ATTRIBUTES not in base.__dict__:
-            slots.update(dict.fromkeys(own_slots))
+        slots.update(dict.fromkeys(own_slots))
         state = _own_state(base)
         if state is not None:
             states.append(state)
@@ -259,16 +251,13 @@ def _describe_object(cls: type, name: str) -> Fields:
 
 
 def _slots_of(cls: type) -> tuple[str, ...]:
-    slots = cls.__dict__.get("__slots__", ())
-    if not slots and _COMPILED_ATTRIBUTES in cls.__dict__:
-        inherited = {name for base in cls.__mro__[1:] for name in base.__dict__.get(_COMPILED_ATTRIBUTES, ())}
-        # Sorted as slots are in the sources, so that both builds write the same snapshots.
-        slots = sorted({*cls.__dict__[_COMPILED_ATTRIBUTES]} - inherited)
+    slots = cls.__dict__.get("__slots__") or cls.__dict__.get("__compiled_slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def is_compiled(cls: type) -> bool:
-    return any(_COMPILED_ATTRIBUTES in base.__dict__ for base in cls.__mro__)
+    """Whether instances hold their attributes in the form of mypyc, without slots or a dictionary."""
+    return any("__mypyc_attrs__" in base.__dict__ for base in cls.__mro__)
 
 
 def holds_containers(cls: type) -> bool:
