@@ -21,7 +21,6 @@ from roamcast import __version__
 ROOT = Path(__file__).resolve().parent.parent
 CHOSEN = (
     "tests/compat/test_corpus.py",
-    "tests/compat/test_states.py",
     "tests/protocol",
     # It puts a function where text belongs, which a compiled class refuses.
     "--deselect=tests/protocol/test_snapshot.py::test_the_place_of_a_value_in_a_broker",
