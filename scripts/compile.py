@@ -39,8 +39,8 @@ COMPILED = (
 LEFT_OUT = ("routing/location", "mobility/moving", "broker/moving", "broker/making.py", "mobility/phoenix.py")
 """Parts of these that stay Python: few messages pass through them, and mypyc refuses some of them.
 
-Timestamps of `phoenix` are whole numbers where their type says float. Compiled code would make floats of them,
-and states would differ.
+Timestamps of `phoenix` are whole numbers where their type says float. Compiled code would make floats of
+them, and states would differ.
 """
 
 CLASS_VARIABLES = {
