@@ -2,7 +2,7 @@
 # date; how that is done is in scripts/setup.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check bench docs lock release compiled clean
+.PHONY: help setup demo test test-all check bench docs web lock release compiled clean
 
 BIN := .venv/bin
 # Commands of one document share a folder, so they are kept on one worker.
@@ -40,6 +40,9 @@ bench: setup ## Measure matching, the simulator, the broker and the audit on thi
 
 docs: setup ## Build the documentation as a site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+
+web: ## Build the live view again from web/; needs Node 20.19 or later
+	cd web && npm ci && npm run check && npm run build
 
 lock: setup ## Pin what deploy/ installs, with hashes, and list it in an SBOM (CycloneDX)
 	$(BIN)/python scripts/lock.py

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -61,6 +62,29 @@ def test_the_container_runs_commands_that_exist(capsys: pytest.CaptureFixture[st
         assert run(build_app(), [*arguments, "--help"]) == 0
         assert "Usage: roamcast broker" in capsys.readouterr().out
     assert len(found) == 2
+
+
+def test_the_unit_tries_again_when_a_port_is_taken(tmp_path: Path) -> None:
+    (kept_from,) = commands_of("RestartPreventExitStatus")
+
+    def exit_code(*listen: str) -> str:
+        words = ["broker", "--id", "a", "--data", str(tmp_path / "a"), "--listen", *listen]
+        command = [sys.executable, "-m", "roamcast", *words]
+        return str(subprocess.run(command, capture_output=True, timeout=60, check=False).returncode)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        busy = exit_code(f"127.0.0.1:{taken.getsockname()[1]}")
+    assert busy == "75"
+    assert busy not in kept_from.split(), "another process may leave the port"
+    assert exit_code("nonsense") in kept_from.split()
+
+
+def test_the_build_context_leaves_out_what_no_image_needs() -> None:
+    root = DEPLOY.parent
+    left_out = (root / ".dockerignore").read_text().split()
+    assert {".git", ".venv", "tests", "out", "demo"} <= set(left_out)
+    copied = ("src", "deploy", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
+    assert not set(copied) & set(left_out)
 
 
 def test_the_container_takes_only_what_is_locked() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import http.client
 import json
+import re
 import socket
 import subprocess
 import threading
@@ -14,8 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.daemon.brokers import ROAMCAST, BrokerProcess, MqttClient, free_port, wait_until
 
+from roamcast.daemon.api import STREAM_BYTES_MAX, Page
+from roamcast.daemon.http import TooSlow
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 TOKEN = "a token that only the tests know"
 READ_TOKEN = "another one, which may only read"
 
@@ -335,6 +342,77 @@ def test_the_description_names_what_is_told(chain: Chain) -> None:
     hidden.leave()
 
 
+def command(broker: BrokerProcess, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROAMCAST), *words, "--data", str(broker.data)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def told(broker: BrokerProcess, *words: str) -> Any:
+    done = command(broker, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_operators_commands_tell_of_the_whole_network(chain: Chain) -> None:
+    a, b, c = chain
+    van = MqttClient("van\x1b[2J", c.port)
+    van.subscribe("lane/+")
+    lorry = MqttClient("lorry", b.port)
+    lorry.subscribe("$share/g/lane/#", qos=2)
+    lorry.leave()
+    van.publish("lane/1", b"x")
+    wait_until(
+        lambda: told(a, "sessions", "--search", "LORRY", "--away")["clients"][0]["queued"] == 1,
+        lambda: str(told(a, "sessions")),
+    )
+    assert [(one["id"], one["broker"]) for one in told(a, "clients", "--broker", "c")["clients"]] == [
+        ("van\x1b[2J", "c")
+    ]
+    assert "lorry" not in json.dumps(told(a, "clients"))
+    assert [one["id"] for one in told(a, "sessions", "--queued", "1")["clients"]] == ["lorry"]
+    found = told(a, "subscriptions", "--topic", "lane/1")
+    assert found["silent"] == []
+    assert [(one["client"], one["broker"], one["filter"], one["qos"], one["group"])
+            for one in found["subscriptions"]] == [
+        ("lorry", "b", "$share/g/lane/#", 2, "g"), ("van\x1b[2J", "c", "lane/+", 1, None),
+    ]  # fmt: skip
+    assert not told(a, "subscriptions", "--topic", "elsewhere", "--search", "van")["subscriptions"]
+    assert [(one["a"], one["b"]) for one in told(c, "links")["links"]] == [("a", "b"), ("b", "c")]
+    assert told(c, "links", "--down")["links"] == []
+    assert [one["id"] for one in told(a, "top")["brokers"]] == ["a", "b", "c"]
+    shown = command(a, "clients").stdout
+    assert "\x1b" not in shown, "a client id must not move the cursor"
+    assert r"van\x1b[2J" in shown
+    assert "links: 2 of 2 are up" in command(a, "status").stdout
+    assert command(a, "top").returncode == 0
+    assert told(a, "kick", "van\x1b[2J")["text"].endswith("was disconnected from c; its session stays")
+    wait_until(lambda: bool(van.disconnects), lambda: "not disconnected")
+    van.paho.loop_stop()
+    refused = command(a, "kick", "nobody")
+    assert refused.returncode == 2
+    assert "no broker that can be asked has a session of 'nobody'" in refused.stderr
+
+
+def test_alerts_and_dashboard_name_metrics_that_exist(chain: Chain) -> None:
+    text = chain[0].get("/metrics")[1]
+    known = set(re.findall(r"^# TYPE (\w+) \w+$", text, re.MULTILINE)) | {"up"}
+    rules = yaml.safe_load((DEPLOY / "prometheus-rules.yaml").read_text())
+    board = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
+    asked = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    asked += [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    assert len(asked) > 20
+    for expression in asked:
+        names = re.findall(r"\b(?:roamcast|process)_\w+", expression) or re.findall(r"\bup\b", expression)
+        assert names, expression
+        for name in names:
+            family = re.sub(r"_(bucket|sum|count)$", "", name)
+            assert {name, family} & known, f"{name} is not among the metrics"
+    places = [(one["gridPos"]["x"], one["gridPos"]["y"]) for one in board["panels"]]
+    assert len(set(places)) == len(places)
+
+
 @pytest.mark.slow
 def test_nothing_is_computed_when_nobody_looks(tmp_path: Path) -> None:
     port = free_port()
@@ -356,7 +434,20 @@ def test_nothing_is_computed_when_nobody_looks(tmp_path: Path) -> None:
         wait_until(is_quiet, lambda: f"reports go on: {made[-5:]}")
 
 
-def test_a_slow_page_is_dropped_and_pages_are_counted(tmp_path: Path) -> None:
+def test_a_page_that_does_not_keep_up_is_dropped() -> None:
+    page = Page(True, str)
+
+    async def story() -> None:
+        page.put(b"x" * STREAM_BYTES_MAX)
+        page.put(b"y")
+        page.put(b"never")
+        with pytest.raises(TooSlow):
+            await page.next()
+
+    asyncio.run(story())
+
+
+def test_pages_are_counted_and_bounded(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path, "a", "view.streams_max=2")
     try:
         pages = [Events(broker) for _ in range(2)]

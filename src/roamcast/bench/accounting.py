@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from roamcast.bench.processes import BenchFailed
 from roamcast.mqtt.codec.bursts import FrameWriter, acknowledged
-from roamcast.mqtt.codec.packet_ids import ENCODED
+from roamcast.mqtt.codec.packet_ids import encode_id
 
 READ_BYTES = 1 << 18
 _PUBACK = b"\x40\x02"
@@ -227,7 +227,7 @@ class Echo:
             puback = data[:4] if start else data[len(frame) :]
             id_at = start + cycle.id_at[place]
             came = data[start:id_at] + b"\0\0" + data[id_at + 2 : start + len(frame)]
-            if came != cycle.blanked(place) or puback != _PUBACK + ENCODED[place]:
+            if came != cycle.blanked(place) or puback != _PUBACK + encode_id(place + 1):
                 raise Miscounted(
                     f"message {self.count}: {data!r} came where {frame!r} and its PUBACK were due"
                 )

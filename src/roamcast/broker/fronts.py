@@ -64,7 +64,9 @@ class ClientFront(Protocol):
     ) -> None: ...
     def set_slow(self, id: int, is_slow: bool) -> None: ...
     def is_slow(self, id: int) -> bool: ...
-    def send_away(self, reference: str) -> None: ...
+    def send_away(self, reference: str, count_max: int) -> bool:
+        """Close so many connections and refuse new ones; True if connections are left."""
+
     def refuse_all(self, why: str) -> None:
         """Serve nobody, for this reason; "" serves again."""
 
@@ -80,6 +82,7 @@ class MqttFront(Endpoint):
     kinds: ClassVar[frozenset[Any]] = frozenset({ClientFrames, ConnectionLost, ClientConnected})
 
     __state__ = State("mqtt-front")
+    __slots__ = ()
 
     @property
     def of_core(self) -> Front:
@@ -209,8 +212,8 @@ class PlainFront:
     def is_slow(self, id: int) -> bool:
         return False
 
-    def send_away(self, reference: str) -> None:
-        pass
+    def send_away(self, reference: str, count_max: int) -> bool:
+        return False
 
     def refuse_all(self, why: str) -> None:
         pass

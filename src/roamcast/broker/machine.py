@@ -16,7 +16,7 @@ import msgspec
 
 from roamcast.broker.announcing import Announcements, RecallAnnounced
 from roamcast.broker.core import BrokerCore, CoreSettings
-from roamcast.broker.draining import Draining, HandAway
+from roamcast.broker.draining import SLICE_SESSIONS, Draining, HandAway
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import ClientFront, MqttFront, PlainFront
 from roamcast.broker.inputs import (
@@ -148,11 +148,11 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         self._out = out = MachineEffects()
         kinds, of_clients = front.kinds, []
         for item in inputs:
-            if type(item) is ReceivedInProcess:
+            if type(item) in kinds:
+                of_clients.append(item)
+            elif type(item) is ReceivedInProcess:
                 self.links.ends[item.peer].receive_in_process(item)
                 front.inputs.append(item)
-            elif type(item) in kinds:
-                of_clients.append(item)
             elif type(item) is StateChecked:
                 self._expected = item
             else:
@@ -170,20 +170,30 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         if self.news.heard:
             out.news, self.news.heard = self.news.heard, []
         if out.durable:
-            self._check_state()
+            self._check_state(out.durable)
         return out
 
     @property
     def _waits_for_peers(self) -> bool:
-        """True while a peer that was never met may hold sessions. Who has met nobody waits for ever."""
-        return bool(self.broker.locator.unmet) and self.history.is_settled
+        """True while questions wait for a peer that was never met, and will not for long: there is no
+        connection to it, and all others were met before it was configured."""
+        locator = self.broker.locator
+        if not locator.unmet or not self.history.is_settled:
+            return False
+        is_short = locator.is_complete or self.settings.serves_unmet
+        return is_short and not all(map(self._is_connected, locator.unmet))
+
+    def _is_connected(self, peer: str) -> bool:
+        end = self.links.ends.get(peer)
+        return end is not None and end.is_up
 
     def deadline(self) -> float | None:
-        timers = self.broker.timers
-        of_broker = timers[0][0] if timers else None
-        if self._waits_for_peers:
+        broker = self.broker
+        of_broker = broker.timers[0][0] if broker.timers else None
+        if broker.locator.unmet and self._waits_for_peers:
             of_broker = min(self._meet_until, of_broker or self._meet_until)
-        of_clients = self.front.timers.next() if self.front.timers is not None else None
+        timers = self.front.timers
+        of_clients = timers.next() if timers is not None else None
         retained = self.retained
         if (retained.recalls or retained.untold) and self._next_slice() is not None:
             return 0.0
@@ -242,6 +252,9 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
 
     def likely_next(self, session: Session) -> list[str]:
         return self.broker.protocol.likely_next(session)
+
+    def unmet(self) -> list[str]:
+        return list(self.broker.locator.unmet)
 
     def members(self) -> Mapping[str, bool]:
         reach = self.links.reach
@@ -317,8 +330,11 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
             case SessionSought(client, number):
                 self.front.inputs.append(CommandGiven(Seek(client, number)))
             case DrainOrdered(destination, reference):
-                self.front.send_away(reference)
-                self.front.inputs.append(CommandGiven(HandAway(destination)))
+                are_connected = self.front.send_away(reference, SLICE_SESSIONS)
+                self.front.inputs.append(CommandGiven(HandAway(destination, not are_connected)))
+                self._run()
+                if are_connected or self.draining.are_left:
+                    self._out.deferred = [*self._out.deferred, item]
             case Tick():
                 self._on_tick(item)
             case LinkSlowed(peer, is_slow):
@@ -333,7 +349,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
 
     def _on_tick(self, item: Tick) -> None:
         if self._waits_for_peers and self._now >= self._meet_until:
-            self._expect()
+            # A peer that is connected is met as soon as its first frames come, however long that takes.
+            self._expect(*filter(self._is_connected, self.broker.locator.unmet))
         self.front.on_deadline()
         self.front.inputs.append(Deadline())
         if not (self.retained.recalls or self.retained.untold):
@@ -368,7 +385,10 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         self._follow(self.links.set_guests(self.border.guest_peers))
         self.history.expect(settings.peers)
         known = self.links.reach.members
-        self._expect(*(peer for peer in settings.peers if peer not in known))
+        unmet = [peer for peer in settings.peers if peer not in known]
+        self._expect(*unmet)
+        if not unmet:
+            self.broker.locator.is_complete = True
         self._meet_until = self._now + settings.meet_timeout_s
 
     # --- histories (see history.py) ---
@@ -525,6 +545,9 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     def left_out(self, client: str, burst: Burst, reason: str) -> None:
         self.front.inputs.append(CommandGiven(LeftOut(client, burst, reason)))
 
+    def unanswered(self, client: str) -> list[str]:
+        return self.broker.locator.unanswered(client)
+
     def with_zones(self, filter: Filter) -> Filter:
         return self.broker.places.with_zones(filter)
 
@@ -533,6 +556,11 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
 
     def refusal_of_move(self, values: dict[str, Value]) -> str:
         return self.broker.places.refusal_of_move(values)
+
+    def next_of(self, client: str, said: str) -> bytes | None:
+        session, steering = self.broker.sessions.get(client), self.settings.endpoint.steering
+        likely = self.broker.protocol.likely_next(session) if session is not None else ()
+        return steering.answer(self.id, said, likely)
 
 
 def _broker_settings(settings: MachineSettings) -> CoreSettings:

@@ -20,6 +20,7 @@ from roamcast.cli import (
     link,
     location,
     model,
+    network,
     pipeline,
     proxy,
     pub,
@@ -27,6 +28,7 @@ from roamcast.cli import (
     sub,
     trace,
     user,
+    view,
 )
 from roamcast.cli.usage import ClickException, describe_usage_error, new_group, register_own
 from roamcast.errors import InputError
@@ -46,7 +48,9 @@ def build_app() -> typer.Typer:
     # One line for each module of commands, in the order in which --help lists them. Their heavy
     # imports belong inside the commands: this is run at every start.
     demo.register(app)
+    view.register(app)
     broker.register(app)
+    network.register(app)
     proxy.register(app)
     register_own(app, pub.COMMAND)
     register_own(app, sub.COMMAND)

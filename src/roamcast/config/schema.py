@@ -11,7 +11,7 @@ import ast
 import inspect
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, NamedTuple
 
@@ -110,6 +110,15 @@ def shown_table(table: msgspec.Struct) -> dict[str, Any]:
         else:
             found[field.name] = HIDDEN if value and field.is_a("secret") else value
     return found
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The full names of keys with different values in two tables of one kind."""
+    for name, value in one.items():
+        if isinstance(value, dict):
+            yield from differences(value, other[name], f"{above}{name}.")
+        elif value != other[name]:
+            yield f"{above}{name}"
 
 
 class Key(NamedTuple):

@@ -331,7 +331,7 @@ def in_words(found: dict[str, Any]) -> list[str]:
         )
     else:
         lines.append("Nothing waits for it.")
-    count = len(found["subscriptions"])
+    count = found["subscription_count"]
     lines.append(
         f"It has {count:,} subscription{'' if count == 1 else 's'}." if count else "It subscribes to nothing."
     )

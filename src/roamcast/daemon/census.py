@@ -6,13 +6,16 @@ round takes several looks. Clients that came, went or moved are looked at at onc
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from itertools import islice
+from typing import Any
 
 from roamcast.broker.contract import AnyMachine
 from roamcast.daemon.reports import CLIENT_BYTES_MAX, ClientRow
 from roamcast.errors import InputError
 from roamcast.filters.geography import position_of
-from roamcast.mqtt.codec.topics import split_shared, subscription_filter
+from roamcast.filters.selector import topic_part
+from roamcast.mqtt.codec.topics import matches, split_shared, subscription_filter
 from roamcast.mqtt.server.sessions import PROVISIONAL, MqttSession, Subscription, client_of
 from roamcast.protocol.session import Session
 
@@ -20,6 +23,8 @@ LOOKED_AT_MAX = 10_000
 """Sessions that one look goes over."""
 REPORTED_MAX = 2_500
 """Clients in one report; the rest is in the next one."""
+SUBSCRIPTIONS_BYTES_MAX = 150_000
+"""About how much one answer tells of subscriptions."""
 LOCATION = "location"
 
 
@@ -143,15 +148,8 @@ def detail_of(site: AnyMachine, client: str) -> dict[str, object] | None:
         "predicted": site.likely_next(session) if session is not None else [],
         "owner": mqtt.owner,
         "protocol": _protocol(site, mqtt),
-        "subscriptions": [
-            {
-                "filter": one.name,
-                "qos": one.qos,
-                "selector": _selector(one),
-                "group": one.group or None,
-            }
-            for one in mqtt.subscriptions.values()
-        ],
+        "subscriptions": list(_fitting(map(_subscription, mqtt.subscriptions.values()))),
+        "subscription_count": len(mqtt.subscriptions),
         "queued_bytes": sum(burst.size for queue in queued for burst in queue.bursts()),
         "inflight": mqtt.in_flight.count,
         "expires_s": mqtt.expiry_s,
@@ -167,6 +165,53 @@ def detail_of(site: AnyMachine, client: str) -> dict[str, object] | None:
             if one.client == name
         ],
     }
+
+
+def subscriptions_of(site: AnyMachine, wanted: Mapping[str, str]) -> dict[str, Any]:
+    """Subscriptions of sessions here, by client: those after `after`, of clients whose id contains `search`,
+    that get what is published to `topic`. `next` is the `after` of the next page; "" at the end."""
+    search, topic = wanted.get("search", "").lower(), wanted.get("topic", "")
+    sessions = site.endpoint.sessions
+    first, _, after = wanted.get("after", "").partition(" ")
+    skipped = int(first) if first.isascii() and first.isdigit() else 0
+    found: list[dict[str, Any]] = []
+    size = 0
+    for name in sorted(name for name in sessions if name >= after and search in shown(name).lower()):
+        for number, one in enumerate(list(sessions[name].subscriptions.values())):
+            if (name == after and number < skipped) or not _gets(one, topic):
+                continue
+            row = {"client": shown(name), "broker": site.id, **_subscription(one)}
+            size += _size(row)
+            if found and size > SUBSCRIPTIONS_BYTES_MAX:
+                return {"subscriptions": found, "next": f"{number} {name}"}
+            found.append(row)
+    return {"subscriptions": found, "next": ""}
+
+
+def _gets(subscription: Subscription, topic: str) -> bool:
+    if not topic:
+        return True
+    shared = split_shared(subscription.name)
+    name = shared[1] if shared is not None else subscription.name
+    return matches(topic_part(name) if "?" in name else name, topic)
+
+
+def _subscription(one: Subscription) -> dict[str, Any]:
+    return {"filter": one.name, "qos": one.qos, "selector": _selector(one), "group": one.group or None}
+
+
+def _size(row: Mapping[str, Any]) -> int:
+    return sum(len(value) for value in row.values() if isinstance(value, str)) + 64
+
+
+def _fitting(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Those that one answer has room for."""
+    size = 0
+    for row in rows:
+        size += _size(row)
+        if size > SUBSCRIPTIONS_BYTES_MAX:
+            return
+        yield row
 
 
 def _selector(subscription: Subscription) -> str | None:

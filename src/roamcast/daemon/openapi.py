@@ -45,8 +45,8 @@ SUBSCRIPTION = _object(filter=TEXT, qos=INTEGER, selector=_or_null(TEXT), group=
 MOVE = {"type": "object", "properties": {"at": NUMBER, "from": TEXT, "to": TEXT, "duration_ms": NUMBER}}
 DETAIL = _object(
     **CLIENT["properties"], owner=TEXT, protocol=TEXT, subscriptions=_list(SUBSCRIPTION),
-    queued_bytes=INTEGER, inflight=INTEGER, expires_s=INTEGER, since=NUMBER, moves=_list(MOVE),
-    text=_list(TEXT),
+    subscription_count=INTEGER, queued_bytes=INTEGER, inflight=INTEGER, expires_s=INTEGER, since=NUMBER,
+    moves=_list(MOVE), text=_list(TEXT),
 )  # fmt: skip
 HANDOFF = {
     "type": "object",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,14 +27,14 @@ from roamcast.config.addresses import join_endpoint
 from roamcast.config.schema import shown_table
 from roamcast.config.sections import Config
 from roamcast.daemon.api import Api
-from roamcast.daemon.census import detail_of
+from roamcast.daemon.census import detail_of, subscriptions_of
 from roamcast.daemon.control import Answers, ControlServer
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.figures import BrokerFigures
 from roamcast.daemon.gate import Gate
+from roamcast.daemon.health import announcements, fail_stops_of, health, history_of, tree_of
 from roamcast.daemon.http import Answer, HttpServer, Problem, Request, Stream
 from roamcast.daemon.linking import Linking
-from roamcast.daemon.metrics import Metrics, announcements, fail_stops_of, health, history_of, tree_of
 from roamcast.daemon.reports import Ask
 from roamcast.daemon.trees import Trees
 from roamcast.daemon.watching import Watching
@@ -46,6 +47,7 @@ from roamcast.storage.kept_out import KeptOut
 
 if TYPE_CHECKING:
     from roamcast.daemon.event_log import EventLog
+    from roamcast.daemon.metrics import Metrics
 
 log = logging.getLogger("roamcast")
 
@@ -53,6 +55,7 @@ WHERE_S = 5.0
 ASK_AGAIN_S = 0.5
 DRAIN_POLL_S = 0.2
 DRAIN_AGAIN_S = 2.0
+CLIENTS_PER_ANSWER = 5_000
 
 
 class Running(Protocol):
@@ -73,6 +76,9 @@ class Running(Protocol):
     def is_listening(self) -> bool: ...
     @property
     def failed_logins(self) -> int: ...
+    @property
+    def refused(self) -> Mapping[str, int]: ...
+    def client_bytes(self) -> tuple[int, int]: ...
     async def log_in(self, user: str, password: str, address: str) -> Admitted:
         """Check a user's password; ConnectionRefused if it is wrong."""
 
@@ -93,7 +99,8 @@ class Operations:
         self._figures.is_listening = lambda: server.is_listening
         self._figures.failed_logins = lambda: server.failed_logins
         self._figures.pages = lambda: (self.http.streams, self.http.streams_dropped) if self.http else (0, 0)
-        self._metrics = Metrics(self._figures)
+        self._figures.refused = lambda: server.refused
+        self._figures.client_bytes = server.client_bytes
         self.watching = Watching(self._figures, lambda: server.config, self._carry_out)
         self._figures.reports = lambda: self.watching.reports
         gate = Gate(lambda: server.config, server.log_in, server.login_objection)
@@ -109,6 +116,10 @@ class Operations:
                 "forget": self._forget,
                 "readmit": self._readmit,
                 "accept-history": self._accept_history,
+                "network": self._network,
+                "clients": self._clients,
+                "subscriptions": self._subscriptions,
+                "kick": self._kick_anywhere,
             },
         )
         self._announcing: asyncio.Task[None] | None = None
@@ -148,6 +159,13 @@ class Operations:
             raise Problem(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz; view.enabled = true adds more")
         return await self._api.answer(request)
 
+    @cached_property
+    def _metrics(self) -> Metrics:
+        # Prometheus's library takes 3 MB: it is loaded where it has something to do.
+        from roamcast.daemon.metrics import Metrics
+
+        return Metrics(self._figures)
+
     async def _announce(self) -> None:
         while True:
             for topic, value in announcements(self._figures).items():
@@ -170,6 +188,7 @@ class Operations:
             "queued": sum(figures.queues().notifications),
             "journal": self._engine.failure or "ok",
             "history": history_of(self._engine.site, self._server.linking.refused),
+            "unmet": self._engine.site.unmet(),
             "links": [msgspec.structs.asdict(link) for link in figures.links()],
             **fail_stops_of(figures),
             **tree_of(figures),
@@ -203,7 +222,45 @@ class Operations:
             finally:
                 del self._answers[number]
         down = {link.peer: link.why for link in self._figures.links() if not link.is_up}
-        yield {"client": client, "found": False, "links_down": down, "done": True}
+        network = await self.watching.gathered()
+        away = sorted(name for name in self.watching.members() if not network.is_up(name))
+        yield {"client": client, "found": False, "links_down": down, "away": away, "done": True}
+
+    async def _network(self, request: dict[str, Any]) -> Answers:
+        network = await self.watching.gathered()
+        yield {**network.told(self.watching.members()), "done": True}
+
+    async def _clients(self, request: dict[str, Any]) -> Answers:
+        """All sessions of the network, in parts."""
+        network = await self.watching.gathered()
+        names = sorted(network.clients)
+        for first in range(0, len(names), CLIENTS_PER_ANSWER):
+            part = map(network.client, names[first : first + CLIENTS_PER_ANSWER])
+            yield {"clients": [one for one in part if one is not None], "done": False}
+        silent = [name for name in self.watching.members() if not network.is_up(name)]
+        yield {"clients": [], "silent": silent, "done": True}
+
+    async def _subscriptions(self, request: dict[str, Any]) -> Answers:
+        """Subscriptions of the network, broker by broker, in parts."""
+        network = await self.watching.gathered()
+        wanted = {name: str(request.get(name) or "") for name in ("search", "topic")}
+        only, silent = str(request.get("broker") or ""), []
+        for broker in [only] if only else sorted([self._config.id, *self.watching.members()]):
+            if broker != self._config.id and not network.is_up(broker):
+                silent.append(broker)
+                continue
+            after = ""
+            while True:
+                answer = await self.watching.ask(broker, "subscriptions", after=after, **wanted)
+                yield {"subscriptions": answer["subscriptions"], "done": False}
+                after = answer["next"]
+                if not after:
+                    break
+        yield {"subscriptions": [], "silent": silent, "done": True}
+
+    async def _kick_anywhere(self, request: dict[str, Any]) -> Answers:
+        text = await self._act("kick", {"client": _text(request, "client"), "broker": "", "to": ""})
+        yield {"client": request["client"], "text": text, "done": True}
 
     async def _forget(self, request: dict[str, Any]) -> Answers:
         broker = _text(request, "broker")
@@ -298,6 +355,8 @@ class Operations:
                     for secret in ("access", "view"):  # Names of users are this broker's own business.
                         tables.pop(secret)
                 return {"status": self._own_status(), "configuration": tables}
+            case "subscriptions":
+                return subscriptions_of(self._engine.site, arguments)
             case "kick":
                 return self._kick(arguments.get("client", ""), peer)
             case "drain":

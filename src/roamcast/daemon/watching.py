@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import resource
 import secrets
 import time
 from collections import Counter
@@ -25,6 +23,7 @@ from roamcast.broker.news import NEWS_BYTES_MAX, News
 from roamcast.config.sections import Config
 from roamcast.daemon.census import Census, shown
 from roamcast.daemon.figures import BrokerFigures
+from roamcast.daemon.metrics import memory_bytes
 from roamcast.daemon.network import Network
 from roamcast.daemon.reports import (
     AlertRow,
@@ -277,6 +276,9 @@ class Watching:
         if self._site.links_may_cycle or not self._site.links.ends:
             return
         data = encode_body(body)
+        if len(data) > NEWS_BYTES_MAX and isinstance(body, Told):
+            error = f"the answer of broker {self._site.id} is too long for the links; ask there"
+            data = encode_body(Told(body.number, {}, error))
         if len(data) > NEWS_BYTES_MAX:
             if self._complaints.is_due("size", ""):
                 log.warning("a report of %d bytes is too large for the links, and is not sent", len(data))
@@ -373,12 +375,3 @@ class _Before:
         """How many finished handoffs were reported."""
         self.alerts: dict[str, float] = {}
         """Since when there are the alerts that there are."""
-
-
-def memory_bytes() -> int:
-    """Memory of this process that is in use now; where the system does not tell, the most it ever was."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -16,6 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import IPv6Address, ip_address
 
@@ -240,6 +241,7 @@ def _decoy_like(stored: str | None) -> str:
     return hasher.hash(secrets.token_bytes(32))
 
 
+@lru_cache(ADDRESSES_KEPT_MAX)
 def network_of(address: str) -> str:
     """What counts as one address: with IPv6 a client has a whole /64 to itself."""
     try:

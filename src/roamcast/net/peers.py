@@ -403,6 +403,9 @@ class Peers:
                 )
         except (OSError, TimeoutError) as error:
             why = getattr(error, "reason", "") or getattr(error, "strerror", "") or str(error) or "no answer"
+            is_broken_off = isinstance(error, ConnectionResetError | ConnectionAbortedError)
+            if context is not None and (is_broken_off or "WRONG_VERSION" in str(why)):
+                why = f"no TLS there ({type(error).__name__}); set link.tls alike at both ends"
             self._whys[peer] = f"{address} cannot be reached: {why}"
             self._complain(peer, peer, self._whys[peer], logging.INFO)
             return None
@@ -454,6 +457,8 @@ class Peers:
             connection.close(f"no handshake within {self._link.timeout_s:g} s")
             self._failed(connection, handshake)
         except Ended:
+            if connection.is_dialer and handshake.peer is None and self._contexts is None:
+                connection.why += "; if its links use TLS, set link.tls = true here, too"
             self._failed(connection, handshake)
         except BaseException:
             connection.close("the handshake was broken off")

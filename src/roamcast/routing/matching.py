@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from roamcast.filters.expression import And, Expression, names_of, some_of
+from roamcast.filters.expression import And, Compare, Expression, names_of, some_of
 from roamcast.filters.filter import ALL, Attributes, Filter
 from roamcast.filters.index import FilterIndex
 from roamcast.protocol.notification import Burst, decode_attributes
@@ -65,7 +65,7 @@ class MatchingTable:
     __state__ = State(
         "matching-table",
         saved=("_outside", "_interfaces", "_index", "_groups", "_group_index"),
-        derived=("_divisions", "_parts", "_parts_kept", "routes"),
+        derived=("_alone", "_divisions", "_parts", "_parts_kept", "_routes_of", "routes"),
     )  # fmt: skip
 
     def __init__(self, outside: frozenset[str] | None = None) -> None:
@@ -79,11 +79,17 @@ class MatchingTable:
 
     def _restore(self) -> None:
         self.routes: dict[bytes, Route] = {}
+        self._alone = next(iter(self._outside)) if self._outside and len(self._outside) == 1 else None
+        """The attribute outside the bodies, if there is only one: a topic."""
+        self._routes_of: dict[Any, dict[bytes, None]] = {}
+        """The remembered routes by the value of this attribute."""
         self._parts: dict[tuple[tuple[str, ...], tuple[Owner, ...]], Parts] = {}
         """By the peers and owners that want all of a route's notifications."""
         self._parts_kept = 0
-        self._divisions = {filter: self._divided(filter) for filter in self._interfaces}
-        for filter in self._interfaces:
+        divided = ((filter, self._divided(filter)) for filter in self._interfaces)
+        self._divisions = {filter: parts for filter, parts in divided if parts is not None}
+        """The filters of groups: what of each the attributes outside the bodies decide, and the rest."""
+        for filter in self._divisions:
             self._label(filter)
 
     def __len__(self) -> int:
@@ -99,11 +105,12 @@ class MatchingTable:
         interfaces = self._interfaces.get(filter)
         if interfaces is None:
             interfaces = self._interfaces[filter] = {}
-            decided, rest = self._divisions[filter] = self._divided(filter)
-            if rest is None:
+            divided = self._divided(filter)
+            if divided is None:
                 self._index.add(filter, filter)
             else:
-                self._enter(decided, rest, filter)
+                self._divisions[filter] = divided
+                self._enter(*divided, filter)
         interfaces[interface] = interfaces.get(interface, 0) + 1
         if interfaces[interface] == 1:
             self._changed(filter)
@@ -118,33 +125,32 @@ class MatchingTable:
         if interfaces:
             return
         del self._interfaces[filter]
-        decided, rest = self._divisions.pop(filter)
-        if rest is None:
+        divided = self._divisions.pop(filter, None)
+        if divided is None:
             self._index.remove(filter)
         else:
-            self._leave(decided, filter)
+            self._leave(divided[0], filter)
 
     def _changed(self, filter: Filter) -> None:
         """Other interfaces want it now: forget the routes that it is part of."""
-        decided, rest = self._divisions[filter]
-        if rest is not None:
+        divided = self._divisions.get(filter)
+        if divided is not None:
             self._label(filter)
             self._forget_parts()
         if self.routes:
-            self._forget_routes(decided)
+            self._forget_routes(filter if divided is None else divided[0])
 
     def _label(self, filter: Filter) -> None:
         """Say in its group where a filter leads: a place that many lead to is then found once."""
-        decided, rest = self._divisions[filter]
-        interfaces = self._interfaces[filter]
-        if rest is not None and interfaces:
+        decided, interfaces = self._divisions[filter][0], self._interfaces[filter]
+        if interfaces:
             self._groups[decided].label(filter, filter if len(interfaces) > 1 else next(iter(interfaces)))
 
-    def _divided(self, filter: Filter) -> tuple[Filter, Filter | None]:
-        """What of a filter is decided by the attributes outside the bodies, and the rest, if there is one."""
+    def _divided(self, filter: Filter) -> tuple[Filter, Filter] | None:
+        """What of a filter the attributes outside the bodies decide, and the rest; None if that is all."""
         outside = self._outside
         if outside is None:
-            return filter, None
+            return None
         expression = filter.expression
         parts: tuple[Expression, ...] = expression.children if isinstance(expression, And) else (expression,)
         decided: list[Expression] = []
@@ -152,7 +158,7 @@ class MatchingTable:
         for part in parts:
             (decided if names_of(part) <= outside else rest).append(part)
         if not rest:
-            return filter, None
+            return None
         return Filter(some_of(decided)) if decided else ALL, Filter(some_of(rest))
 
     def _enter(self, decided: Filter, rest: Filter, filter: Filter) -> None:
@@ -181,7 +187,9 @@ class MatchingTable:
         decoded = decode_attributes(attributes)
         groups = tuple(self._groups[decided] for decided in self._group_index.match(decoded))
         if len(self.routes) >= ROUTES_KEPT_MAX:
-            self.routes.clear()
+            self._forget_all_routes()
+        if self._alone is not None:
+            self._routes_of.setdefault(decoded.get(self._alone), {})[attributes] = None
         route = self.routes[attributes] = (*self._joined(self._index.match(decoded)), groups)
         return route
 
@@ -273,11 +281,31 @@ class MatchingTable:
         self._parts_kept = 0
 
     def _forget_routes(self, decided: Filter) -> None:
-        if len(self.routes) > ROUTES_CHECKED_MAX:
-            self.routes.clear()
-        else:
-            for attributes in [key for key in self.routes if decided.matches(decode_attributes(key))]:
+        value = self._only_value(decided)
+        if value is not None:
+            # A client that moves changes the routes of its own topics, and nobody else's.
+            for attributes in self._routes_of.pop(value, ()):
                 del self.routes[attributes]
+        elif len(self.routes) > ROUTES_CHECKED_MAX:
+            self._forget_all_routes()
+        else:
+            for attributes in list(self.routes):
+                decoded = decode_attributes(attributes)
+                if decided.matches(decoded):
+                    del self.routes[attributes]
+                    if self._alone is not None:
+                        del self._routes_of[decoded.get(self._alone)][attributes]
+
+    def _forget_all_routes(self) -> None:
+        self.routes.clear()
+        self._routes_of.clear()
+
+    def _only_value(self, decided: Filter) -> str | None:
+        """The one value of the attribute outside the bodies that meets the filter; None if others may."""
+        expression = decided.expression
+        if type(expression) is Compare and expression.operator == "=" and expression.name == self._alone:
+            return expression.value if type(expression.value) is str else None
+        return None
 
 
 def _joined_labels(met: Iterable[tuple[Hashable, ...]]) -> tuple[Hashable, ...]:

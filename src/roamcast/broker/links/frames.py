@@ -6,6 +6,7 @@ Numbers, acknowledgements and incarnations are eight bytes each, big-endian.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator
 
 from roamcast.errors import InputError
@@ -107,13 +108,17 @@ class FrameCutter:
         self._bytes = self._bytes[end:]
         return frame
 
-    def take_all(self) -> bytes:
-        """Every frame that is complete, one behind the other as they came."""
+    def take_all(self, bytes_max: int = sys.maxsize) -> bytes:
+        """Every complete frame, in the order of arrival. Stops behind the frame that reaches `bytes_max`."""
         end = 0
-        while (after := self._end_of_frame(end)) != end:
+        while end < bytes_max and (after := self._end_of_frame(end)) != end:
             end = after
         whole, self._bytes = self._bytes[:end], self._bytes[end:]
         return whole
+
+    @property
+    def has_frame(self) -> bool:
+        return self._end_of_frame(0) > 0
 
     def _end_of_frame(self, start: int) -> int:
         """Where the frame ends that starts there; `start` itself if it is not complete."""

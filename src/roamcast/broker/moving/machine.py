@@ -146,7 +146,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
         if self.seeking.answers:
             out.answers, self.seeking.answers = self.seeking.answers, []
         if out.durable:
-            self._check_state()
+            self._check_state(out.durable)
         return out
 
     def deadline(self) -> float | None:
@@ -192,6 +192,9 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
         return None
 
     def likely_next(self, session: Session) -> list[str]:
+        return []
+
+    def unmet(self) -> list[str]:
         return []
 
     def members(self) -> Mapping[str, bool]:
@@ -495,6 +498,9 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
 
     def left_out(self, client: str, burst: Burst, reason: str) -> None: ...
 
+    def unanswered(self, client: str) -> list[str]:
+        return []
+
     def with_zones(self, filter: Filter) -> Filter:
         return with_zones(filter, {})
 
@@ -509,3 +515,6 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
 
     def refusal_of_move(self, values: dict[str, Value]) -> str:
         return NO_PLACES
+
+    def next_of(self, client: str, said: str) -> bytes | None:
+        return self.settings.endpoint.steering.answer(self.id, said, ())

@@ -8,6 +8,7 @@ about routing or mobility.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -32,6 +33,7 @@ from roamcast.mqtt.server.moves import CONTROL, MOVE_TOPIC, read_move
 from roamcast.mqtt.server.outgoing import Encoder
 from roamcast.mqtt.server.publishing import Described, PropertyReader, described
 from roamcast.mqtt.server.sessions import NEVER, PROVISIONAL, MqttSession, Recall, Subscription, client_of
+from roamcast.mqtt.server.steering import NEXT_TOPIC, SIGNAL_TOPIC, Steering
 from roamcast.mqtt.server.subscribing import Subscribing
 from roamcast.mqtt.server.timers import Timers
 from roamcast.mqtt.server.traffic import Note, Traffic
@@ -123,6 +125,7 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     retain: bool = True
     network: str = ""
     """Its name, for clients that ask."""
+    steering: Steering = Steering()
 
 
 class Keeper(Protocol):
@@ -159,6 +162,9 @@ class Keeper(Protocol):
     def left_out(self, client: str, burst: Burst, reason: str) -> None:
         """A client did not get what was queued for it, and will not."""
 
+    def unanswered(self, client: str) -> list[str]:
+        """Brokers that may hold the client's session and have not answered."""
+
     def with_zones(self, filter: Filter) -> Filter:
         """The filter with zones instead of their names; InputError if one is not known."""
 
@@ -167,6 +173,9 @@ class Keeper(Protocol):
 
     def refusal_of_move(self, values: dict[str, Value]) -> str:
         """Why a client cannot be there; "" if it can."""
+
+    def next_of(self, client: str, said: str) -> bytes | None:
+        """What to tell a client that says this of its surroundings, if it should go to another broker."""
 
 
 class Endpoint:
@@ -186,6 +195,7 @@ class Endpoint:
             "unfinished", "unread",
         ),
     )  # fmt: skip
+    __slots__ = __state__.names
 
     def __init__(self, keeper: Keeper) -> None:
         self.access = Access()
@@ -274,9 +284,10 @@ class Endpoint:
     def arrived(self, client: str, capsule: bytes, owner: str) -> None:
         self._present[client] = bool(capsule)
         recalls: list[Recall] = []
-        session = MqttSession(client, owner=owner)
         if capsule:
             session, recalls = MqttSession.unpack(client, capsule, owner)
+        else:
+            session = MqttSession(client, owner=owner)
         if session.identity is not None and session.identity.owner != owner:
             session.identity = None  # The capsule is another broker's word; the owner was checked.
         if client in self.sessions:
@@ -293,6 +304,9 @@ class Endpoint:
         is_coming = client in self._attaching
         session.since = self.now if is_coming else session.since or self.now
         stand_in = self.sessions.get(PROVISIONAL + client)
+        if stand_in is not None and stand_in.owner == owner:
+            # The client was here meanwhile, or still is: its session has not been without it for longer.
+            session.since = self.now if stand_in.connection else max(session.since, stand_in.since)
         if not is_coming:
             if not capsule:
                 # The client did not wait so long. It comes again, and must not have to wait as long again.
@@ -527,7 +541,8 @@ class Endpoint:
         self._join_groups(session)
         session.expiry_s = session_expiry_of(connection.connect, self.settings)
         connection.session, connection.request = session, message.accepted
-        present = self._present.pop(client, True)
+        # If no CONNACK told of a stand-in, its client would take it for the session that it stands for.
+        present = self._present.pop(client, True) and not (connection.is_provisional and session.is_unused)
         answer = acceptance(connection, present, self.settings)
         is_own = answer.assigned_client_id or answer.authentication_method
         written = write if is_own else connack
@@ -549,7 +564,9 @@ class Endpoint:
             self._serve(connection)
         else:
             self.traffic.unavailable += 1
-            self._end(connection, Reason.SERVER_UNAVAILABLE, "a broker that may know is away")
+            names = ", ".join(self.keeper.unanswered(connection.client)) or "another broker"
+            text = f"the session may be at {names} or behind, and there was no answer from there"
+            self._end(connection, Reason.SERVER_UNAVAILABLE, text)
 
     def _serve(self, connection: MqttConnection) -> None:
         """The session cannot be found now: begin (or go on with) one that stands for it."""
@@ -653,6 +670,8 @@ class Endpoint:
         return known
 
     def on_control(self, connection: MqttConnection, topic: bytes, payloads: list[bytes]) -> Refusals:
+        if topic == SIGNAL_TOPIC:
+            return [self._steer(connection, payload) for payload in payloads]
         if topic != MOVE_TOPIC:
             self.traffic.denied["publish"] += len(payloads)
             return [DENIED] * len(payloads)
@@ -671,6 +690,19 @@ class Endpoint:
         self.inputs.append(Submitted(connection.client, connection.id, Move(connection.request, values)))
         refusal = self.keeper.refusal_of_move(values)
         return Refusal(Reason.IMPLEMENTATION_SPECIFIC_ERROR, refusal) if refusal else None
+
+    def _steer(self, connection: MqttConnection, payload: bytes) -> Refusal | None:
+        """A client says what it hears of the network. The answer promises nothing, so nothing is kept."""
+        try:
+            said = payload.decode()
+        except UnicodeDecodeError:
+            return Refusal(Reason.PAYLOAD_FORMAT_INVALID, "a signal: valid is UTF-8")
+        session = connection.session
+        if session is not None and NEXT_TOPIC in session.subscriptions:
+            answer = self.keeper.next_of(connection.client, said)
+            if answer is not None:
+                self._write(connection, packets.Publish(NEXT_TOPIC, answer))
+        return None
 
     def check_size(self, topic: str, reason: Reason = Reason.TOPIC_NAME_INVALID) -> None:
         check_topic_size(topic, self.settings, reason)
@@ -745,11 +777,12 @@ class Endpoint:
 
     # --- maintenance ---
 
-    def send_away(self, reference: str) -> None:
-        """Close all connections, and refuse new ones: there is another broker."""
+    def send_away(self, reference: str, count_max: int) -> bool:
+        """Close so many connections and refuse new ones: there is another broker. True if some are left."""
         self._elsewhere = reference
-        for connection in list(self.connections.values()):
+        for connection in list(islice(self.connections.values(), count_max)):
             self._send_elsewhere(connection)
+        return bool(self.connections)
 
     def _send_elsewhere(self, connection: MqttConnection) -> None:
         self._end(connection, Reason.USE_ANOTHER_SERVER, "maintenance", self._elsewhere or None)
@@ -840,6 +873,7 @@ class Endpoint:
             self._idle[client] = None
         self._join_groups(session)
         session.in_flight.rewind()
+        session.forget_deliveries()
         self._begin_expiry(session)
         if will is not None and at <= self.now:
             self._publish_will(session, will)
