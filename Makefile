@@ -2,7 +2,7 @@
 # date; how that is done is in scripts/setup.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check bench docs web lock release clean
+.PHONY: help setup demo test test-all check bench docs web lock release compiled clean
 
 BIN := .venv/bin
 # Commands of one document share a folder, so they are kept on one worker.
@@ -49,6 +49,9 @@ lock: setup ## Pin what deploy/ installs, with hashes, and list it in an SBOM (C
 
 release: setup ## Build wheel and sdist, try them in an empty environment, and say what to do next
 	$(BIN)/python scripts/release.py
+
+compiled: setup ## Build a wheel with a compiled core: faster, and for this machine only
+	$(BIN)/python scripts/compile.py
 
 clean: ## Remove .venv and everything that tools and runs left behind
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov build dist demo out site

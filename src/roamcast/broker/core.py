@@ -113,7 +113,7 @@ class CoreSettings(msgspec.Struct, frozen=True):
     location: LocationSettings = LocationSettings()
 
 
-class UnjournalledEffect(RuntimeError):
+class UnjournalledEffect(Exception):
     """Something that must survive a restart would follow from an input that no journal holds: a bug."""
 
 

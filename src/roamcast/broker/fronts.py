@@ -8,7 +8,7 @@ not pay for MQTT. Everything behind a front is the same for both.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from roamcast.broker.front import Front
 from roamcast.broker.inputs import ClientConnected, ClientFrames, ConnectionLost, MachineEffects
@@ -79,7 +79,7 @@ FromClient = ClientFrames | ConnectionLost | ClientConnected
 
 
 class MqttFront(Endpoint):
-    kinds: frozenset[Any] = frozenset({ClientFrames, ConnectionLost, ClientConnected})
+    kinds: ClassVar[frozenset[Any]] = frozenset({ClientFrames, ConnectionLost, ClientConnected})
 
     __state__ = State("mqtt-front")
     __slots__ = ()
@@ -148,8 +148,8 @@ class MqttFront(Endpoint):
 class PlainFront:
     """Passes on what clients say and hear. It keeps nothing but which connections are open."""
 
-    kinds: frozenset[Any] = frozenset({Attached, Detached, Submitted, SessionOver})
-    timers = None
+    kinds: ClassVar[frozenset[Any]] = frozenset({Attached, Detached, Submitted, SessionOver})
+    timers: ClassVar[None] = None
 
     __state__ = State(
         "plain-front", saved=("inputs", "sessions", "connections", "_is_journalled"), unhashed=("now",)

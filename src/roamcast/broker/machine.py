@@ -10,6 +10,7 @@ that a session is never taken away between a client's request and its answer.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import msgspec
 
@@ -87,10 +88,8 @@ UNDER_WAY_BYTES_MAX = 1 << 20
 """A peer that has as much to take is not told yet what is retained here."""
 
 
-class BrokerMachine(MachineBase[ClientFront]):
-    links: Links
-    seeking: Seeking
-    links_may_cycle = False
+class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
+    links_may_cycle: ClassVar[bool] = False
 
     __state__ = State(
         "broker-machine",

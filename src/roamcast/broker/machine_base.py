@@ -50,12 +50,16 @@ class Answering(Protocol):
 AFront = TypeVar("AFront", bound=ClientFront)
 
 
-class MachineBase(ABC, Generic[AFront]):
+ALinks = TypeVar("ALinks", bound=AnyLinks)
+ASeeking = TypeVar("ASeeking", bound=Answering)
+
+
+class MachineBase(ABC, Generic[AFront, ALinks, ASeeking]):
     id: str
     settings: MachineSettings
     front: AFront
-    links: AnyLinks
-    seeking: Answering
+    links: ALinks
+    seeking: ASeeking
     _out: MachineEffects
 
     __state__ = State(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from roamcast import __version__
+from roamcast import __version__, state
 from roamcast.cli.usage import ClickException, describe_usage_error, new_group, register_own
 from roamcast.errors import InputError
 from roamcast.plugins import load_protocols
@@ -81,7 +81,8 @@ def register_all(app: typer.Typer) -> None:
 
 def print_version(wanted: bool) -> None:
     if wanted:
-        print(f"roamcast {__version__}")
+        is_compiled = not state.__file__.endswith(".py")
+        print(f"roamcast {__version__}{' (compiled)' if is_compiled else ''}")
         raise typer.Exit
 
 

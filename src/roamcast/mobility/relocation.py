@@ -263,7 +263,8 @@ class Relocation(MobilityProtocol):
         else:
             self.fetch_from(cache, sender, message)
 
-    on_fetch = on_resubscribe
+    def on_fetch(self, sender: str, message: Fetch) -> None:
+        self.on_resubscribe(sender, message)
 
     # --- A.2: the border broker at the old location; fig. 10, fetch ---
 

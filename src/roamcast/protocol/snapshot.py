@@ -41,7 +41,7 @@ _decode = msgspec.msgpack.Decoder(tuple[int, int, bytes, bytes]).decode
 _decode_form = msgspec.msgpack.Decoder(SnapshotForm).decode
 
 
-class CannotFreeze(TypeError):
+class CannotFreeze(Exception):
     """Something in the state cannot be written: where it is, and what."""
 
 

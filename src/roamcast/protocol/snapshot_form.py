@@ -251,8 +251,13 @@ def _describe_object(cls: type, name: str) -> Fields:
 
 
 def _slots_of(cls: type) -> tuple[str, ...]:
-    slots = cls.__dict__.get("__slots__", ())
+    slots = cls.__dict__.get("__slots__") or cls.__dict__.get("__compiled_slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def is_compiled(cls: type) -> bool:
+    """Whether instances hold their attributes in the form of mypyc, without slots or a dictionary."""
+    return any("__mypyc_attrs__" in base.__dict__ for base in cls.__mro__)
 
 
 def holds_containers(cls: type) -> bool:

@@ -183,7 +183,8 @@ class SnapshotReader:
     def _object(self) -> Any:
         told = self._class(Kind.OBJECT)
         self._class_of[len(self._values)] = told
-        return object.__new__(told.fields.cls)
+        cls: Any = told.fields.cls
+        return cls.__new__(cls)
 
     def _deque(self) -> deque[Any]:
         room = next(self._building)

@@ -20,8 +20,11 @@ from roamcast.protocol.snapshot_form import (
     SnapshotForm,
     getter,
     holds_containers,
+    is_compiled,
 )
 
+UNBOXED = (int, float, tuple)
+"""What compiled objects hold in another form than Python does."""
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 
 
@@ -69,6 +72,7 @@ class SnapshotWriter:
         """How much of the lists that go on over both parts was given with the first part."""
         self._numbers: dict[int, int] = {id(None): 1, id(True): 2, id(False): 3}
         """By identity: what is in it is held by the state, so that no other value can get its place."""
+        self._kept: list[object] = []
         self._filled_later: set[type] = set()
         self._work: list[tuple[Callable[[Any, int], None], Any, int]] = []
         """What must still be filled. Not done at once, or long chains of objects would recurse."""
@@ -311,6 +315,8 @@ class SnapshotWriter:
     def _object_writer(self, fields: Fields, shape: int) -> Callable[[Any], int]:
         parts, unhashed = getter(fields.saved), getter(fields.unhashed)
         has_dict, declared = fields.cls.__dictoffset__ != 0, fields.declared
+        if is_compiled(fields.cls):
+            parts, unhashed, has_dict = self._keeping(parts), self._keeping(unhashed), False
 
         def write(value: object) -> int:
             if has_dict and not value.__dict__.keys() <= declared:
@@ -328,6 +334,19 @@ class SnapshotWriter:
             return number
 
         return write
+
+    def _keeping(self, parts: Callable[[Any], tuple[object, ...]]) -> Callable[[Any], tuple[object, ...]]:
+        """Keep what a compiled object makes anew whenever it is asked for an attribute.
+
+        Otherwise a later value could be at the place in memory of one that has a number, and get that number.
+        """
+
+        def keep(value: object) -> tuple[object, ...]:
+            found = parts(value)
+            self._kept += [one for one in found if type(one) in UNBOXED]
+            return found
+
+        return keep
 
     def _instance(self, kind: int, shape: int, attributes: Iterable[object]) -> int:
         self._building.append(shape)

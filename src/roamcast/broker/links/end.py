@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -145,7 +145,8 @@ class LinkEnd:
         self.version = VERSION_MIN
         """Of the link protocol, as agreed when the ends last connected. What is sent depends on it, so the
         journal has it."""
-        self._codec: Codec = codec  # type: ignore[assignment]
+        self._codec: Any = codec
+        """A `Codec`; None where both ends are in one process, since no bytes are made there."""
         self._kept_bytes_max = kept_bytes_max
         self._fleeting_bytes_max = fleeting_bytes_max
         self._acknowledge_every = acknowledge_every

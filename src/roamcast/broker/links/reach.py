@@ -546,7 +546,7 @@ class Reach:
         """Those who ask and are gone need no permission; and the coordinator itself may have been lost."""
         reachable = self.next_hops
         first = self._questions[:1]
-        self._questions = [one for one in self._questions if one[0] in (self.id, *reachable)]
+        self._questions = [one for one in self._questions if one[0] == self.id or one[0] in reachable]
         was_waiting = bool(self._unheard)
         self._unheard = {broker: None for broker in self._unheard if broker in reachable}
         if self.coordinator > before:

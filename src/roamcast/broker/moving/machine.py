@@ -76,9 +76,7 @@ ROUNDS_WAITED = 2.5
 """Rounds of the election that an unknown client waits, so that a tree can form."""
 
 
-class MovingMachine(MachineBase[MqttFront]):
-    links: TreeLinks
-    seeking: MobileSeeking
+class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
     links_may_cycle = True
     strategy = "every broker knows every subscriber"
     promise = (

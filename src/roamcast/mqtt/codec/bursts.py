@@ -180,8 +180,8 @@ def _take_apart(
 def _consecutive(high: bytes, low: bytes) -> int:
     """How many ids with these bytes are consecutive, from the first on."""
     first = (high[0] << 8 | low[0]) - 1
-    ring = slice(first, first + len(high))
-    wanted_high, wanted_low = HIGH_BYTES[ring], LOW_BYTES[ring]
+    end = first + len(high)
+    wanted_high, wanted_low = HIGH_BYTES[first:end], LOW_BYTES[first:end]
     if high == wanted_high and low == wanted_low:
         return len(high)
     return next(
@@ -261,9 +261,9 @@ class FrameWriter:
         frames = bytearray(front)
         frames += front.join(payloads)
         number, stride = len(header), len(front) + size
-        ring = slice(first_packet_id - 1, first_packet_id - 1 + len(payloads))
-        frames[number::stride] = HIGH_BYTES[ring]
-        frames[number + 1 :: stride] = LOW_BYTES[ring]
+        start, end = first_packet_id - 1, first_packet_id - 1 + len(payloads)
+        frames[number::stride] = HIGH_BYTES[start:end]
+        frames[number + 1 :: stride] = LOW_BYTES[start:end]
         return bytes(frames)
 
     def _write_uneven(self, payloads: Sequence[bytes], sizes: list[int], first_packet_id: int) -> bytes:

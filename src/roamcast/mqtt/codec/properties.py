@@ -23,7 +23,7 @@ class Property(NamedTuple):
     field: str
     read: Reader
     write: Writer
-    default: object
+    default: Any
     repeated: bool
 
 

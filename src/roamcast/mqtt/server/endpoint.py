@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -179,7 +179,7 @@ class Keeper(Protocol):
 
 
 class Endpoint:
-    outside = frozenset({TOPIC})
+    outside: ClassVar[frozenset[str]] = frozenset({TOPIC})
 
     __state__ = State(
         "mqtt-endpoint",
