@@ -2,7 +2,7 @@
 # date; how that is done is in scripts/setup.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check bench lock release clean
+.PHONY: help setup demo test test-all check bench docs web lock release clean
 
 BIN := .venv/bin
 # Commands of one document share a folder, so they are kept on one worker.
@@ -38,6 +38,12 @@ bench: setup ## Measure matching, the simulator, the broker and the audit on thi
 	$(BIN)/roamcast bench handoff
 	$(BIN)/roamcast bench pipeline
 
+docs: setup ## Build the documentation as a site into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+
+web: ## Build the live view again from web/; needs Node 20.19 or later
+	cd web && npm ci && npm run check && npm run build
+
 lock: setup ## Pin what deploy/ installs, with hashes, and list it in an SBOM (CycloneDX)
 	$(BIN)/python scripts/lock.py
 
@@ -45,6 +51,6 @@ release: setup ## Build wheel and sdist, try them in an empty environment, and s
 	$(BIN)/python scripts/release.py
 
 clean: ## Remove .venv and everything that tools and runs left behind
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov build dist demo out
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov build dist demo out site
 	rm -f .coverage .coverage.* coverage.xml
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

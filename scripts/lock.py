@@ -21,15 +21,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "deploy" / "requirements.lock"
 SBOM = ROOT / "deploy" / "sbom.cdx.json"
+EXTRAS = ("auth", "events", "location")  # what a broker in a container can be configured to use
 HEAD = """\
-# What `pip install --require-hashes` installs for a broker, made by `make lock`. The hashes are those of the
-# files for Python {version} on {system}; for another platform, run `make lock` there.
+# What `pip install --require-hashes` installs for a broker with tokens, event logs and locations. `make lock`
+# made it. The hashes are those of the files for Python {version} on {system};
+# for another platform, run `make lock` there.
 """
 
 
 def resolve(project: dict[str, Any]) -> list[dict[str, Any]]:
-    """What pip would install: the project's dependencies, and what its build needs."""
+    """What pip would install: the dependencies of a broker with its extras, and what the build needs."""
     wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    for extra in EXTRAS:
+        wanted += project["project"]["optional-dependencies"][extra]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]

@@ -17,7 +17,7 @@ PLACES = {
     "config": (2.0, 5), "storage": (3.3, 5),
     "simulator": (0.6, 5.6), "net": (2.0, 6), "slow_link": (5.2, 6.2),
     "daemon": (2.0, 7), "proxy": (3.6, 7),
-    "bench": (2.0, 8.2), "lab": (2.0, 9.2), "pipeline": (4.2, 9.8), "cli": (2.0, 10.6),
+    "bench": (2.0, 8.2), "lab": (2.0, 9.2), "pipeline": (4.2, 9.8), "view": (5.4, 9.8), "cli": (2.0, 10.6),
 }  # fmt: skip
 """Column and row of each room. What a room imports is above it."""
 COLUMN, ROW, BOX_WIDTH, BOX_HEIGHT = 140, 60, 124, 34
@@ -41,6 +41,7 @@ SUBJECTS = {
     "bench": "measurements",
     "models": "analytic models",
     "slow_link": "TCP slow-down",
+    "view": "replays",
     "cli": "commands",
 }
 

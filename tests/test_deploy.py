@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -62,6 +64,29 @@ def test_the_container_runs_commands_that_exist(capsys: pytest.CaptureFixture[st
     assert len(found) == 2
 
 
+def test_the_unit_tries_again_when_a_port_is_taken(tmp_path: Path) -> None:
+    (kept_from,) = commands_of("RestartPreventExitStatus")
+
+    def exit_code(*listen: str) -> str:
+        words = ["broker", "--id", "a", "--data", str(tmp_path / "a"), "--listen", *listen]
+        command = [sys.executable, "-m", "roamcast", *words]
+        return str(subprocess.run(command, capture_output=True, timeout=60, check=False).returncode)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        busy = exit_code(f"127.0.0.1:{taken.getsockname()[1]}")
+    assert busy == "75"
+    assert busy not in kept_from.split(), "another process may leave the port"
+    assert exit_code("nonsense") in kept_from.split()
+
+
+def test_the_build_context_leaves_out_what_no_image_needs() -> None:
+    root = DEPLOY.parent
+    left_out = (root / ".dockerignore").read_text().split()
+    assert {".git", ".venv", "tests", "out", "demo"} <= set(left_out)
+    copied = ("src", "deploy", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
+    assert not set(copied) & set(left_out)
+
+
 def test_the_container_takes_only_what_is_locked() -> None:
     text = (DEPLOY / "Containerfile").read_text()
     installs = [line for line in text.replace("\\\n", " ").splitlines() if "pip install" in line]
@@ -95,7 +120,9 @@ def locked() -> dict[str, tuple[str, str]]:
 def test_the_lock_file_pins_every_dependency_to_a_version_that_fits() -> None:
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
     pins = locked()
-    for text in (*project["project"]["dependencies"], *project["build-system"]["requires"]):
+    extras = project["project"]["optional-dependencies"]
+    container = [text for extra in ("auth", "events", "location") for text in extras[extra]]
+    for text in (*project["project"]["dependencies"], *project["build-system"]["requires"], *container):
         wanted = Requirement(text)
         name = re.sub(r"[-_.]+", "-", wanted.name).lower()
         assert name in pins, f"{name} is not locked: run `make lock`"
@@ -207,3 +234,52 @@ def test_the_image_of_the_pipeline_starts_what_spark_asks_for(tmp_path: Path) ->
     (main_class,) = [line for line in lines if line.startswith("org.apache.spark.")]
     with ZipFile(jar) as classes:
         assert f"{main_class.replace('.', '/')}.class" in classes.namelist()
+
+
+# --- three brokers ---
+
+
+def can_be_used(environment: dict[str, str], command: list[str], folder: Path) -> None:
+    """The configuration that a container's environment and command make, with its folders in `folder`."""
+    (folder / "users").write_text("")
+    (folder / "users").chmod(0o600)
+    for place in ("/var/lib/roamcast", "/etc/roamcast"):
+        environment = {key: value.replace(place, str(folder)) for key, value in environment.items()}
+    program = f"{sys.executable} -m roamcast broker"
+    given = [re.sub(r"(/opt/roamcast/bin/)?roamcast broker", f"{program} --check", word) for word in command]
+    assert given != command
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("ROAMCAST_")}
+    done = subprocess.run(
+        given,
+        env=inherited | environment | {"LINK_SECRET": "sixteen letters!", "PATH": os.environ["PATH"]},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    known = {"PATH", "LINK_SECRET"} | {key for key in environment if key.startswith("ROAMCAST_")}
+    assert set(environment) <= known
+    assert "is not used" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("broker", ["a", "b", "c"])
+def test_the_brokers_of_the_compose_file_can_start(broker: str, tmp_path: Path) -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    service = services[broker]
+    environment = {key: str(value) for key, value in service["environment"].items()}
+    can_be_used(environment, service["entrypoint"], tmp_path)
+    peers = {value for key, value in environment.items() if re.fullmatch(r"ROAMCAST_PEER_\d_ID", key)}
+    assert peers
+    for peer in peers:
+        assert broker in services[peer]["environment"].values(), "a link is configured at both ends"
+
+
+@pytest.mark.parametrize("pod", ["roamcast-0", "roamcast-2"])
+def test_the_brokers_on_kubernetes_can_start(pod: str, tmp_path: Path) -> None:
+    documents = list(yaml.safe_load_all((DEPLOY / "brokers.yaml").read_text()))
+    (brokers,) = [one for one in documents if one["kind"] == "StatefulSet"]
+    (container,) = brokers["spec"]["template"]["spec"]["containers"]
+    environment = {one["name"]: one.get("value", "") for one in container["env"]} | {"ROAMCAST_ID": pod}
+    can_be_used(environment, container["command"], tmp_path)

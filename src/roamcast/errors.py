@@ -1,5 +1,6 @@
 """The one exception that means "the user gave us something we cannot use", and words that help."""
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -10,6 +11,17 @@ class InputError(ValueError):
     The command line prints it as it is and exits with code 2. Nothing else is
     shown to a user, so the text must stand on its own.
     """
+
+
+class CannotListenNow(InputError):
+    """The port or the address is taken or not there yet; a later try may succeed (exit code 75)."""
+
+
+def cannot_listen(where: str, error: OSError) -> InputError:
+    """What to raise when a listener cannot be opened."""
+    is_for_now = error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+    kind = CannotListenNow if is_for_now else InputError
+    return kind(f"{where}: cannot listen ({error.strerror or error})")
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

@@ -92,6 +92,13 @@ def check(protocol: str, seed: int) -> None:
     life.network.submit("p", ClientPublish(1, encode_attributes({"n": 4}), (b"",)))
     life.network.settle(rng)
     assert 1 in life.network.numbers, f"seed {seed}: m gets what p published"
+    for client in "kl":
+        life.attach(client, rng.choice(life.alive))
+        life.network.settle(rng)
+        assert client in life.network.brokers[life.network.roamers[client].broker].sessions, f"seed {seed}"
+    for broker in life.alive:
+        unfinished = life.network.brokers[broker].unfinished()
+        assert [one for one in unfinished if not one.startswith("timers")] == [], f"seed {seed}"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -100,6 +107,19 @@ def test_brokers_serve_on_whatever_was_under_way_when_one_of_them_was_lost(proto
         check(protocol, seed)
 
 
-@pytest.mark.parametrize("seed", [280, 286, 335, 473])
+@pytest.mark.parametrize("seed", [195, 280, 286, 334, 335, 360, 473])
 def test_a_subscriber_of_phoenix_moves_away_from_a_broker_that_is_lost(seed: int) -> None:
     check("phoenix", seed)
+
+
+@pytest.mark.parametrize("seed", [392, 1262])
+def test_two_sessions_that_go_on_with_higher_numbers_are_told_apart(seed: int) -> None:
+    check("multi_hop_handoff", seed)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "seed"),
+    [("multi_hop_handoff", 55), ("multi_hop_handoff", 496), ("proactive", 80), ("none", 104)],
+)
+def test_nobody_waits_for_a_rival_that_was_lost(protocol: str, seed: int) -> None:
+    check(protocol, seed)

@@ -355,3 +355,16 @@ def test_an_out_folder_that_is_a_file_is_refused(tmp_path: Path, below: str) -> 
 def test_an_out_folder_that_cannot_be_written_is_refused() -> None:
     with pytest.raises(InputError, match=r"^--to /proc/roamcast: cannot be written to \(.+\)$"):
         prepare_out_folder(Path("/proc/roamcast"), option="--to")
+
+
+def test_the_shell_is_told_what_could_come_next() -> None:
+    words = {"_ROAMCAST_COMPLETE": "complete_bash", "COMP_WORDS": "roamcast bro", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "roamcast"],
+        env=os.environ | words,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["broker"], "")

@@ -1,6 +1,7 @@
 """`roamcast lab`: what it prints, what it writes, and its exit codes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,41 @@ def test_check_prints_tables(verdicts: dict[str, bool | None], capsys: pytest.Ca
     assert output.err.startswith("adding ...")
 
 
+def test_check_says_each_claim_when_it_is_judged_and_keeps_what_it_has(
+    verdicts: dict[str, bool | None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(quick: bool, sweep: Sweep) -> Findings:
+        assert capsys.readouterr().out.splitlines() == ["X1 holds", "X2 does not hold"]
+        raise KeyboardInterrupt
+
+    known = [*catalogue.experiments()[:1], Experiment("stopped", "", (Y1,), stop)]
+    monkeypatch.setattr(catalogue, "experiments", lambda: known)
+    assert run(build_app(), ["lab", "check"]) == 130
+    output = capsys.readouterr()
+    assert "not judged: Y1" in output.out
+    assert "X2" in output.out
+    monkeypatch.setattr(catalogue, "experiments", lambda: [*known[:1], replace(known[1], run=interrupt)])
+    assert run(build_app(), ["lab", "check", "--json"]) == 130
+    result = json.loads(capsys.readouterr().out)
+    assert ([one["claim"] for one in result["claims"]], result["not_judged"]) == (["X1", "X2"], ["Y1"])
+
+
+def interrupt(quick: bool, sweep: Sweep) -> Findings:
+    raise KeyboardInterrupt
+
+
+def test_report_is_one_page_with_every_claim(
+    verdicts: dict[str, bool | None], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(build_app(), ["lab", "report", "adding", "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "claims.md").read_text()
+    assert "2 claims: 1 hold, 1 do not, 0 are open" in page
+    assert "| [X2](#x2) | shape | does not hold | 4 |" in page
+    assert "![f](claims/f.png)" in page
+    assert (tmp_path / "claims" / "f.png").stat().st_size > 0
+    assert (tmp_path / "claims" / "sums.csv").read_text() == "sum,quick\n4,False\n"
+
+
 def test_run_writes_everything(
     verdicts: dict[str, bool | None], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -123,7 +159,7 @@ def test_run_writes_everything(
     result = run_json(capsys, "run", "X2", "--quick", "--out", str(out))
     names = sorted(str(file.relative_to(out)) for file in out.rglob("*.*"))
     assert names == ["figures/f.png", "figures/f.svg", "metrics/sums.csv", "metrics/sums.parquet",
-                     "outcomes.json"]  # fmt: skip
+                     "outcomes.json", "runs.jsonl"]  # fmt: skip
     written = json.loads((out / "outcomes.json").read_text())
     assert written["claims"] == result["claims"]
     assert (written["quick"], written["failed_runs"]) == (True, [])

@@ -160,6 +160,21 @@ def test_a_lasting_session_keeps_what_was_not_taken(server: Server, version: Ver
     run(work())
 
 
+def test_what_was_taken_with_qos_2_is_finished_before_a_client_leaves(server: Server) -> None:
+    topic = next(names)
+
+    async def work() -> None:
+        async with roamcast.connect(server.address, client_id=topic, clean=False) as reader:
+            await reader.subscribe(topic, qos=2)
+        async with roamcast.connect(server.address) as writer:
+            await writer.publish(topic, "one", qos=2)
+        async with roamcast.connect(server.address, client_id=topic, clean=False) as reader:
+            assert (await anext(reader)).text == "one"
+        assert reader._session.incoming.unreleased == 0
+
+    run(work())
+
+
 def test_the_next_address_is_tried() -> None:
     nobody = f"127.0.0.1:{free_port()}"
 

@@ -54,12 +54,14 @@ class BrokerProcess:
         before: list[str] | None = None,
         program: tuple[str, ...] = (str(ROAMCAST),),
         client_port: int = 0,
+        config: str | None = None,
     ) -> None:
         self.id = id
         self.data = folder / id
         self.link_port = link_port
         self._secret = secret
-        options = ["--id", id, "--listen", f"127.0.0.1:{client_port}", "--data", str(self.data)]
+        options = ["--config", config] if config is not None else []
+        options += ["--id", id, "--listen", f"127.0.0.1:{client_port}", "--data", str(self.data)]
         all_settings = [
             "journal.sync=process", "metrics.enabled=true", "metrics.port=0", "link.reconnect_max_s=0.5",
             "link.unlisted=accept", *settings,
@@ -81,7 +83,7 @@ class BrokerProcess:
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         self._reader.start()
         try:
-            self.http_port = int(self.wait_for(r"metrics on http://127.0.0.1:(\d+)")[1])
+            self.http_port = int(self.wait_for(r"metrics on http://[\d.]+:(\d+)")[1])
             self.port = int(self.wait_for(r"listens on (\d+)")[1])
         except BaseException:
             self.kill()

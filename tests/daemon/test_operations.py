@@ -155,6 +155,11 @@ def test_a_forgotten_broker_is_not_waited_for(pair: tuple[BrokerProcess, BrokerP
     assert "connection" in json.loads(body)["links_down"]["b"], "it says why, also where the peer has dialed"
     client = MqttClient("unknown", a.port)
     assert client.connected == "Server unavailable", "b may have its session"
+    a.wait_for("client unknown refused .*: server unavailable: the session may be at b or behind")
+    assert json.loads(body)["away"] == ["b"]
+    assert a.metric('roamcast_clients_refused_total{reason="server unavailable"}') == 1
+    sought = roamcast("where", "x", "--data", str(a.data)).stdout
+    assert "these brokers did not answer, and may hold it: b" in sought
     assert "no broker c in the network; known are: b" in roamcast(*forget(a, "c")).stderr
     assert roamcast(*forget(a, "b")).stdout == "b is forgotten\n"
     again = MqttClient("unknown", a.port)
@@ -214,13 +219,14 @@ def test_who_is_connected_cannot_be_forgotten_and_strangers_get_short_answers(
     assert "link to b: up" in status
     assert stat.S_IMODE(os.stat(a.data / "control").st_mode) == 0o600
     for request, answer in (
-        (b"GET /secret HTTP/1.1\r\n\r\n", 404),
-        (b"POST /metrics HTTP/1.1\r\n\r\n", 405),
+        (b"GET /secret HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+        (b"POST /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+        (b"GET /metrics HTTP/1.1\r\n\r\n", 400),
         (b"\x16\x03\x01\r\n\r\n", 400),
         (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 431),
     ):
         assert a.raw_http(request)[0] == answer
-    head = a.raw_http(b"HEAD /healthz HTTP/1.1\r\n\r\n")
+    head = a.raw_http(b"HEAD /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert (head[0], head[2]) == (200, "")
 
 
@@ -250,7 +256,7 @@ def test_limits_and_log_level_are_read_again(tmp_path: Path) -> None:
         first = MqttClient("first", broker.port)
         config.write_text(
             text + "[quotas]\nconnections_max = 1\nsubscriptions_per_client_max = 1\n"
-            '[log]\nlevel = "warning"\n'
+            '[log]\nlevel = "warning"\n[mobility]\nunreachable = "serve"\nseen_max = 7\n'
         )
         broker.process.send_signal(signal.SIGHUP)
         wait_until(lambda: broker.metric("roamcast_turns_total") > 0 and refuses(broker), lambda: "not read")
@@ -258,6 +264,7 @@ def test_limits_and_log_level_are_read_again(tmp_path: Path) -> None:
         first.paho.subscribe("two", qos=1)
         assert str(first.answer("subscribe")) == "Quota exceeded"
         first.leave()
+        broker.wait_for("these settings changed, and need a restart: mobility.seen_max")
     finally:
         broker.stop()
     assert not any("client first disconnected" in line for line in broker.lines)

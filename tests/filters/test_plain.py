@@ -7,8 +7,8 @@ import random
 import pytest
 
 from roamcast.filters.expression import And, Expression, between, comparison, conjunction
+from roamcast.filters.grammar import _parser
 from roamcast.filters.plain import read_plain
-from roamcast.filters.selector import _parser
 
 
 def parts(expression: Expression) -> tuple[Expression, ...]:

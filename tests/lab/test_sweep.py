@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from roamcast.lab.kept import KeptRuns
 from roamcast.lab.measure import ScenarioJob, Window, measure
 from roamcast.lab.rows import Row
 from roamcast.lab.summary import CLOCK_KEYS
@@ -180,3 +181,42 @@ def test_logs_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
     assert len(rows) == row["records"]
     assert {"forwarded", "control"} <= {one.kind for one in rows}
     assert without_clock([measure(job)])[0]["hops"] == row["hops"]
+
+
+# --- runs that are kept ---
+
+
+def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    jobs = [Sum(number, str(tmp_path)) for number in (1, 2, 3)]
+    first = Sweep(1, kept=KeptRuns(tmp_path))
+    assert [row["square"] for row in first.run(square_once, jobs[:2])] == [1, 4]
+    second = Sweep(1, kept=KeptRuns(tmp_path))
+    assert [row["square"] for row in second.run(square_once, jobs)] == [1, 4, 9]
+    assert second.failures == [], "the first two did not run again: they would have failed"
+
+
+def square_once(job: Sum) -> Row:
+    with (Path(job.folder) / f"ran-{job.number}").open("x"):
+        return square(job)
+
+
+def test_runs_of_other_code_are_not_taken(tmp_path: Path) -> None:
+    Sweep(1, kept=KeptRuns(tmp_path)).run(square, [Sum(1)])
+    path = tmp_path / "runs.jsonl"
+    assert len(KeptRuns(tmp_path)) == 1
+    head, _, rest = path.read_text().partition("\n")
+    path.write_text(head.replace('"code": "', '"code": "other') + "\n" + rest)
+    assert len(KeptRuns(tmp_path)) == 0
+    assert path.read_text().splitlines() == [head]
+
+
+def test_half_a_line_and_rows_that_json_would_change_are_left_out(tmp_path: Path) -> None:
+    kept = KeptRuns(tmp_path)
+    kept.keep(square, Sum(1), {"square": 1})
+    kept.keep(square, Sum(2), {"pair": (1, 2)})
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write('{"run": "roamcast.la')
+    again = KeptRuns(tmp_path)
+    assert (len(again), again.find(square, Sum(1)), again.find(square, Sum(2))) == (1, {"square": 1}, None)
+    again.keep(square, Sum(3), {"square": 9})
+    assert KeptRuns(tmp_path).find(square, Sum(3)) == {"square": 9}

@@ -310,6 +310,18 @@ def test_what_the_broker_does_not_take_is_not_sent() -> None:
     assert script.said() == [Publish("t", b"x")]
 
 
+def test_what_is_on_its_way_waits_for_a_broker_that_takes_it() -> None:
+    script = Script()
+    script.begin()
+    script.publish("x", 2)
+    script.publish("y", 1)
+    script.said()
+    again = [Publish("t", b"x", 2, dup=True, packet_id=1), Publish("t", b"y", 1, dup=True, packet_id=2)]
+    assert script.begin(Connack(True, maximum_qos=1)) == again[1:]
+    script.tell(packets.Puback(2))
+    assert script.begin() == again[:1]
+
+
 @pytest.mark.parametrize(
     ("packet", "qos", "reason"),
     [

@@ -1,9 +1,13 @@
 """How a session's subscriptions decide in which way a notification is sent."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from roamcast.filters.filter import Attributes
-from roamcast.mqtt.server.sessions import MqttSession, Options, Subscription
+from roamcast.filters.patterns import TopicPattern
+from roamcast.mqtt.codec.topics import subscription_filter
+from roamcast.mqtt.server.sessions import LEAVING_BYTES, LEAVING_BYTES_MAX, MqttSession, Options, Subscription
 from roamcast.protocol.notification import encode_attributes
 
 HOT: Attributes = {"topic": "t", "x": 9}
@@ -54,3 +58,64 @@ def test_what_is_remembered_is_forgotten_with_a_new_subscription() -> None:
     assert growing.options(encode_attributes({"topic": "t"}), False) == Options(1, False, ())
     growing.subscribe(ranged(5, qos=2))
     assert growing.options(encode_attributes({"topic": "t"}), False) is None
+
+
+FILTERS = ("a/b", "a/+", "a/#", "+/b", "#", "a/b/c")
+asked = st.none() | st.tuples(st.integers(0, 2), st.booleans(), st.booleans())
+changes = st.lists(st.tuples(st.sampled_from(FILTERS), asked), max_size=12)
+
+
+@given(changes, st.sampled_from(["a/b", "a", "a/b/c", "x/b", "$x/b"]), st.booleans())
+def test_options_are_those_of_the_subscriptions_that_match(
+    changes: list[tuple[str, tuple[int, bool, bool] | None]], topic: str, own: bool
+) -> None:
+    """Asked after every change: what is compiled follows the changes."""
+    made = MqttSession("c")
+    for number, (name, asked) in enumerate(changes):
+        if asked is None:
+            made.unsubscribe(name)
+        else:
+            qos, no_local, is_named = asked
+            identifier = number + 1 if is_named else None
+            text = subscription_filter(name, None).text
+            made.subscribe(Subscription(name, text, qos, no_local, False, identifier))
+        held = made.subscriptions.values()
+        matching = [one for one in held if TopicPattern(one.name).accepts(topic)]
+        wanting = [one for one in matching if not (own and one.no_local)]
+        found = made.options(encode_attributes({"topic": topic}), own)
+        if wanting:
+            identifiers = sorted(one.identifier for one in wanting if one.identifier is not None)
+            assert found == Options(max(one.qos for one in wanting), False, tuple(identifiers))
+        elif own and any(one.no_local for one in matching):
+            assert found is not None
+            assert found.qos == -1
+
+
+def test_what_is_being_withdrawn_is_remembered_by_its_topic_filter() -> None:
+    changing = session(ranged(0))
+    again = Subscription("t?x>0", "topic = 't' AND x > 9", 1, False, False, None)
+    changing.subscribe(again)
+    changing.unsubscribe(again.name)
+    assert changing.leaving == {"t?x>0": ["topic = 't' AND x > 0", "topic = 't' AND x > 9"]}
+    changing.subscribe(ranged(0))
+    assert changing.leaving == {"t?x>0": ["topic = 't' AND x > 9"]}
+    changing.has_left("t?x>0", "topic = 't' AND x > 9")
+    assert changing.leaving == {}
+
+
+def test_what_another_topic_filter_holds_is_not_withdrawn() -> None:
+    twice = session(ranged(0), Subscription("t", ranged(0).filter, 1, False, False, None))
+    twice.unsubscribe("t")
+    assert twice.leaving == {}
+
+
+def test_a_client_that_never_waits_for_an_answer_takes_no_memory() -> None:
+    hasty = session()
+    for bound in range(LEAVING_BYTES_MAX // LEAVING_BYTES):
+        hasty.subscribe(ranged(bound))
+        hasty.unsubscribe(ranged(bound).name)
+    kept = [filter for filters in hasty.leaving.values() for filter in filters]
+    assert 1000 < len(kept) < LEAVING_BYTES_MAX // LEAVING_BYTES
+    assert kept[-1] == ranged(bound).filter
+    unpacked, _ = MqttSession.unpack("c", hasty.pack())
+    assert unpacked.leaving == hasty.leaving

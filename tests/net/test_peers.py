@@ -104,7 +104,7 @@ def test_a_port_in_use_is_one_line() -> None:
     async def story() -> None:
         await a.start()
         b = Node("b", Link(**{**QUICK, "port": a.peers.port}))
-        with pytest.raises(InputError, match=r"link.address = 127.0.0.1:\d+: cannot listen there"):
+        with pytest.raises(InputError, match=r"link.address = 127.0.0.1:\d+: cannot listen"):
             await b.start()
 
     run(story(), a)
@@ -562,6 +562,18 @@ def test_plain_text_on_a_tls_port_is_refused(tmp_path: Path, caplog: pytest.LogC
         await a.start()
         await b.start(a)
         await until(lambda: "TLS failed" in caplog.text)
+        await until(lambda: "if its links use TLS, set link.tls = true here, too" in b.why("a"))
+
+    run(story(), a, b)
+
+
+def test_tls_on_a_plain_port_is_told_so(tmp_path: Path) -> None:
+    a, b = Node("a", slow()), tls_node("b", Authority(tmp_path))
+
+    async def story() -> None:
+        await a.start()
+        await b.start(a)
+        await until(lambda: "it does not speak TLS; set link.tls alike at both ends" in b.why("a"))
 
     run(story(), a, b)
 

@@ -93,7 +93,7 @@ class Stranger:
         """The rest of the handshake, with more in it than the other end knows."""
         name, asked = msgspec.msgpack.decode(await self.read())
         assert (name, asked | TERMS) == ("Terms", asked)
-        self.say("?News", {"anything": [1]})
+        self.say("?Rumour", {"anything": [1]})
         self.say("Terms", asked | terms, "more")
         self.say("Offering", [*msgspec.to_builtins(Offer()), "more"], "more")
         assert msgspec.msgpack.decode(await self.read())[0] == "Offering"

@@ -114,6 +114,14 @@ def test_a_link_decodes_no_command_and_nothing_that_clients_say() -> None:
             Codec().decode(msgspec.msgpack.encode([name, "a", "b", "c", 1]))
 
 
+def test_a_link_decodes_no_base_of_messages() -> None:
+    """Those with a tag are messages themselves."""
+    bases = [one for one in message_types() if one.__subclasses__()]
+    assert [one.__name__ for one in bases] == ["Burst", "Resubscribe"]
+    with pytest.raises(UnknownMessage):
+        Codec().decode(msgspec.msgpack.encode(["ToCopies", "c", "b0", 1, []]))
+
+
 @pytest.mark.parametrize("wanted", message_types(), ids=lambda one: one.__name__)
 def test_every_message_round_trips(wanted: type[Message]) -> None:
     codec, rng = Codec(), random.Random(wanted.__name__)
@@ -164,10 +172,10 @@ def batch(*messages: object) -> bytes:
 
 
 def test_an_unknown_message_is_skipped_if_it_may_be() -> None:
-    unknown = ["?News", {"deep": [1, 2]}]
+    unknown = ["?Rumour", {"deep": [1, 2]}]
     relayed = ["Relayed", "a", "b", ["About", ["c", 1, {}], unknown]]
     messages = Codec().decode_batch(batch(["Settled", 1], unknown, ["Settled", 2], relayed))
-    assert messages == [Settled(1), Skipped("?News"), Settled(2), Skipped("?News")]
+    assert messages == [Settled(1), Skipped("?Rumour"), Settled(2), Skipped("?Rumour")]
 
 
 @pytest.mark.parametrize("unknown", [["News"], ["Relayed", "a", "b", ["News"]], ["Skipped", "x"]])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from roamcast.bench.processes import BenchFailed
 from roamcast.mqtt.codec.bursts import FrameWriter, acknowledged
-from roamcast.mqtt.codec.packet_ids import ENCODED
+from roamcast.mqtt.codec.packet_ids import encode_id
 
 READ_BYTES = 1 << 18
 _PUBACK = b"\x40\x02"
@@ -96,7 +96,7 @@ class EvenStream:
         return rounds * self._cycle_length + self.due[place]
 
     def expected(self, sent: int) -> int:
-        """How many must have come when the publisher has sent so many."""
+        """How many must have come when the publisher has sent `sent`."""
         rounds, place = divmod(sent, self._cycle_length)
         return rounds * len(self.due) + bisect_left(self.due, place)
 
@@ -168,7 +168,7 @@ class MixedStream:
         return _PUBACK + _PUBACK.join(ids) if self._qos and ids else b""
 
     def verify(self, sent: Sequence[int]) -> None:
-        """Raise Miscounted unless exactly so many of each publisher came, in its order."""
+        """Raise Miscounted unless exactly the number `sent` of each publisher came, in its order."""
         counts = [0] * len(self._cycles)
         for data in self._kept:
             at = 0
@@ -227,7 +227,7 @@ class Echo:
             puback = data[:4] if start else data[len(frame) :]
             id_at = start + cycle.id_at[place]
             came = data[start:id_at] + b"\0\0" + data[id_at + 2 : start + len(frame)]
-            if came != cycle.blanked(place) or puback != _PUBACK + ENCODED[place]:
+            if came != cycle.blanked(place) or puback != _PUBACK + encode_id(place + 1):
                 raise Miscounted(
                     f"message {self.count}: {data!r} came where {frame!r} and its PUBACK were due"
                 )

@@ -92,10 +92,8 @@ class BrokerNetwork:
         deadline = time.monotonic() + JOIN_S
         for number, broker in enumerate(self.brokers[1:], start=1):
             topic = f"joined/{number}"
-            subscriber, publisher = (
-                LoadConnection(broker.port, "joined"),
-                LoadConnection(self.brokers[0].port, "asks"),
-            )
+            subscriber = _connect(broker, "joined", deadline)
+            publisher = _connect(self.brokers[0], "asks", deadline)
             subscriber.subscribe([topic], 0)
             subscriber.socket.settimeout(0.2)
             while True:
@@ -117,6 +115,17 @@ class BrokerNetwork:
 
     def restart(self, number: int) -> None:
         self.brokers[number].start()
+
+
+def _connect(broker: Process, client: str, deadline: float) -> LoadConnection:
+    """Connect again while the broker refuses clients, because it has not met its peers yet."""
+    while True:
+        try:
+            return LoadConnection(broker.port, client)
+        except BenchFailed:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 def damage_tail(journal: Path, kind: str, rng: random.Random) -> int:

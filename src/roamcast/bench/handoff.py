@@ -26,6 +26,7 @@ from roamcast.mqtt.codec.bursts import FrameWriter, written_acknowledgements
 from roamcast.storage.journal import Journal, Sync
 
 QUEUED = (0, 100, 10_000)
+ROUNDS = 30
 SYNCS = 3
 P99_FACTOR = 2.0
 WINDOW = 500
@@ -40,7 +41,7 @@ ACKNOWLEDGEMENT_BYTES = 4
 def run(
     *,
     sync: Sync = "group",
-    rounds: int = 30,
+    rounds: int = ROUNDS,
     queued: Sequence[int] = QUEUED,
     progress: Report = silent,
 ) -> dict[str, Any]:
@@ -162,53 +163,17 @@ class Walk:
             # asked has done nothing meanwhile either; nor does it take part in what comes next.
             self._floors.append(self._floor.measure(1 - self._at))
         self._settle()
-        started_s = time.perf_counter()
-        client = LoadConnection(self._ports[self._at], CLIENT, 5, is_lasting=True)
-        connack_s = time.perf_counter() - started_s
-        try:
-            if not client.is_resumed:
-                raise BenchFailed("the client came back and was told that there is no session")
-            first_s = all_s = connack_s
-            for part in read_and_acknowledge(client, payloads):
-                all_s = time.perf_counter() - started_s
-                if part == 0:
-                    first_s = all_s
-            # What the broker has not read yet when the connection ends it would send again.
-            client.ping()
-        finally:
-            client.close()
-        return Came(connack_s, first_s, all_s)
+        return come_back(self._ports[self._at], CLIENT, payloads)
 
     def _publish(self, count: int) -> list[bytes]:
         """Queue so many messages for the client, which is away. They are published at the other broker, so
         that both have just been at work: else only a plain resume would meet one that is warm."""
         publisher = LoadConnection(self._ports[1 - self._at], "publisher", 5)
-        payloads = []
-        for at in range(0, count, WINDOW):
-            numbers = range(self._published + at, self._published + min(at + WINDOW, count))
-            chunk = [(b"%08d:" % number).ljust(PAYLOAD_BYTES, b"x") for number in numbers]
-            publisher.socket.sendall(FrameWriter(TOPIC.encode(), 1, described=b"\0").write(chunk))
-            due = written_acknowledgements(0x40, 1, len(chunk))
-            while due:
-                came = publisher.receive_frames(ACKNOWLEDGEMENT_BYTES, len(due) // ACKNOWLEDGEMENT_BYTES)
-                if not due.startswith(came):
-                    raise BenchFailed(f"{came[:40].hex()}… came where PUBACK {due[:40].hex()}… was due")
-                due = due[len(came) :]
-            payloads += chunk
-        self._await_filled(publisher)
+        payloads = publish(publisher, self._published, count)
+        await_filled(publisher, self._watchers[self._at], self._at)
         publisher.close()
         self._published += count
         return payloads
-
-    def _await_filled(self, publisher: LoadConnection) -> None:
-        """Wait until what was published has come over the link: what is published behind it comes last."""
-        watcher = self._watchers[self._at]
-        publisher.send_all(packets.Publish(f"{FILLED}/{self._at}", b"", qos=1, packet_id=1))
-        publisher.receive_packet()
-        filled = watcher.receive_packet()
-        if not isinstance(filled, packets.Publish):
-            raise BenchFailed(f"{filled} came where a message was due that all is there")
-        watcher.send_all(packets.Puback(filled.packet_id))
 
     def _settle(self) -> None:
         """Wait until both brokers have dealt with what came before: the publisher and the client have gone,
@@ -219,6 +184,53 @@ class Walk:
     def close(self) -> None:
         for watcher in self._watchers:
             watcher.close()
+
+
+def publish(publisher: LoadConnection, first: int, count: int) -> list[bytes]:
+    """Publish so many messages, numbered from `first`, and wait for their acknowledgements."""
+    payloads = []
+    for at in range(0, count, WINDOW):
+        numbers = range(first + at, first + min(at + WINDOW, count))
+        chunk = [(b"%08d:" % number).ljust(PAYLOAD_BYTES, b"x") for number in numbers]
+        publisher.socket.sendall(FrameWriter(TOPIC.encode(), 1, described=b"\0").write(chunk))
+        due = written_acknowledgements(0x40, 1, len(chunk))
+        while due:
+            came = publisher.receive_frames(ACKNOWLEDGEMENT_BYTES, len(due) // ACKNOWLEDGEMENT_BYTES)
+            if not due.startswith(came):
+                raise BenchFailed(f"{came[:40].hex()}… came where PUBACK {due[:40].hex()}… was due")
+            due = due[len(came) :]
+        payloads += chunk
+    return payloads
+
+
+def await_filled(publisher: LoadConnection, watcher: LoadConnection, broker: int) -> None:
+    """Wait until what was published has come to this broker: what is published behind it comes last."""
+    publisher.send_all(packets.Publish(f"{FILLED}/{broker}", b"", qos=1, packet_id=1))
+    publisher.receive_packet()
+    filled = watcher.receive_packet()
+    if not isinstance(filled, packets.Publish):
+        raise BenchFailed(f"{filled} came where a message was due that all is there")
+    watcher.send_all(packets.Puback(filled.packet_id))
+
+
+def come_back(port: int, client_id: str, payloads: Sequence[bytes]) -> Came:
+    """Connect, read these messages and acknowledge them. The session stays when the connection ends."""
+    started_s = time.perf_counter()
+    client = LoadConnection(port, client_id, 5, is_lasting=True)
+    connack_s = time.perf_counter() - started_s
+    try:
+        if not client.is_resumed:
+            raise BenchFailed("the client came back and was told that there is no session")
+        first_s = all_s = connack_s
+        for part in read_and_acknowledge(client, payloads):
+            all_s = time.perf_counter() - started_s
+            if part == 0:
+                first_s = all_s
+        # What the broker has not read yet when the connection ends it would send again.
+        client.ping()
+    finally:
+        client.close()
+    return Came(connack_s, first_s, all_s)
 
 
 def read_and_acknowledge(client: LoadConnection, payloads: Sequence[bytes]) -> Iterator[int]:

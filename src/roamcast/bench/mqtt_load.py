@@ -107,7 +107,7 @@ class LoadConnection:
             raise BenchFailed(f"{answer} came where nothing but the answer to a ping was due")
 
     def receive_frames(self, size: int, most: int) -> bytes:
-        """Frames of this size, one behind the other: what is there, at least one and at most so many."""
+        """Read frames of this size: what is there, at least one and at most `most`."""
         while len(self._read) < size:
             self._read += self.receive()
         end = min(len(self._read) // size, most) * size
@@ -200,7 +200,7 @@ class Window:
         self._since_s = time.perf_counter()
 
     def arrived(self, count: int) -> None:
-        """So many have arrived in all."""
+        """How many have arrived in all."""
         if count - self._from >= self.size:
             now_s = time.perf_counter()
             if now_s - self._since_s < QUICK_S:
@@ -388,7 +388,7 @@ def latencies_s(port: int, cycle: Cycle, topic: str, per_s: float, seconds: floa
 
 
 def idle_connections(port: int, count: int, measure: Callable[[], int]) -> int:
-    """What is measured when so many clients are connected and silent."""
+    """What is measured with this many silent clients connected."""
     connections: list[LoadConnection] = []
     try:
         while len(connections) < count:
@@ -412,7 +412,7 @@ def _run(
     is_done: Callable[[], bool],
     seconds: float,
 ) -> tuple[float, float, float]:
-    """Send for so long, then wait until all has arrived: seconds, of this core, of the broker's core."""
+    """Send, then wait until all has arrived; returns seconds: wall, this process, the broker."""
     broker_cpu_s = broker.cpu_s()
     started_cpu_s, started_s = time.process_time(), time.perf_counter()
     is_sending = True

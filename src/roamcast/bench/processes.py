@@ -47,7 +47,7 @@ def free_port() -> int:
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float) -> bool:
-    """Whether it came true within so many seconds."""
+    """True if the condition came true within `seconds`."""
     deadline = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > deadline:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
+from roamcast.slow_link.channel import PACKET_BYTES
 from roamcast.slow_link.relay import READ_BYTES, TcpRelay, write_to
 
 
@@ -12,6 +14,11 @@ class Relay(TcpRelay):
 
     def __init__(self, target: int) -> None:
         super().__init__(target)
+        self.loss = 0.0
+        """The probability that a packet is lost. TCP sends it again, so it only comes later, …"""
+        self.retransmission_s = 0.0
+        """… by so much, and with it whatever is behind it."""
+        self.random = random.Random(target)
         self.delays_s = [0.0, 0.0]
         """Towards the target, and back."""
         self.is_swallowed = [False, False]
@@ -28,6 +35,8 @@ class Relay(TcpRelay):
                     continue
                 # What comes later never overtakes, also when the delay has just ended.
                 free_at = max(free_at, loop.time() + self.delays_s[direction])
+                if self.loss:
+                    free_at += self.retransmission_s * self._losses(len(data))
                 if free_at > loop.time():
                     loop.call_at(free_at, write_to, writer, data)
                 else:
@@ -36,6 +45,10 @@ class Relay(TcpRelay):
         finally:
             if free_at > loop.time():
                 await asyncio.sleep(free_at - loop.time())
+
+    def _losses(self, size: int) -> int:
+        """How often a packet of so many bytes is lost, one behind the other."""
+        return sum(self.random.random() < self.loss for _ in range(0, size, PACKET_BYTES))
 
     def heal(self) -> None:
         """Pass everything on at once; whatever had swallowed something is cut."""

@@ -146,7 +146,7 @@ class RoamingClient:
         seconds: float,
         until_welcome: bool = False,
     ) -> bool:
-        """Read and answer for so long, or as long as nobody moves; whether the client is welcome."""
+        """Read and answer for `seconds`, or until somebody moves; returns whether the client is welcome."""
         loop, session = asyncio.get_running_loop(), self._session
         deadline = loop.time() + seconds
         while True:

@@ -95,7 +95,7 @@ def write_synthetic_log(
     seed: int = 1,
     progress: Report = silent,
 ) -> Planted:
-    """Write a log of about so many rows into a new folder, and say what is in it."""
+    """Write a log of about `records` rows into a new folder; returns what is in it."""
     folder.mkdir(parents=True)
     network, planted = Network(subscribers, np.random.default_rng(seed)), Planted()
     published = max(1, records // ROWS_PER_PUBLISHED)

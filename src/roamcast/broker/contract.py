@@ -14,6 +14,8 @@ from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.protocol.effects import Input
 from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
 
 
 class AnyLinks(Protocol):
@@ -100,6 +102,18 @@ class AnyMachine(Protocol):
 
     def stored(self) -> Iterable[Burst]:
         """What waits for clients here, sent and not acknowledged ones included."""
+
+    def queues(self) -> Iterable[tuple[str, DeliveryQueue]]:
+        """The queues of this broker and whose they are; nothing where brokers move."""
+
+    def session_of(self, client: str) -> Session | None:
+        """A session that is held here."""
+
+    def likely_next(self, session: Session) -> list[str]:
+        """The brokers where the client of a session is expected next."""
+
+    def members(self) -> Mapping[str, bool]:
+        """The other brokers of this organisation that are known, and whether each can be reached."""
 
     def sessions_left(self) -> int:
         """While draining: sessions that are not safely elsewhere."""

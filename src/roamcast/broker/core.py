@@ -23,7 +23,7 @@ from roamcast.broker.locate import Locator
 from roamcast.broker.places import Announced, Places
 from roamcast.broker.requests import Requests
 from roamcast.broker.returns import Returns
-from roamcast.broker.reunion import Reunion
+from roamcast.broker.reunion import Reunion, Rival
 from roamcast.broker.session import Attachment, Clients, Holding
 from roamcast.broker.subscribing import Collecting, Ended, Subscribing
 from roamcast.broker.ways import Ways
@@ -137,6 +137,7 @@ class BrokerCore:
             "end_relocation", "direction", "way_to", "divert", "withdraw", "listen", "unlisten", "border",
         ),
     )  # fmt: skip
+    __slots__ = __state__.names
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ class BrokerCore:
         """Takes what is routed to owners that are no client: their first element is empty."""
         self.collects: Callable[[tuple[str, str]], None] | None = None
         """Hears when a subscription of theirs has settled."""
-        self.salvagers: dict[type[Message], Callable[[Any], None]] = {}
+        self.salvagers: dict[type[Message], Callable[[Any], None]] = {Rival: self.reunion.salvage}
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_burst,
             Fleeting: self._on_fleeting,
@@ -258,7 +259,9 @@ class BrokerCore:
         border = self.border
         for item in inputs:
             # The three that come by the million first.
-            if type(item) is ReceivedInProcess or type(item) is Received:
+            if type(item) is Submitted:
+                self._on_submitted(item)
+            elif type(item) is ReceivedInProcess or type(item) is Received:
                 message = item.message
                 if border is not None and type(item) is Received:
                     admitted = border.admit(item.peer, message)
@@ -267,12 +270,12 @@ class BrokerCore:
                     message = admitted
                 if type(message) is Burst:
                     self._on_burst(item.peer, message)
+                elif type(message) is Fleeting:
+                    self._on_fleeting(item.peer, message)
                 elif message.is_fleeting:
                     self._take_fleeting(item.peer, message)
                 else:
                     self._on_message(item.peer, message)
-            elif type(item) is Submitted:
-                self._on_submitted(item)
             else:
                 self._on_input(item)
             if self.loopback:
@@ -289,11 +292,15 @@ class BrokerCore:
 
     def _take_fleeting(self, source: str, message: Message) -> None:
         """Handle what is in no journal. Nothing numbered may follow: a replay would number differently."""
-        self._unjournalled, self._unjournalled_source, rows = message, source, self._sequence
-        if type(message) is Fleeting:
-            self._on_fleeting(source, message)
-        else:
-            self._on_message(source, message)
+        rows = self._begin_unjournalled(source, message)
+        self._on_message(source, message)
+        self._end_unjournalled(rows)
+
+    def _begin_unjournalled(self, source: str, message: Message) -> int:
+        self._unjournalled, self._unjournalled_source = message, source
+        return self._sequence
+
+    def _end_unjournalled(self, rows: int) -> None:
         if self.loopback:
             self._run_loopback()
         if self._sequence != rows:
@@ -369,6 +376,10 @@ class BrokerCore:
         gone = [peer for peer in self.router.peers if peer not in peers]
         self.returns.overlay_changed(self._next_hops, next_hops, gone)
         self._next_hops = dict(next_hops)
+        for here in self.clients.here.values() if lost else ():
+            # Before the peers are removed: changes settle by that, and a session that waits for it would go.
+            if here.claim is not None and here.claim.broker in lost:
+                self.handoffs.unclaim(here)
         for peer in gone:
             self.router.remove_peer(peer)
         for peer in peers:
@@ -377,9 +388,6 @@ class BrokerCore:
                 self.places.measure(peer)
         self.locator.met(peers)
         if lost:
-            for here in self.clients.here.values():
-                if here.claim is not None and here.claim.broker in lost:
-                    self.handoffs.unclaim(here)
             self.locator.lost(gone, lost)
             self.reunion.lost(lost)
             self.protocol.on_lost(gone, lost)
@@ -474,7 +482,10 @@ class BrokerCore:
             self._pass_on(peer, part, (), tuple(owner for owner in owners if owner in taken_back))
 
     def _on_fleeting(self, source: str, burst: Burst) -> None:
-        """What promises nothing goes to the peers and to those who are attached, past every queue."""
+        """What promises nothing goes to the peers and to those who are attached, past every queue.
+
+        It is in no journal, and nothing numbered follows from it, except where it is collected (`_spread`).
+        """
         if not burst.varied:
             route = self.router.route(burst.attributes)
             if not route[2]:
@@ -498,9 +509,11 @@ class BrokerCore:
             if attachment is not None and attachment.queue is not None and attachment.connection:
                 out.to_clients.append((client, attachment.connection, deliver))
         if "" in clients and self.collect is not None:
+            rows = self._begin_unjournalled(source, burst)
             for owner in owners:
                 if not owner[0]:
                     self.collect(owner, source, burst)
+            self._end_unjournalled(rows)
 
     def publish(
         self,
@@ -517,6 +530,11 @@ class BrokerCore:
         burst = Burst(client, incarnation, first, attributes, self.now, bodies, count, marks, varied)
         if self._records_any:
             self._record_published(burst)
+        if not varied:
+            route = self.router.route(attributes)
+            if not route[2]:
+                self._pass_on("", burst, route[0], route[1])
+                return
         self._on_burst("", burst)
 
     def _record_published(self, burst: Burst) -> None:
@@ -568,7 +586,7 @@ class BrokerCore:
                 return
             attributes, bodies, marks = message.attributes, message.bodies, message.marks
             count, varied = len(bodies), message.varied
-            self._take_fleeting(
+            self._on_fleeting(
                 "", Fleeting(item.client, 0, 0, attributes, self.now, bodies, count, marks, varied)
             )
         elif type(message) is Acknowledge:

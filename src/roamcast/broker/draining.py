@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 
 class HandAway(Command, frozen=True):
-    """Nobody is connected here any more: what is held goes to this broker."""
+    """Hand sessions of clients that are not connected to this broker, a slice of them."""
 
     destination: str
+    is_last: bool = True
+    """False while clients are still connected; their sessions go with a later slice."""
 
 
 class Emptied(Message, frozen=True):
@@ -24,11 +26,17 @@ class Emptied(Message, frozen=True):
     cause: ClassVar[Cause] = "handoff"
 
 
+SLICE_SESSIONS = 100
+"""Connections closed and sessions handed over in one turn, so that neither broker keeps others waiting."""
+
+
 class Draining:
-    __state__ = State("draining", saved=("_broker",))
+    __state__ = State("draining", saved=("_broker",), derived=("are_left",))
 
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
+        self.are_left = False
+        """True if the last slice left sessions that can go at once."""
 
     def register_handlers(self) -> None:
         self._broker.obey(HandAway, self.on_hand_away)
@@ -36,12 +44,20 @@ class Draining:
 
     def on_hand_away(self, command: HandAway) -> None:
         broker = self._broker
+        self.are_left = False
         if not broker.is_reachable(command.destination):
             return
-        for client in list(broker.sessions):
-            if client not in broker.attachments:
-                broker.handoffs.send_ahead(broker.clients.here[client], command.destination, {})
-        self._tell(broker.id, Emptied())
+        here = broker.clients.here
+        leaving = [
+            client
+            for client in broker.sessions
+            if client not in broker.attachments and here[client].claim is None
+        ]
+        for client in leaving[:SLICE_SESSIONS]:
+            broker.handoffs.send_ahead(here[client], command.destination, {})
+        self.are_left = len(leaving) > SLICE_SESSIONS
+        if command.is_last and not self.are_left:
+            self._tell(broker.id, Emptied())
 
     def on_emptied(self, sender: str, message: Emptied) -> None:
         self._broker.protocol.on_drain()

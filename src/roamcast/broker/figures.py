@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
+from typing import NamedTuple
 
 from roamcast.protocol.notification import Burst
 
 HANDOFF_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Up to where the classes of handoff times reach; the last class has no end."""
+
+
+HANDOFFS_KEPT = 2048
+"""Finished handoffs that are remembered one by one."""
+
+
+class FinishedHandoff(NamedTuple):
+    """A client whose session came here, with all that was owed."""
+
+    client: str
+    came_from: str
+    at: float
+    seconds: float | None
+    """From its attach; None if the session came ahead of its client."""
+    moved: int
+    """Notifications that came with the session or waited for it."""
 
 
 class Figures:
@@ -20,8 +38,11 @@ class Figures:
         self.handoffs: dict[str, int] = {}
         """By result."""
         self.handoff_classes = [0] * (len(HANDOFF_BOUNDS_S) + 1)
-        """How many took so long, from the attach until all that was owed had come."""
+        """Number of handoffs by duration, from the attach until all that was owed had come."""
         self.handoff_total_s = 0.0
+        self.finished: deque[FinishedHandoff] = deque(maxlen=HANDOFFS_KEPT)
+        self.finished_count = 0
+        """How many there were; the last of them are in `finished`."""
         self.dropped: dict[tuple[str, bytes], int] = {}
         """Notifications given up, by reason and first byte of their marks."""
 
@@ -31,6 +52,11 @@ class Figures:
         if seconds is not None:
             self.handoff_classes[bisect_left(HANDOFF_BOUNDS_S, seconds)] += 1
             self.handoff_total_s += seconds
+
+    def finish(self, handoff: FinishedHandoff) -> None:
+        self.handoff("finished", handoff.seconds)
+        self.finished.append(handoff)
+        self.finished_count += 1
 
     def drop(self, reason: str, burst: Burst) -> None:
         self.leave_out(reason, burst.count, burst.marks[:1])

@@ -59,10 +59,14 @@ class ClientFront(Protocol):
         """A process begins to drive this machine: no connection of before exists any more."""
 
     def set_access(self, rules: AccessRules) -> None: ...
-    def revoke(self, owners: Collection[str], connections: Collection[int], why: str) -> None: ...
+    def revoke(
+        self, owners: Collection[str], connections: Collection[int], why: str, by_operator: bool = False
+    ) -> None: ...
     def set_slow(self, id: int, is_slow: bool) -> None: ...
     def is_slow(self, id: int) -> bool: ...
-    def send_away(self, reference: str) -> None: ...
+    def send_away(self, reference: str, count_max: int) -> bool:
+        """Close so many connections and refuse new ones; True if connections are left."""
+
     def refuse_all(self, why: str) -> None:
         """Serve nobody, for this reason; "" serves again."""
 
@@ -78,6 +82,7 @@ class MqttFront(Endpoint):
     kinds: frozenset[Any] = frozenset({ClientFrames, ConnectionLost, ClientConnected})
 
     __state__ = State("mqtt-front")
+    __slots__ = ()
 
     @property
     def of_core(self) -> Front:
@@ -196,7 +201,9 @@ class PlainFront:
     def set_access(self, rules: AccessRules) -> None:
         pass
 
-    def revoke(self, owners: Collection[str], connections: Collection[int], why: str) -> None:
+    def revoke(
+        self, owners: Collection[str], connections: Collection[int], why: str, by_operator: bool = False
+    ) -> None:
         pass
 
     def set_slow(self, id: int, is_slow: bool) -> None:
@@ -205,8 +212,8 @@ class PlainFront:
     def is_slow(self, id: int) -> bool:
         return False
 
-    def send_away(self, reference: str) -> None:
-        pass
+    def send_away(self, reference: str, count_max: int) -> bool:
+        return False
 
     def refuse_all(self, why: str) -> None:
         pass

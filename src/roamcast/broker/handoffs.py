@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from roamcast.broker.figures import FinishedHandoff
 from roamcast.broker.session import Attachment, ClientHere, Event, Handoff, Holding, Search, Settling
 from roamcast.filters.selector import parse
 from roamcast.protocol.effects import Attached
@@ -180,8 +181,11 @@ class Handoffs:
             return
         came_from = here.finish_handoff()
         if came_from not in ("", broker.id):
-            took_s = broker.now - here.attachment.at if here.attachment is not None else None
-            broker.figures.handoff("finished", took_s)
+            attachment = here.attachment
+            took_s = broker.now - attachment.at if attachment is not None else None
+            queue = attachment.queue if attachment is not None else None
+            moved = len(queue) if queue is not None else 0
+            broker.figures.finish(FinishedHandoff(client, came_from, broker.now, took_s, moved))
             broker.record("handoff_finished", client=client, broker=broker.id, peer=came_from)
         broker.requests.carry_on(here)
 

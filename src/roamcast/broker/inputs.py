@@ -10,6 +10,7 @@ import msgspec
 
 from roamcast.broker.history import Seen
 from roamcast.broker.links.links import GivenLink, Offer
+from roamcast.broker.news import News
 from roamcast.broker.seeking import IsHere
 from roamcast.broker.settings import MachineSettings
 from roamcast.filters.filter import Filter
@@ -53,6 +54,8 @@ class AccessRevoked(MachineInput, frozen=True):
     connections: tuple[int, ...]
     """These end, and their sessions stay."""
     why: str
+    by_operator: bool = False
+    """Whether an operator ends them, who may let them come again."""
 
 
 class ClientConnected(MachineInput, frozen=True):
@@ -153,6 +156,13 @@ class StatusAnnounced(MachineInput, frozen=True):
     payload: bytes
 
 
+class NewsGiven(MachineInput, frozen=True):
+    """What the daemon tells the daemons of other brokers (see news.py): one of them, or all ("")."""
+
+    to: str
+    body: bytes
+
+
 class QueuesOverLimit(MachineInput, frozen=True):
     """All queues together may hold no more than this."""
 
@@ -248,6 +258,7 @@ AnyInput = (
     | LinkSlowed
     | LinkFrames
     | StatusAnnounced
+    | NewsGiven
     | BrokerForgotten
     | QueuesOverLimit
     | SettingsChanged
@@ -301,6 +312,8 @@ class MachineEffects(Effects):
     notes: Sequence[Note] = ()
     """Who has come and gone, for the log."""
     answers: Sequence[IsHere] = ()
+    news: Sequence[tuple[str, News]] = ()
+    """What daemons of other brokers say, and the peers it came from."""
     auths: Sequence[tuple[int, Auth]] = ()
     """What clients say that prove anew who they are: (connection, packet)."""
     tree: Tree | None = None

@@ -177,6 +177,22 @@ class Locator:
             if not gathering.waiting and self._gathering.get(key) is gathering:
                 self._answer(key)
 
+    def unanswered(self, client: str) -> list[str]:
+        """Brokers that were asked for the client's session and have not answered; peers stand for those
+        behind them."""
+        here = self._clients.here.get(client)
+        if here is not None and here.asked:
+            return [here.asked]
+        if here is not None and here.departed is not None:
+            return [here.departed.destination]
+        waiting = {
+            peer: None
+            for key, gathering in self._gathering.items()
+            if key[0] == client and gathering.asker is None
+            for peer in gathering.waiting
+        }
+        return list(waiting)
+
     def ask_again(self) -> None:
         """More brokers can be asked than could when they were."""
         for here in list(self._clients.here.values()):

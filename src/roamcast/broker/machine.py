@@ -15,7 +15,7 @@ import msgspec
 
 from roamcast.broker.announcing import Announcements, RecallAnnounced
 from roamcast.broker.core import BrokerCore, CoreSettings
-from roamcast.broker.draining import Draining, HandAway
+from roamcast.broker.draining import SLICE_SESSIONS, Draining, HandAway
 from roamcast.broker.figures import Figures
 from roamcast.broker.fronts import ClientFront, MqttFront, PlainFront
 from roamcast.broker.inputs import (
@@ -31,6 +31,7 @@ from roamcast.broker.inputs import (
     LinkUp,
     MachineEffects,
     MachineInput,
+    NewsGiven,
     OverlayGiven,
     PeerProgress,
     QueuesOverLimit,
@@ -47,6 +48,7 @@ from roamcast.broker.links.border import Border
 from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.links import Links, LinkTurn
 from roamcast.broker.machine_base import MachineBase
+from roamcast.broker.news import NewsDesk, TellNews
 from roamcast.broker.retained import (
     BeginRecall,
     EndRecall,
@@ -77,6 +79,8 @@ from roamcast.protocol.effects import (
 )
 from roamcast.protocol.messages import LeftOut, PeersExpected
 from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
 from roamcast.state import State
 
 UNDER_WAY_BYTES_MAX = 1 << 20
@@ -91,7 +95,7 @@ class BrokerMachine(MachineBase[ClientFront]):
     __state__ = State(
         "broker-machine",
         saved=(
-            "broker", "links", "border", "retained", "wills", "shared", "announcements", "seeking",
+            "broker", "links", "border", "retained", "wills", "shared", "announcements", "seeking", "news",
             "draining", "_told", "_meet_until", "_slowed",
         ),
         unhashed=("_now",),
@@ -114,6 +118,7 @@ class BrokerMachine(MachineBase[ClientFront]):
         self.shared = SharedSubscriptions(self.broker, self.front)
         self.announcements = Announcements(self.broker)
         self.seeking = Seeking(self.broker, self.front)
+        self.news = NewsDesk(self.broker)
         self.draining = Draining(self.broker)
         self.border = Border(self.broker, self.links.reach)
         self.border.configure(settings.border, settings.front == "mqtt")
@@ -130,8 +135,10 @@ class BrokerMachine(MachineBase[ClientFront]):
     def _restore(self) -> None:
         super()._restore()
         self.links.border = self.broker.border = self.border
-        parts = (self.retained, self.wills, self.shared, self.announcements, self.seeking, self.draining)
-        for part in parts:
+        for part in (
+            self.retained, self.wills, self.shared, self.announcements, self.seeking, self.news,
+            self.draining,
+        ):  # fmt: skip
             part.register_handlers()
 
     # --- the contract ---
@@ -142,11 +149,11 @@ class BrokerMachine(MachineBase[ClientFront]):
         self._out = out = MachineEffects()
         kinds, of_clients = front.kinds, []
         for item in inputs:
-            if type(item) is ReceivedInProcess:
+            if type(item) in kinds:
+                of_clients.append(item)
+            elif type(item) is ReceivedInProcess:
                 self.links.ends[item.peer].receive_in_process(item)
                 front.inputs.append(item)
-            elif type(item) in kinds:
-                of_clients.append(item)
             elif type(item) is StateChecked:
                 self._expected = item
             else:
@@ -161,8 +168,10 @@ class BrokerMachine(MachineBase[ClientFront]):
             front.collect(out)
         if self.seeking.answers:
             out.answers, self.seeking.answers = self.seeking.answers, []
+        if self.news.heard:
+            out.news, self.news.heard = self.news.heard, []
         if out.durable:
-            self._check_state()
+            self._check_state(out.durable)
         return out
 
     @property
@@ -171,11 +180,12 @@ class BrokerMachine(MachineBase[ClientFront]):
         return bool(self.broker.locator.unmet) and self.history.is_settled
 
     def deadline(self) -> float | None:
-        timers = self.broker.timers
-        of_broker = timers[0][0] if timers else None
-        if self._waits_for_peers:
+        broker = self.broker
+        of_broker = broker.timers[0][0] if broker.timers else None
+        if broker.locator.unmet and self._waits_for_peers:
             of_broker = min(self._meet_until, of_broker or self._meet_until)
-        of_clients = self.front.timers.next() if self.front.timers is not None else None
+        timers = self.front.timers
+        of_clients = timers.next() if timers is not None else None
         retained = self.retained
         if (retained.recalls or retained.untold) and self._next_slice() is not None:
             return 0.0
@@ -226,6 +236,24 @@ class BrokerMachine(MachineBase[ClientFront]):
     def stored(self) -> Iterable[Burst]:
         return (burst for _, queue in self.broker.protocol.stored() for burst in queue.bursts())
 
+    def queues(self) -> Iterable[tuple[str, DeliveryQueue]]:
+        return self.broker.protocol.stored()
+
+    def session_of(self, client: str) -> Session | None:
+        return self.broker.sessions.get(client)
+
+    def likely_next(self, session: Session) -> list[str]:
+        return self.broker.protocol.likely_next(session)
+
+    def members(self) -> Mapping[str, bool]:
+        reach = self.links.reach
+        known = [*reach.next_hops, *reach.cut_off]
+        return {
+            one: one in reach.next_hops
+            for one in dict.fromkeys(known)
+            if one != self.id and not self.broker.is_guest(one)
+        }
+
     def sessions_left(self) -> int:
         """Sessions that are not safely elsewhere: held here, granted and not taken, or still on a link."""
         broker = self.broker
@@ -263,6 +291,9 @@ class BrokerMachine(MachineBase[ClientFront]):
                 told = self.announcements.announce(topic, payload, self._now)
                 self.front.inputs.append(CommandGiven(told))
                 return
+            case NewsGiven(to, body):
+                self.front.inputs.append(CommandGiven(TellNews(to, body)))
+                return
         self._out.durable.append(item)
         match item:
             case OverlayGiven(links):
@@ -288,8 +319,11 @@ class BrokerMachine(MachineBase[ClientFront]):
             case SessionSought(client, number):
                 self.front.inputs.append(CommandGiven(Seek(client, number)))
             case DrainOrdered(destination, reference):
-                self.front.send_away(reference)
-                self.front.inputs.append(CommandGiven(HandAway(destination)))
+                are_connected = self.front.send_away(reference, SLICE_SESSIONS)
+                self.front.inputs.append(CommandGiven(HandAway(destination, not are_connected)))
+                self._run()
+                if are_connected or self.draining.are_left:
+                    self._out.deferred = [*self._out.deferred, item]
             case Tick():
                 self._on_tick(item)
             case LinkSlowed(peer, is_slow):
@@ -495,6 +529,9 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     def left_out(self, client: str, burst: Burst, reason: str) -> None:
         self.front.inputs.append(CommandGiven(LeftOut(client, burst, reason)))
+
+    def unanswered(self, client: str) -> list[str]:
+        return self.broker.locator.unanswered(client)
 
     def with_zones(self, filter: Filter) -> Filter:
         return self.broker.places.with_zones(filter)

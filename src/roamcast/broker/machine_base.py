@@ -17,6 +17,7 @@ from roamcast.broker.history import History
 from roamcast.broker.inputs import (
     AccessRevoked,
     MachineEffects,
+    MachineInput,
     PeerProgress,
     RulesChanged,
     SettingsChanged,
@@ -29,7 +30,7 @@ from roamcast.broker.settings import MachineSettings
 from roamcast.broker.wills import PublishThat
 from roamcast.errors import InputError
 from roamcast.mqtt.server.endpoint import Endpoint
-from roamcast.protocol.effects import CommandGiven
+from roamcast.protocol.effects import CommandGiven, Input
 from roamcast.state import State
 
 CHECK_EVERY = 4096
@@ -119,16 +120,16 @@ class MachineBase(ABC, Generic[AFront]):
         self.starts += 1
         self.history.begin(start)
 
-    def _check_state(self) -> None:
+    def _check_state(self, durable: list[MachineInput | Input]) -> None:
         """A turn is over: compare the state with what the journal says of it, or say it now and then."""
-        expected, self._expected = self._expected, None
-        durable = self._out.durable
         if type(durable[0]) is not PeerProgress or any(type(item) is not PeerProgress for item in durable):
             self.history.position += 1
+        expected = self._expected
         if expected is None:
             self._turns_unchecked += 1
             if self._turns_unchecked < CHECK_EVERY:
                 return
+        self._expected = None
         sums = self._sums()
         known = expected.sums if expected is not None else {}
         differ = [name for name in sums if known.get(name, sums[name]) != sums[name]]
@@ -190,8 +191,8 @@ class MachineBase(ABC, Generic[AFront]):
                 self._configure(settings)
             case RulesChanged(rules):
                 self.front.set_access(rules)
-            case AccessRevoked(owners, connections, why):
-                self.front.revoke(owners, connections, why)
+            case AccessRevoked(owners, connections, why, by_operator):
+                self.front.revoke(owners, connections, why, by_operator)
             case Started(settings, start):
                 self._check_start(settings)
                 self._begin(start)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
 
 ROUND_TRIPS_KEPT = 8
-"""The longest of so many measurements counts."""
+"""Number of measurements of which the longest counts."""
 MEASURED_CHANGE_MIN = 0.1
 """A round trip that has changed by less than this part is as it was: a change is told to every broker."""
 

@@ -75,10 +75,10 @@ class Requests:
         self._tell_accepted(session)
 
     def publish(self, session: Session, request: ClientPublish) -> None:
-        broker, first, bodies, varied = self._broker, request.request, request.bodies, request.varied
-        skip = session.accepted + 1 - first
+        broker, bodies, varied = self._broker, request.bodies, request.varied
+        skip = session.accepted + 1 - request.request
         if 0 <= skip < len(bodies):
-            session.accepted = first + len(bodies) - 1
+            session.accepted += len(bodies) - skip
             if skip:
                 bodies, varied = bodies[skip:], varied[skip:]
             if not broker.router.uses_advertisements:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
+from zlib import crc32
 
 import msgspec
 
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 CLAIMS_PER_MESSAGE = 1000
 
-NUMBERS_APART = 1000
-"""The attach numbers of a session that stays are so far above those of the one that ends."""
+RANGE_BITS = 32
+"""Attach numbers of a session that stays are in a higher range of 2 ** 32 than those of the one that ends."""
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True):
@@ -232,12 +233,18 @@ class Reunion:
         session = here.session if here is not None else None
         is_gone = here is None or (session is None and here.departed is None)
         if is_gone:
-            # It has ended, or was too fast to be followed: then it is anywhere.
-            self._pass_on(Claims(broker.id, tuple(broker.own_members), (claim,), is_last=False), "")
-        if is_gone or (session is not None and session.begun == claim.begun):
+            self.salvage(message)
+        elif session is not None and session.begun == claim.begun:
             broker.send(claim.broker, ReunionOver(claim.client))
         else:
             self._compare(claim)
+
+    def salvage(self, message: Rival) -> None:
+        """The session that should hear of its rival has ended, is lost with its broker, or was too fast to be
+        followed: then it is anywhere."""
+        broker, claim = self._broker, message.claim
+        self._pass_on(Claims(broker.id, tuple(broker.own_members), (claim,), is_last=False), "")
+        broker.send(claim.broker, ReunionOver(claim.client))
 
     def _compare(self, claim: Claim) -> None:
         broker, here = self._broker, self._clients.here.get(claim.client)
@@ -257,8 +264,11 @@ class Reunion:
             if own is not None:
                 broker.endings.begin_replaced(here)
         elif own.begun > claim.begun:
-            # Nothing of the two may be mistaken for the other's.
-            session.number = max(session.number, claim.number) + NUMBERS_APART
+            # Nothing of the two may be mistaken for the other's. Both may be told to go on with higher
+            # numbers before one of them ends: where in the range they go on depends on when and where they
+            # began.
+            start = crc32(msgspec.msgpack.encode(own.begun)) >> 1
+            session.number = ((max(session.number, claim.number) >> RANGE_BITS) + 1 << RANGE_BITS) + start
             session.incarnation = max(session.incarnation, claim.incarnation) + 1
             here.older = claim.broker
             broker.send(claim.broker, Rival(own))
@@ -294,6 +304,9 @@ class Reunion:
         for here in self._clients.here.values():
             if here.older in gone:
                 here.older = ""
+            elif here.older and here.session and (own := self._claim_of(here.client)):
+                # Whoever was to answer may be among them: the other session may have gone there.
+                self._broker.send(here.older, Rival(own))
         self._go_on()
         self.claim([client for client, one in self._broker.sessions.items() if one.last_broker in gone])
 

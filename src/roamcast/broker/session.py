@@ -28,7 +28,13 @@ from roamcast.protocol.session import Session
 from roamcast.state import State
 
 
-class Holding(Enum):
+class _Named(Enum):
+    """Members are single objects; the hash of Enum is computed anew at every look into a table."""
+
+    __hash__ = object.__hash__
+
+
+class Holding(_Named):
     """Where the session is, seen from this broker."""
 
     ABSENT = "absent"
@@ -43,7 +49,7 @@ class Holding(Enum):
     """Ending, and its client has another session elsewhere."""
 
 
-class Search(Enum):
+class Search(_Named):
     """What this broker does to get the session."""
 
     IDLE = "idle"
@@ -54,26 +60,26 @@ class Search(Enum):
     """Some broker has the request and will grant or refuse it."""
 
 
-class Presence(Enum):
+class Presence(_Named):
     """The client's connection to this broker."""
 
     AWAY = "away"
     ATTACHED = "attached"
 
 
-class Handoff(Enum):
+class Handoff(_Named):
     FINISHED = "finished"
     UNDER_WAY = "under way"
 
 
-class Settling(Enum):
+class Settling(_Named):
     """The client's subscriptions and advertisements."""
 
     SETTLED = "settled"
     SETTLING = "settling"
 
 
-class Event(Enum):
+class Event(_Named):
     ATTACHED = "attached"
     DETACHED = "detached"
     ASKED_ONE = "asked one"
@@ -202,11 +208,15 @@ TABLE: dict[str, dict[Any, dict[Event, Any]]] = {
 }
 """Machine, state and event to the next state."""
 
-CONCERNED = {
-    event: [machine for machine, states in TABLE.items() if any(event in one for one in states.values())]
+MOVES: dict[Event, list[tuple[str, dict[Any, Any]]]] = {
+    event: [
+        (machine, {state: events[event] for state, events in states.items() if event in events})
+        for machine, states in TABLE.items()
+        if any(event in events for events in states.values())
+    ]
     for event in Event
 }
-"""The machines that an event moves."""
+"""The machines that an event moves, and for each from which state to which."""
 
 
 class Attachment:
@@ -288,9 +298,9 @@ class ClientHere(msgspec.Struct):
     """The brokers that have a session which stays; the one here ends."""
 
     def on(self, event: Event) -> None:
-        for machine in CONCERNED[event]:
+        for machine, moves in MOVES[event]:
             state = getattr(self, machine)
-            after = TABLE[machine][state].get(event)
+            after = moves.get(state)
             if after is None:
                 now = f"{machine} is {state.value!r}"
                 raise IllegalTransition(f"client {self.client!r}: {event.value!r} cannot happen while {now}")

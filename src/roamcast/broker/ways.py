@@ -41,9 +41,9 @@ class Ways:
         if not burst.varied:
             return self._uniform(burst, self._router.route(burst.attributes), divide)
         ways: list[Way] = []
-        find, start, current = self._router.route, 0, None
+        known, find, start, current = self._router.known_routes, self._router.route, 0, None
         for position, attributes in enumerate(burst.varied):
-            route = find(attributes)
+            route = known.get(attributes) or find(attributes)
             if route is current:
                 continue
             if current is not None:

@@ -1,7 +1,8 @@
 """The `roamcast` command: its commands live in modules of their own, its manners live here.
 
 Exit codes: 0 for success, 1 when a run broke a promise, 2 for something the user can put right, 70
-for a fault of ours, 130 after an interruption, 141 when the reader of our output went away.
+for a fault of ours, 75 for a port that is taken (a later try may succeed), 130 after an interruption, 141
+when the reader of our output went away.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from roamcast.errors import InputError
+from roamcast.errors import CannotListenNow, InputError
 
 if TYPE_CHECKING:
     import typer
 
 EXIT_INPUT = 2
 EXIT_INTERNAL = 70
+EXIT_TRY_AGAIN = 75
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
@@ -60,6 +62,8 @@ def answered(work: Callable[[], int]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
+    except CannotListenNow as error:
+        return complain(str(error), EXIT_TRY_AGAIN)
     except InputError as error:
         return complain(str(error), EXIT_INPUT)
     except ModuleNotFoundError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from roamcast.cli import (
     link,
     location,
     model,
+    network,
     pipeline,
     proxy,
     pub,
@@ -26,22 +28,29 @@ from roamcast.cli import (
     sub,
     trace,
     user,
+    view,
 )
 from roamcast.cli.usage import ClickException, describe_usage_error, new_group, register_own
 from roamcast.errors import InputError
 from roamcast.plugins import load_protocols
 
+COMPLETION = "_ROAMCAST_COMPLETE"
+"""Set by the script that `roamcast --show-completion` prints."""
+
 
 def build_app() -> typer.Typer:
     app = new_group(
         "Publish/subscribe for things that move.",
-        examples=["roamcast demo", "roamcast bench match --subscriptions 10000"],
+        examples=["roamcast demo", 'eval "$(roamcast --show-completion)"'],
+        completion=True,
     )
     app.callback()(root)
     # One line for each module of commands, in the order in which --help lists them. Their heavy
     # imports belong inside the commands: this is run at every start.
     demo.register(app)
+    view.register(app)
     broker.register(app)
+    network.register(app)
     proxy.register(app)
     register_own(app, pub.COMMAND)
     register_own(app, sub.COMMAND)
@@ -79,6 +88,8 @@ def invoke(app: typer.Typer, arguments: Sequence[str]) -> int:
     load_protocols()
     try:
         command = get_command(app)
+        if COMPLETION in os.environ:
+            command(prog_name="roamcast")  # The shell wants to know what could come next; this ends here.
         # Not command.main(): it prints errors in its own way before we could.
         with command.make_context("roamcast", list(arguments) or ["--help"]) as context:
             command.invoke(context)

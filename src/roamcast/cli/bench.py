@@ -41,7 +41,8 @@ def register(app: typer.Typer) -> None:
         (routing, "routing --subscriptions 1000"),
         (sim, "sim --repeat 5"),
         (broker, "broker --against mosquitto,amqtt --out figures"),
-        (handoff, "handoff --rounds 100"),
+        (handoff, "handoff --rtt 1,10,50,100 --loss 0,1 --out figures"),
+        (storm, "storm --clients 10000 --way drain"),
         (chaos, "chaos --seconds 60 --seed 7"),
         (attack, "attack --only silent-tls --only non-readers-qos-0"),
         (location, "location --subscriptions 10000"),
@@ -309,21 +310,45 @@ def show_broker(result: dict[str, Any]) -> None:
 
 
 def handoff(
-    rounds: Annotated[int, typer.Option(min=1, help="Resumes and handoffs with each queue.")] = 30,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Resumes and handoffs with each queue. [default: 30; with --rtt 5]"),
+    ] = None,
     queued: Annotated[
         list[int] | None,
         typer.Option(min=0, max=100_000, help="Messages that wait; once for each. [default: 0, 100, 10000]"),
     ] = None,
+    rtt: Annotated[
+        str,
+        typer.Option(help="Round trips of links in ms, by commas: compare protocols over such links."),
+    ] = "",
+    loss: Annotated[str, typer.Option(help="With --rtt: percent of packets lost on links.")] = "0",
+    hops: Annotated[str, typer.Option(help="With --rtt: links that a client moves over.")] = "1,2,4",
+    only: Annotated[
+        str,
+        typer.Option(
+            help="With --rtt: any of resume, multi_hop_handoff, roam_hit, roam_miss, proactive, relocation."
+        ),
+    ] = "",
+    out: Annotated[Path | None, typer.Option(help="With --rtt: a folder for handoff.svg.")] = None,
     sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.GROUP,
     as_json: AsJson = False,
 ) -> None:
-    """A client moves between two broker processes: how long until it is served, against a plain resume."""
+    """A client moves between broker processes: how long until it is served, against a plain resume.
+
+    With --rtt brokers are a chain whose links are slowed down, and every way of coming back is measured. A
+    packet that is lost comes later by a round trip and 200 ms, and so does what is behind it.
+    """
     from roamcast.bench import handoff as benchmark
 
+    if rtt:
+        far_handoffs(rtt, loss, hops, only, rounds, queued, sync, out, as_json)
+        return
     with progress("handing off") as report, failing_plainly():
         result = benchmark.run(
-            sync=sync.value, rounds=rounds, queued=queued or benchmark.QUEUED, progress=report
-        )
+            sync=sync.value, rounds=rounds or benchmark.ROUNDS, queued=queued or benchmark.QUEUED,
+            progress=report,
+        )  # fmt: skip
     if as_json:
         emit_json(result)
         return
@@ -346,6 +371,114 @@ def handoff(
     table(
         ["what", "value"], [(k.replace("_", " "), v) for k, v in result.items() if isinstance(v, float | str)]
     )
+
+
+def far_handoffs(
+    rtt: str,
+    loss: str,
+    hops: str,
+    only: str,
+    rounds: int | None,
+    queued: Sequence[int] | None,
+    sync: Sync,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    from roamcast.bench import handoff_far as benchmark
+    from roamcast.bench.handoff import QUEUED
+
+    rtts_ms = split_numbers("--rtt", rtt, 0.0, 10_000.0)
+    losses = [percent / 100 for percent in split_numbers("--loss", loss, 0.0, 50.0)]
+    ways = [int(one) for one in split_numbers("--hops", hops, 1.0, 8.0)]
+    kinds = split_names("--only", only, benchmark.KINDS) if only else tuple(benchmark.KINDS)
+    if out is not None:
+        prepare_out_folder(out)
+    with progress("handing off") as report, failing_plainly():
+        result = benchmark.run(
+            rtts_ms=rtts_ms, losses=losses, hops=ways, queued=queued or QUEUED, kinds=kinds,
+            rounds=rounds or benchmark.ROUNDS, sync=sync.value, progress=report,
+        )  # fmt: skip
+    if out is not None:
+        from roamcast.bench.handoff_figure import write_figure
+
+        write_figure(result, out / "handoff.svg")
+    if as_json:
+        emit_json(result)
+        return
+    until = ("connack", "first_message", "all_messages")
+    rows = [
+        [
+            case["kind"], case["rtt_ms"], 100 * case["loss"], case["queued"], case["hops"],
+            *(case[what]["p50_ms"] if case[what] else "" for what in until),
+        ]
+        for case in result["cases"]
+    ]  # fmt: skip
+    columns = ["kind", "round trip ms", "lost %", "queued", "hops", "connack p50 ms", "first message", "all"]
+    table(columns, rows, title="bench handoff over slow links")
+    if result["asked"]:
+        table_of(result["asked"], "asked for with a round trip of 50 ms and no loss")
+    print(result["settings"])
+
+
+def split_numbers(option: str, text: str, least: float, most: float) -> list[float]:
+    """Numbers by commas, each within these bounds."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option} {text}: numbers with commas between them are needed") from None
+    for number in numbers:
+        if not least <= number <= most:
+            raise InputError(f"{option} {number:g}: between {least:g} and {most:g} is allowed")
+    return numbers
+
+
+def storm(
+    clients: Annotated[int, typer.Option(min=1, max=50_000, help="How many clients move.")] = 10_000,
+    seconds: Annotated[float, typer.Option(min=0.0, max=600.0, help="They leave within so long.")] = 1.0,
+    way: Annotated[
+        str, typer.Option(help="How they leave: move (each by itself), drain (broker drain), or both.")
+    ] = "move,drain",
+    protocol: Annotated[str, typer.Option(help="The mobility protocol.")] = "multi_hop_handoff",
+    sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.GROUP,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of the brokers. Repeatable."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="What messages are drawn from.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Thousands of clients leave one broker process for another at once: how fast, and what others notice.
+
+    Exit code 1 if a message was lost, repeated or reordered, if fewer than 5,000 sessions were handed over
+    per second, or if pings of other clients took more than 100 ms.
+    """
+    from roamcast.bench import storm as benchmark
+
+    ways = split_names("--way", way, benchmark.WAYS)
+    with progress("moving") as report, failing_plainly():
+        result = benchmark.run(
+            clients=clients, seconds=seconds, ways=ways, protocol=protocol, sync=sync.value, seed=seed,
+            settings=set_ or (), progress=report,
+        )  # fmt: skip
+    if as_json:
+        emit_json(result)
+    else:
+        show_storm(result)
+    if not result["holds"]:
+        raise typer.Exit(1)
+
+
+def show_storm(result: dict[str, Any]) -> None:
+    columns = [
+        "way", "handoffs_per_s", "p50_ms", "p99_ms", "old_us_per_handoff", "new_us_per_handoff",
+        "old_memory_mb_peak", "new_memory_mb_peak", "ping_p50_ms", "ping_p99_ms", "is_exact", "holds",
+    ]  # fmt: skip
+    table_of(result["cases"], "bench storm", columns)
+    for case in result["cases"]:
+        for why in case["why"]:
+            print(f"{case['way']} does not hold: {why}")
+    print(result["settings"])
+    print(f"asked: {result['asked']}")
 
 
 def proxy(

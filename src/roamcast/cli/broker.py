@@ -66,9 +66,7 @@ def broker(
             "ones. Repeatable.",
         ),
     ] = None,
-    peer_listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where peers connect.")
-    ] = None,
+    peer_listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where peers connect.")] = None,
     discover: Annotated[
         str | None,
         typer.Option(

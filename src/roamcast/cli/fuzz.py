@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from roamcast.bench.interrupts import interrupts_held_back
+from roamcast.cli.exhaustive import check_alone, search_exhaustively
 from roamcast.cli.output import emit_json, progress
 from roamcast.cli.sim import EXIT_VIOLATIONS
 from roamcast.cli.tables import table_in_parts
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 SEEDS_PER_CHUNK = 4
 """Large enough to hide the cost of handing work to another process, small enough for a smooth bar."""
 CHUNKS_WAITING = 4
-"""For each worker: so many that none runs dry, so few that a failure soon stops them all."""
+"""Seeds ahead of each worker: enough that none runs dry, few enough that a failure soon stops them."""
 SEEDS_DEFAULT = "0:100"
 COLUMNS = (
     *("seeds", "handoffs", "notifications", "deliveries"),
@@ -67,6 +68,7 @@ def register(app: typer.Typer) -> None:
             "roamcast fuzz --faults hostile --protocol multi_hop_handoff --seeds 0:500",
             "roamcast fuzz --feature location --seeds 0:200",
             "roamcast fuzz --protocol sub_unsub --seeds 17",
+            "roamcast fuzz --exhaustive --protocol roam",
             "roamcast fuzz --story story.txt --trace",
         ),
     )(fuzz)
@@ -114,6 +116,14 @@ def fuzz(
     trace: Annotated[
         bool, typer.Option("--trace", help="With --story: show every message between brokers, and faults.")
     ] = False,
+    exhaustive: Annotated[
+        bool,
+        typer.Option(
+            "--exhaustive",
+            help="Visit every order of events in small worlds instead of drawing seeds; without --protocol,"
+            " for multi_hop_handoff and roam.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Draw networks and moves from seeds, and look for one that breaks a protocol's promise.
@@ -126,7 +136,10 @@ def fuzz(
     With --feature location, clients have filters that depend on where they are. Flooding says what they
     are owed, and the timing of the links what those miss who are too fast; nothing else may be missing.
     """
-    if story is not None:
+    if exhaustive:
+        check_alone(seeds=seeds, faults=faults, feature=feature, front=front, story=story)
+        failed = search_exhaustively(protocol or "all", as_json=as_json)
+    elif story is not None:
         if seeds is not None:
             raise InputError("--seeds and --story exclude each other: a story is not drawn from a seed")
         if faults is not None:

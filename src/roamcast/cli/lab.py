@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roamcast.bench.interrupts import terminations_as_interrupts
-from roamcast.cli.output import emit_json, leaves, plain, prepare_new_folder, progress, table
+from roamcast.cli.output import (
+    emit_json,
+    leaves,
+    plain,
+    prepare_new_folder,
+    prepare_out_folder,
+    progress,
+    table,
+)
 from roamcast.cli.spark import spark_session
 from roamcast.cli.usage import new_group, show_examples
 from roamcast.errors import InputError
@@ -36,6 +44,10 @@ OnSpark = Annotated[
     str | None,
     typer.Option("--master", help="Spread the runs over Spark there, such as spark://HOST:PORT."),
 ]
+Runs = Annotated[
+    Path | None,
+    typer.Option("--runs", help="Folder that keeps finished runs; a command that was stopped goes on there."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -48,6 +60,9 @@ def register(app: typer.Typer) -> None:
     group.command("list", epilog=show_examples("roamcast lab list --json"))(list_claims)
     group.command("run", epilog=show_examples("roamcast lab run wang-fig5 --quick --out fig5"))(run)
     group.command("check", epilog=show_examples("roamcast lab check W6 W7 --quick --json"))(check)
+    group.command("report", epilog=show_examples("roamcast lab report W6 --quick --runs runs --out claims"))(
+        report
+    )
 
 
 def list_claims(as_json: AsJson = False) -> None:
@@ -85,6 +100,8 @@ def run(
 ) -> None:
     """Run one experiment and write everything that it finds.
 
+    What was stopped goes on where it was, if it is called again with the same folder.
+
     Exit code 1 if an exact claim does not hold or a run crashed; that another claim does not hold is a
     finding, not an error.
     """
@@ -95,7 +112,7 @@ def run(
     (experiment,) = select(experiments(), [id])
     given = given_trace(experiment, trace, overlay, quick)
     prepare_new_folder(out, "outcomes.json", "metrics", "figures", "logs")
-    with new_sweep(workers, master, out.absolute() / "logs" if log else None) as sweep:
+    with new_sweep(workers, master, out.absolute() / "logs" if log else None, runs=out) as sweep:
         started = time.perf_counter()
         findings = watch(experiment, quick, sweep, given)
     wall_s = round(time.perf_counter() - started, 3)
@@ -114,11 +131,14 @@ def check(
         typer.Argument(metavar="[ID]...", help="Claims or experiments; all of them if none is given."),
     ] = None,
     quick: Quick = False,
+    runs: Runs = None,
     workers: Workers = None,
     master: OnSpark = None,
     as_json: AsJson = False,
 ) -> None:
     """Check claims: the document's word, what was measured, and whether it holds.
+
+    Each claim is printed when it is judged. Ctrl-C ends with what was judged so far.
 
     Exit code 1 if an exact claim does not hold or a run crashed; that another claim does not hold is a
     finding, not an error.
@@ -127,31 +147,85 @@ def check(
     from roamcast.lab.experiment import as_row, select
 
     chosen = select(experiments(), ids or [])
-    rows = []
-    with new_sweep(workers, master) as sweep:
+    rows: list[dict[str, Any]] = []
+    stopped = False
+    with new_sweep(workers, master, runs=runs) as sweep:
         started = time.perf_counter()
-        for experiment, claims in chosen.items():
-            outcomes = watch(experiment, quick, sweep).outcomes
-            asked = [claim.id for claim in claims]
-            rows += [as_row(outcome, experiment) for outcome in outcomes if outcome.claim in asked]
+        try:
+            for experiment, claims in chosen.items():
+                outcomes = watch(experiment, quick, sweep).outcomes
+                asked = [claim.id for claim in claims]
+                judged = [as_row(outcome, experiment) for outcome in outcomes if outcome.claim in asked]
+                rows += judged
+                if not as_json:
+                    say(judged)
+        except KeyboardInterrupt:
+            stopped = True
     failures = [str(failure) for failure in sweep.failures]
-    conclude(rows, failures, round(time.perf_counter() - started, 3), as_json)
+    left = [claim.id for claims in chosen.values() for claim in claims][len(rows) :]
+    conclude(rows, failures, round(time.perf_counter() - started, 3), as_json, left)
+    if stopped:
+        raise KeyboardInterrupt
+
+
+def report(
+    out: Annotated[Path, typer.Option(help="Folder for claims.md and claims/, its pictures and tables.")],
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ID]...", help="Claims or experiments; all of them if none is given."),
+    ] = None,
+    quick: Quick = False,
+    runs: Runs = None,
+    workers: Workers = None,
+    master: OnSpark = None,
+) -> None:
+    """Write one page with every claim: the document's word, what was measured, holds or not and why.
+
+    Exit code 1 if an exact claim does not hold or a run crashed.
+    """
+    from roamcast.lab.catalogue import experiments
+    from roamcast.lab.claims_page import ClaimsPage
+    from roamcast.lab.experiment import as_row, select
+
+    chosen = select(experiments(), ids or [])
+    prepare_out_folder(out)
+    command = " ".join(["roamcast lab report", *(ids or []), *(["--quick"] if quick else []), f"--out {out}"])
+    page = ClaimsPage(out, command)
+    rows: list[dict[str, Any]] = []
+    with new_sweep(workers, master, runs=runs) as sweep:
+        for experiment in chosen:
+            findings = watch(experiment, quick, sweep)
+            page.add(experiment, findings)
+            rows += [as_row(outcome, experiment) for outcome in findings.outcomes]
+            say(rows[-len(findings.outcomes) :])
+    page.write()
+    failures = [str(failure) for failure in sweep.failures]
+    print(f"{len(rows)} claims in {out / 'claims.md'}")
+    judge(rows, failures)
 
 
 @contextmanager
-def new_sweep(workers: int | None, master: str | None, logs: Path | None = None) -> Iterator[Sweep]:
-    """What does the runs: the cores of this machine, or Spark's executors."""
+def new_sweep(
+    workers: int | None, master: str | None, logs: Path | None = None, runs: Path | None = None
+) -> Iterator[Sweep]:
+    """What does the runs: the cores of this machine, or Spark's executors. `runs` keeps what is finished."""
+    from roamcast.lab.kept import KeptRuns
     from roamcast.lab.sweep import Sweep
 
+    kept = None
+    if runs is not None:
+        kept = KeptRuns(prepare_out_folder(runs, option="--runs"))
+        if len(kept):
+            print(f"{len(kept)} finished runs of before are in {runs}", file=sys.stderr)
     if master is None:
-        yield Sweep(workers, logs=logs)
+        yield Sweep(workers, logs=logs, kept=kept)
         return
     with spark_session(master) as spark:
         from roamcast.pipeline.sweep import check_logs, spread
 
         if logs is not None:
             check_logs(spark, logs)
-        yield Sweep(workers, logs=logs, spread=partial(spread, spark))
+        yield Sweep(workers, logs=logs, spread=partial(spread, spark), kept=kept)
 
 
 def given_trace(
@@ -181,25 +255,42 @@ def watch(
         return conduct(experiment, quick, sweep, trace)
 
 
-def conclude(rows: list[dict[str, Any]], failures: list[str], wall_s: float, as_json: bool) -> None:
-    """Print what became of the claims, and choose the exit code."""
-    for failure in failures:
-        print(f"roamcast: a run failed twice: {failure}", file=sys.stderr)
+def conclude(
+    rows: list[dict[str, Any]], failures: list[str], wall_s: float, as_json: bool, left: Sequence[str] = ()
+) -> None:
+    """Print what became of the claims, and choose the exit code. `left` were not judged."""
     if as_json:
         counts = {name: sum(row["holds"] is value for row in rows) for name, value in VERDICTS.items()}
-        emit_json({"claims": plain(rows), **counts, "failed_runs": failures, "wall_s": wall_s})
+        about = {"not_judged": list(left)} if left else {}
+        emit_json({"claims": plain(rows), **counts, **about, "failed_runs": failures, "wall_s": wall_s})
     else:
         show(rows)
+        if left:
+            print(f"not judged: {', '.join(left)}")
+    if not left:
+        judge(rows, failures)
+
+
+def judge(rows: list[dict[str, Any]], failures: list[str]) -> None:
+    """Name the runs that failed, and choose the exit code."""
+    for failure in failures:
+        print(f"roamcast: a run failed twice: {failure}", file=sys.stderr)
     if failures or any(row["kind"] == "exact" and row["holds"] is False for row in rows):
         raise typer.Exit(EXIT_NOT_EXACT)
 
 
 VERDICTS = {"holds": True, "fails": False, "open": None}
+WORDS = {True: "holds", False: "does not hold", None: "open"}
+
+
+def say(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        note = f": {row['note']}" if row["note"] else ""
+        print(f"{row['claim']} {WORDS[row['holds']]}{note}", flush=True)
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    words = {True: "holds", False: "does not hold", None: "open"}
-    summary = [[row["claim"], row["kind"], words[row["holds"]], row["paper"], row["note"]] for row in rows]
+    summary = [[row["claim"], row["kind"], WORDS[row["holds"]], row["paper"], row["note"]] for row in rows]
     table(["claim", "kind", "verdict", "the document", "note"], summary)
     for row in rows:
         title = f"{row['claim']}: {row['experiment']}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 STEPS_SHOWN = (1, 2, 3, 5, 10)
 STARTS_MAX = 1000
-"""From so many locations at most it is counted how far one gets."""
+"""Limit of locations from which reachability is counted."""
 
 
 def register(app: typer.Typer) -> None:

@@ -315,7 +315,7 @@ def read_points(path: Path) -> list[list[float]]:
 
 
 def parse_numbers(where: str, text: str, count: int, form: str) -> list[float]:
-    """So many numbers with commas between them."""
+    """Read `count` numbers with commas between them."""
     parts = text.split(",")
     try:
         numbers = [float(part) for part in parts]

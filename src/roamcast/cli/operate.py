@@ -66,6 +66,8 @@ def where(
     else:
         down = ", ".join(f"{peer} ({why or 'not connected'})" for peer, why in answer["links_down"].items())
         asked = f"; these links are down: {down}" if down else ""
+        if answer["away"]:
+            asked += f"; these brokers did not answer, and may hold it: {', '.join(answer['away'])}"
         print(f"no broker that can be asked holds a session of {client}{asked}")
     if not answer["found"]:
         raise typer.Exit(EXIT_NOT_FOUND)

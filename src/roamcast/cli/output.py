@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from roamcast.errors import InputError
-from roamcast.lab.words import cell, is_number
+from roamcast.lab.words import cell, is_number, leaves
 
 __all__ = [
     "Report",
@@ -122,18 +122,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     # A file or a pipe has no width at which lines would have to be broken.
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 1000, markup=False)
     console.print(drawing)
-
-
-def leaves(figures: Mapping[str, Any], above: str = "") -> list[tuple[str, object]]:
-    """Nested figures as rows of a table: each value with the names that lead to it, a list as one line."""
-    rows: list[tuple[str, object]] = []
-    for key, value in figures.items():
-        name = f"{above}{key}".replace("_", " ")
-        if isinstance(value, Mapping):
-            rows += leaves(value, f"{name}: ")
-        else:
-            rows.append((name, ", ".join(map(cell, value)) if isinstance(value, list | tuple) else value))
-    return rows
 
 
 def prepare_new_folder(out: Path, *names: str) -> None:

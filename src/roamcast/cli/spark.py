@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Figures = TypeVar("Figures", bound=dict[str, Any])
 
 SMALL_ROWS = 2_000_000
-"""A log of so many rows is done before Java has compiled what would make it faster."""
+"""Rows up to which a log is done before Java has compiled what would make it faster."""
 
 TINY_ROWS = 100_000
 """Up to here Spark takes longer to compile its plans, and to revise them on the way, than to follow them."""
@@ -83,15 +83,13 @@ class Where:
 
 
 def takes_embedded(engine: str, where: Where, rows: int) -> bool:
-    """Whether so many rows are for the embedded engine, which starts at once and has this machine alone."""
+    """True if a log of this size is for the embedded engine, which starts at once on this machine alone."""
     if engine == "auto":
         return is_installed("duckdb") and rows <= SMALL_ROWS and where.is_default
     return engine == "duckdb"
 
 
-def run_audit(
-    engine: str, where: Where, log: Place, out: Path, clock_error_s: float = 0.0
-) -> dict[str, Any]:
+def run_audit(engine: str, where: Where, log: Place, out: Path, clock_error_s: float = 0.0) -> dict[str, Any]:
     """Audit a log with the engine that fits it; adds which that was and how long it took."""
     from roamcast.pipeline.places import rows_in
 

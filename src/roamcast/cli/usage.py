@@ -45,13 +45,13 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def new_group(help: str, *, examples: Iterable[str]) -> typer.Typer:
-    """A group of commands; `add_typer` puts it into another one."""
+def new_group(help: str, *, examples: Iterable[str], completion: bool = False) -> typer.Typer:
+    """A group of commands; `add_typer` puts it into another one. `completion` adds the shell's options."""
     return typer.Typer(
         cls=CommandGroup,
         help=help,
         epilog=show_examples(*examples),
-        add_completion=False,
+        add_completion=completion,
         # Plain help can be copied from and is not broken at the width of a box.
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},

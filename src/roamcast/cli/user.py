@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from getpass import getpass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,7 +13,9 @@ from roamcast.cli.usage import AsJson, new_group, show_examples
 from roamcast.errors import InputError, did_you_mean
 
 EXIT_WRONG_PASSWORD = 1
+TokenRight = Literal["read", "operate"]
 
+TOKEN = "roamcast user token dashboard --may read"
 ADD = "roamcast user add alice --file site-users"
 
 Name = Annotated[str, typer.Argument(help="The user's name.")]
@@ -29,6 +31,7 @@ def register(app: typer.Typer) -> None:
     group.command("add", epilog=show_examples(ADD))(add)
     group.command("remove", epilog=show_examples("roamcast user remove alice --file site-users"))(remove)
     group.command("list", epilog=show_examples("roamcast user list --file site-users --json"))(list_users)
+    group.command("token", epilog=show_examples(TOKEN))(token)
     group.command("check", epilog=show_examples("roamcast user check alice --file site-users"))(check)
 
 
@@ -102,6 +105,27 @@ def check(name: Name, file: File = "roamcast-users", password_stdin: FromStdin =
     print("right" if right else "wrong")
     if not right:
         raise typer.Exit(EXIT_WRONG_PASSWORD)
+
+
+def token(
+    name: Annotated[str, typer.Argument(help="What the broker's log calls the program.")],
+    may: Annotated[TokenRight, typer.Option(help="What the program may do over the HTTP API.")] = "read",
+    as_json: AsJson = False,
+) -> None:
+    """Draw a token for a program that uses the HTTP API, and print what goes into the broker's configuration.
+
+    The configuration holds only its hash: the token itself is shown once.
+    """
+    import hashlib
+    import secrets
+
+    drawn = secrets.token_urlsafe(32)
+    digest = hashlib.sha256(drawn.encode()).hexdigest()
+    if as_json:
+        emit_json({"token": drawn, "name": name, "sha256": digest, "may": may})
+        return
+    print(f"the token, for Authorization: Bearer TOKEN: {drawn}", file=sys.stderr)
+    print(f'[[view.token]]\nname = "{name}"\nsha256 = "{digest}"\nmay = "{may}"')
 
 
 def known_users(name: str, users: dict[str, str]) -> str:

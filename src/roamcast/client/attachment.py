@@ -8,6 +8,7 @@ import random
 import secrets
 import ssl
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -31,10 +32,12 @@ log = logging.getLogger("roamcast.client")
 ATTACHED = "attached to %s, session present: %s"
 
 SHORT_S = 1.0
-"""A connection that does not last so long counts as a failed attempt."""
+"""Seconds that a connection must last, or it counts as a failed attempt."""
 BACK_OFF_FIRST_S = 0.1
 OWN_DOING_S = 30.0
 """An attach that we gave up may be granted so much later, and then takes the session from ourselves."""
+RELEASE_S_MAX = 1.0
+"""How long a client that closes waits for PUBREL of what it has taken."""
 PUBLISHES_PER_TURN = 256
 BYTES_PER_TURN = 1 << 18
 MANY_IN_FLIGHT, FEW_BYTES, REST_S = 256, 1024, 0.002
@@ -100,6 +103,8 @@ class Attachment:
         self._unflushed = self._unflushed_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._released: asyncio.Event | None = None
+        """While the client closes: set whenever the broker may have released something."""
 
     # --- life ---
 
@@ -119,9 +124,24 @@ class Attachment:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
+        await self._finish_taken()
         self.session.leave(session_expiry_s=session_expiry_s)
         self.fail(ClientClosed("the client is closed"))
         await asyncio.gather(*(wire.finished() for wire in self._old_wires))
+
+    async def _finish_taken(self) -> None:
+        """Let the broker release QoS 2 messages that were taken, or it keeps them for the next attach."""
+        self.flush()
+        incoming = self.session.incoming
+        if not incoming.unreleased or self.session.settings.clean:
+            return
+        self._released = asyncio.Event()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RELEASE_S_MAX):
+                while incoming.unreleased and self._wire is not None:
+                    self.listen()
+                    self._released.clear()
+                    await self._released.wait()
 
     def fail(self, error: ClientError) -> None:
         """Nothing more will come of this client."""
@@ -264,6 +284,8 @@ class Attachment:
             self._arrived()
             self._limit()
         self.flush()
+        if self._released is not None:
+            self._released.set()
         if len(data) < FEW_BYTES and self.session.outgoing.in_flight > MANY_IN_FLIGHT:
             wire.rest(REST_S)
 
@@ -271,6 +293,8 @@ class Attachment:
         self._old_wires.pop(wire, None)
         if wire is self._wire:
             self._wire = None
+            if self._released is not None:
+                self._released.set()
             self._on_end(f"the connection was lost ({why})")
 
     def on_writable(self, wire: Wire) -> None:

@@ -288,7 +288,7 @@ class Client:
         return self._take()
 
     async def peek(self, limit: int = 1024) -> list[Notification]:
-        """What waits, at least one and at most so many, in order; none if the client was closed.
+        """Waiting notifications in order, at least one and at most `limit`; none if the client was closed.
 
         It goes on waiting, and the broker keeps it, until it is taken or `acknowledge` says that it was.
         """

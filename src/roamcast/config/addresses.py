@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 
 from roamcast.errors import InputError
 
+ADDRESSES_KEPT_MAX = 4096
+"""Addresses of clients whose kind is remembered: many come again, and often."""
 
+
+@lru_cache(ADDRESSES_KEPT_MAX)
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the address; a name other than localhost might be anything."""
     if host.lower() == "localhost":

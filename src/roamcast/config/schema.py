@@ -11,7 +11,7 @@ import ast
 import inspect
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, NamedTuple
 
@@ -96,6 +96,29 @@ class Field(NamedTuple):
     def shown(self, owner: msgspec.Struct) -> str:
         value = getattr(owner, self.attribute)
         return HIDDEN if value and self.is_a("secret") else repr(value)
+
+
+def shown_table(table: msgspec.Struct) -> dict[str, Any]:
+    """The values of a table, by the names that files use, without its secrets."""
+    found: dict[str, Any] = {}
+    for field in fields_of(type(table)).values():
+        value = getattr(table, field.attribute)
+        if field.table is not None:
+            found[field.name] = shown_table(value)
+        elif field.entry is not None:
+            found[field.name] = [shown_table(one) for one in value]
+        else:
+            found[field.name] = HIDDEN if value and field.is_a("secret") else value
+    return found
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The full names of keys with different values in two tables of one kind."""
+    for name, value in one.items():
+        if isinstance(value, dict):
+            yield from differences(value, other[name], f"{above}{name}.")
+        elif value != other[name]:
+            yield f"{above}{name}"
 
 
 class Key(NamedTuple):

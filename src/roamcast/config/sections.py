@@ -34,13 +34,16 @@ Fingerprint = Annotated[
 ClientPattern = Annotated[
     str, Meta(pattern=r"^[^*]+\*?$|^\*$", description='a client id, or its beginning and "*"')
 ]
+UserPattern = Annotated[
+    str, Meta(pattern=r"^[^*]+\*?$|^\*$", description='a user name, or its beginning and "*"')
+]
 TopicRule = Annotated[
     str, Meta(pattern="^!?[^!]", description='a topic filter, or "!" and one that is excluded')
 ]
 TopicPrefix = Annotated[
     str, Meta(pattern="^([^+#$/]([^+#]*[^+#/])?)?$", description="topic levels without wildcards")
 ]
-PeerRight = Literal["data", "subscriptions", "sessions", "groups", "forget"]
+PeerRight = Literal["data", "subscriptions", "sessions", "groups", "forget", "operate"]
 Interface = Annotated[
     str, Meta(pattern=r"^[^\s/]+$", description="the name or the IPv4 address of a network interface")
 ]
@@ -139,7 +142,8 @@ class Peer(Section, frozen=True):
     PREFIX/ goes to it without the prefix; nothing else does. Needs clients = []."""
     may: tuple[PeerRight, ...] = ("data", "subscriptions", "sessions", "groups")
     """What the peer may send messages about. Without "sessions" or "groups" it is a guest, too. "forget" lets
-    its operators remove brokers for good, here too; without it that has to be said at each broker."""
+    its operators remove brokers for good, here too; without it that has to be said at each broker. "operate"
+    lets operators at brokers behind the peer drain this broker."""
     messages_per_s: Annotated[float, Meta(gt=0)] | None = None
     """Messages per second that are taken from the peer; a faster one is read from more slowly."""
     bytes_per_s: Annotated[float, Meta(ge=1024)] | None = None
@@ -190,9 +194,9 @@ class Link(Section, frozen=True):
     reconnect_max_s: Seconds = 15.0
     """The longest pause before connecting again."""
     heartbeat_s: Seconds = 2.0
-    """A silent link is asked for a sign of life after so long."""
+    """Seconds of silence after which the peer is asked for a sign of life."""
     timeout_s: Seconds = 10.0
-    """A link that gave no sign of life for so long is closed and opened again."""
+    """Seconds without a sign of life after which a link is closed and opened again."""
     unacknowledged_bytes_max: Bytes = 268_435_456
     """What is kept for a peer that is unreachable; past it clients that publish with QoS 1 or 2 wait, here
     and at the brokers behind this one."""
@@ -218,7 +222,7 @@ class Discovery(Section, frozen=True):
     interval_s: Seconds = 1.0
     """How often this broker announces itself."""
     forget_s: Seconds = 60.0
-    """A broker that was not heard for so long, and is not connected, is not looked for any more."""
+    """Seconds after which a broker that is neither heard nor connected is not looked for any more."""
     brokers_max: Count = 256
     """How many are remembered."""
     clock_error_max_s: Seconds | None = 300.0
@@ -308,7 +312,7 @@ class Mqtt(Section, frozen=True):
     connect_timeout_s: Seconds = 10.0
     """How long a connection may take to say who it is: for TLS, WebSocket and CONNECT together."""
     settle_timeout_s: Annotated[float, Meta(ge=0, le=300)] = 5.0
-    """SUBACK waits so long, at most, until every broker knows the subscription."""
+    """Seconds that SUBACK waits, at most, until every broker knows the subscription."""
     client_id_bytes_max: Annotated[int, Meta(ge=23, le=65_535)] = 256
     """The longest client id."""
     topic_bytes_max: Annotated[int, Meta(ge=1, le=65_535)] = 4096
@@ -341,6 +345,9 @@ class Quotas(Section, frozen=True):
     sessions_per_user_max: Count = 10_000
     """Sessions of one user, or of one name in certificates, at most half of sessions_max; anonymous clients
     are not one user. A session that is pushed here while its client is away ends if it is one too many."""
+    handoffs_per_client_per_minute_max: Count | None = 60
+    """How often a client may bring its session here from another broker; past it CONNACK says "connection
+    rate exceeded" and the session stays where it is. A client that comes back to it is not counted."""
     wills_bytes_max: Bytes = 67_108_864
     """Memory of all wills; past it clients that bring one are refused."""
     subscriptions_per_client_max: Count = 1000
@@ -450,17 +457,57 @@ class Access(Section, frozen=True):
 
 
 class Metrics(Section, frozen=True):
-    """/metrics for Prometheus and /healthz, over HTTP."""
+    """The HTTP listener: /metrics for Prometheus, /healthz, and what [view] says."""
 
     enabled: bool = False
     """Whether to listen at all."""
     address: Host = "127.0.0.1"
-    """What to listen on; there is no password, so keep it on loopback or behind something that has one."""
+    """What to listen on. /metrics and /healthz have no password: keep them on loopback, or behind something
+    that has one."""
     port: Port = 9883
     """The port; 0 takes any free one."""
+    certificate: PathText = ""
+    """The certificate chain, PEM, for HTTPS; empty is plain HTTP."""
+    key: PathText = ""
+    """Its private key, PEM; other users of the machine may not be able to read it."""
     hosts: tuple[str, ...] = ()
     """Names that clients call this machine by, besides localhost, the address and the host name of this
     machine; "*" allows any. A web page that has its own name point here is refused."""
+
+
+class ViewToken(Section, frozen=True):
+    """A program that uses the HTTP API; write one [[view.token]] for each (see `roamcast user token`)."""
+
+    name: Name
+    """What the log calls it."""
+    sha256: Fingerprint
+    """The SHA-256 of the token, which the program sends as "Authorization: Bearer TOKEN"."""
+    may: Literal["read", "operate"] = "read"
+    """"operate" also sees the names of clients, and may disconnect clients, drain and forget brokers."""
+
+
+class View(Section, frozen=True):
+    """The live view in the browser and the HTTP API behind it, on the listener of [metrics]. Everything but
+    enabled is read again on SIGHUP."""
+
+    enabled: bool | None = None
+    """Whether to serve them; "none" does where metrics.address is a loopback address. On any other address
+    readers must log in."""
+    anonymous: Literal["auto", "never"] = "auto"
+    """Reading without a login: "auto" allows it on loopback addresses, "never" does not."""
+    readers: tuple[UserPattern, ...] = ("*",)
+    """Users of this broker (see access) that may read. "ops-*" stands for all that begin so."""
+    operators: tuple[UserPattern, ...] = ()
+    """Users that may operate, too: disconnect clients, drain and forget brokers."""
+    names: Literal["operators", "readers"] = "operators"
+    """Who sees the names of clients; others see pseudonyms (with events.pseudonym_key if there is one)."""
+    streams_max: Annotated[int, Meta(ge=1, le=1000)] = 32
+    """Pages that are kept up to date at once."""
+    latitude: Annotated[float, Meta(ge=-90, le=90)] | None = None
+    """Where this broker is on the map, in degrees; "none": it is drawn as part of a tree."""
+    longitude: Annotated[float, Meta(ge=-180, le=180)] | None = None
+    """The same for the longitude."""
+    tokens: tuple[ViewToken, ...] = field(name="token", default=())
 
 
 class Log(Section, frozen=True):
@@ -487,7 +534,7 @@ class Events(Section, frozen=True):
     attributes: bool = False
     """Whether attributes of notifications are written, and filters with them; the audit needs them."""
     file_s: Seconds = 60.0
-    """A file is closed, and can be read, after so long."""
+    """Seconds after which a file is closed and can be read."""
     retention_days: Annotated[float, Meta(gt=0)] | None = 30.0
     """Files older than this are deleted; "none" keeps them."""
 
@@ -550,9 +597,17 @@ class Config(Section, frozen=True):
     quotas: Quotas = Quotas()
     access: Access = Access()
     metrics: Metrics = Metrics()
+    view: View = View()
     log: Log = Log()
     events: Events = Events()
     location: Location = Location()
+
+    @property
+    def serves_view(self) -> bool:
+        """Whether the live view and the HTTP API are served."""
+        if not self.metrics.enabled or self.view.enabled is False:
+            return False
+        return self.view.enabled is True or is_loopback(self.metrics.address)
 
     @property
     def journal_folder(self) -> Path:

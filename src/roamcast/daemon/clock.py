@@ -16,6 +16,7 @@ import ctypes
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -31,13 +32,14 @@ STEP_S = 1.0
 """A system clock that differs by more from what it should say was set."""
 DOWN_S_MAX = 86_400.0
 """After a reboot: how long a broker was down, at most, if nothing but the system clock says so."""
+LOOK_EVERY_S = 0.01
+"""The system clock is read after this time. Between two looks the broker's time passes as time does."""
 _TIME_ERROR = 5
 """What adjtimex returns while the system clock is not synchronised."""
 
 
-def since_boot() -> float:
-    """Seconds since the operating system was started, also those in which it was suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+since_boot: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+"""Seconds since the operating system was started, also those in which it was suspended."""
 
 
 def is_synchronised() -> bool:
@@ -71,14 +73,23 @@ class BrokerClock:
     ) -> None:
         self._wall = wall
         self._steady = steady
-        self._now = now
+        self._now = self._told = now
+        """The time at the last look, and what was said since."""
         self._at = steady()
         self._ahead = wall() - self._at
         """What the system clock says more than the one that nobody can set."""
 
     def __call__(self) -> float:
-        at, wall = self._steady(), self._wall()
+        at = self._steady()
         passed = at - self._at
+        if 0.0 < passed < LOOK_EVERY_S:
+            self._told = told = self._now + passed
+            return told
+        return self._look(at, passed)
+
+    def _look(self, at: float, passed: float) -> float:
+        """The time, brought closer to that of the system clock."""
+        wall = self._wall()
         ahead = wall - at
         if abs(ahead - self._ahead) > STEP_S:
             log.warning(
@@ -87,7 +98,8 @@ class BrokerClock:
             )  # fmt: skip
         self._at, self._ahead = at, ahead
         most = FOLLOW_PACE * passed
-        self._now += passed + min(most, max(-most, wall - (self._now + passed)))
+        now = self._now + passed
+        self._now = self._told = max(self._told, now + min(most, max(-most, wall - now)))
         return self._now
 
     def seconds_until(self, deadline: float) -> float:
@@ -96,8 +108,8 @@ class BrokerClock:
         return left / (1.0 + FOLLOW_PACE) if self._at + self._ahead > self._now + STEP_S else left
 
     def reading(self) -> Reading:
-        now = self()
-        return Reading(current_boot(), self._at, now)
+        at = self._steady()
+        return Reading(current_boot(), at, self._look(at, at - self._at))
 
 
 def resume_clock(last: float, data: Path) -> BrokerClock:

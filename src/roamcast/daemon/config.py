@@ -17,7 +17,7 @@ import msgspec
 from roamcast.config.addresses import is_loopback, join_endpoint, split_endpoint
 from roamcast.config.loading import Program, Warn, check_secret
 from roamcast.config.private_files import check_readable
-from roamcast.config.sections import Config, Link, Listener, Location, Peer, StateSection
+from roamcast.config.sections import Config, Link, Listener, Location, Peer, StateSection, ViewToken
 from roamcast.daemon.settings import read_zones
 from roamcast.errors import InputError, did_you_mean
 from roamcast.filters.patterns import TopicPattern
@@ -30,7 +30,7 @@ from roamcast.net.hook import check_hook
 from roamcast.net.peer_list import read_secrets
 from roamcast.net.proxy_protocol import read_networks
 from roamcast.net.revocation import read_lists
-from roamcast.net.tls import link_contexts, listener_context
+from roamcast.net.tls import http_context, link_contexts, listener_context
 from roamcast.net.tokens import load_keys
 from roamcast.net.users import read_users
 
@@ -72,9 +72,36 @@ def check(config: Config, warn: Warn) -> None:
     check_order(config)
     if config.events.level != "none" and not config.events.pseudonym_key:
         warn("the event log names clients as they are; events.pseudonym_key_file replaces their names")
-    if config.metrics.enabled and not is_loopback(config.metrics.address):
-        warn(f"metrics.address = {config.metrics.address}: whoever reaches it can read the figures")
+    check_http(config, warn)
     check_location(config.location)
+
+
+def check_http(config: Config, warn: Warn) -> None:
+    """The HTTP listener, and who may look at the live view."""
+    metrics, view = config.metrics, config.view
+    if (view.latitude is None) != (view.longitude is None):
+        raise InputError("view: latitude and longitude belong together; set both or neither")
+    names = Counter(token.name for token in view.tokens)
+    for number, token in enumerate(view.tokens):
+        if names[token.name] > 1:
+            raise InputError(f"view.token.{number}.name = {token.name}: there is another one; rename it")
+    if not metrics.enabled:
+        return
+    is_secure = bool(metrics.certificate or metrics.key)
+    if is_secure:
+        files = {"certificate": metrics.certificate, "key": metrics.key}
+        refuse_missing("metrics", "metrics", files, needed=("certificate", "key"))
+        http_context(metrics)
+    if is_loopback(metrics.address):
+        return
+    warn(f"metrics.address = {metrics.address}: whoever reaches it can read the figures")
+    if config.serves_view and not (config.access.has_logins or view.tokens):
+        raise InputError(
+            f"view.enabled: nobody could log in at metrics.address = {metrics.address}; "
+            f"set access.users, or add a [[view.token]]"
+        )
+    if config.serves_view and not is_secure:
+        warn("view: passwords and tokens travel unencrypted; set metrics.certificate and metrics.key")
 
 
 def check_location(location: Location) -> None:
@@ -389,6 +416,7 @@ BROKER = Program(
     {
         "peer": Peer(id="b", address="127.0.0.1:7001"),
         "access.rule": Rule(verdict="allow", topic="cars/%c/#", user="user:*"),
+        "view.token": ViewToken(name="dashboard", sha256="0123456789abcdef" * 4),
         "location.state": StateSection(name="budget", fall=10.0, lowest=0.0, highest=100.0),
     },
     flag_names=FLAGS,

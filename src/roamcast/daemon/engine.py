@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
@@ -25,6 +26,7 @@ from roamcast.broker.inputs import (
     LinkFrames,
     MachineEffects,
     MachineInput,
+    NewsGiven,
     Started,
     StatusAnnounced,
     Tick,
@@ -32,6 +34,7 @@ from roamcast.broker.inputs import (
     encode_entry,
 )
 from roamcast.broker.links.end import KEPT_BYTES_MAX
+from roamcast.broker.news import News
 from roamcast.broker.seeking import IsHere
 from roamcast.daemon.clock import BrokerClock
 from roamcast.daemon.pressure import Pressure
@@ -86,6 +89,9 @@ class Output(Protocol):
     def answer(self, answer: IsHere) -> None:
         """Where a session is that was asked for."""
 
+    def news(self, peer: str, news: News) -> None:
+        """What another broker tells operators, and the peer over which it came."""
+
     def prove_again(self, connection: int, packet: Auth) -> None:
         """A client proves anew who it is."""
 
@@ -122,6 +128,11 @@ def _nothing() -> None:
     """For those who write no event log."""
 
 
+def _never_again() -> int:
+    """For those who watch no memory."""
+    return sys.maxsize
+
+
 class Engine:
     def __init__(
         self,
@@ -141,23 +152,29 @@ class Engine:
         self.snapshots: dict[str, int] = {"written": 0, "failed": 0}
         """How often, since the process began."""
         self.pressure = Pressure(site, self.push, output.hold, output.release, kept_bytes_max)
+        self.watch_memory: Callable[[], int] = _never_again
+        """Look at what queues hold; says after how many more bytes of the journal to look again, because
+        what is queued was journalled before."""
+        self._unwatched_bytes = 0
+        """What may still be journalled before that."""
         self._output = output
         self._records = records
-        self.clock = clock or BrokerClock(max(time.time(), site.endpoint.now))
+        self._endpoint = site.endpoint
+        self.clock = clock or BrokerClock(max(time.time(), self._endpoint.now))
         self._on_failure = on_failure
         self._before_snapshot = before_snapshot or _nothing
         self._has_failed = False
         """True once the site has raised: it is in no state that anybody may see."""
         self._inputs: list[MachineInput] = []
         """Those of the present turn, until the journal has them."""
-        self._now = site.endpoint.now
+        self._now = self._endpoint.now
         self._pending: list[MachineInput] = []
         self._held: MachineEffects | None = None
         """What a turn wanted that is not in the journal yet."""
         self._late: list[tuple[bytes, MachineEffects]] = []
         """What came of turns after that one, and what of them must be journalled."""
         self._failure = ""
-        """Why nothing is promised now."""
+        """Why new acknowledgements are refused."""
         self._retry: asyncio.TimerHandle | None = None
         self._poll: asyncio.TimerHandle | None = None
         self._is_scheduled = False
@@ -190,18 +207,26 @@ class Engine:
 
     def take(self, item: MachineInput, now_s: float) -> None:
         """As `push`; but at once, if the loop had nothing to do for a while: then nobody waits behind it."""
-        if self._is_scheduled or now_s - self._idle_since_s <= PAUSE_S:
-            self.push(item)
-        else:
-            self._pending.append(item)
+        self._pending.append(item)
+        if self._is_scheduled:
+            return
+        if now_s - self._idle_since_s > PAUSE_S:
             self.turn()
+        else:
+            self._is_scheduled = True
+            self._loop.call_soon(self.turn, context=self._context)
 
     def turn(self) -> None:
         self._is_scheduled = False
         if self._has_failed:
             return
         try:
-            self._turn()
+            journal = self.journal
+            if journal is not None and journal.failed is not None:
+                self._stop_promising(journal.failed)
+                self._turn_without_promises()
+            else:
+                self._promise(journal)
         except Exception as error:
             self.fail(error)
 
@@ -213,31 +238,32 @@ class Engine:
         self._has_failed, self._failure = True, "a turn failed, and the broker starts again"
         self._on_failure(error, self._now, inputs)
 
-    def _turn(self) -> None:
-        journal = self.journal
-        if journal is not None and journal.failed is not None:
-            self._stop_promising(journal.failed)
-            self._turn_without_promises()
-            return
+    def _promise(self, journal: Journal | None) -> None:
+        """Take everything that is pending, journal it, and let out what follows from it."""
         inputs, self._pending = self._pending, []
         effects = self._step(inputs)
-        if effects.durable and journal is not None:
+        durable = effects.durable
+        if durable and journal is not None:
+            entry = encode_entry(self._now, durable)
             try:
-                journal.write(encode_entry(self._now, effects.durable))
+                journal.write(entry)
             except JournalFailed as error:
                 self._held = effects
                 self._stop_promising(str(error))
                 return
+            self._unwatched_bytes -= len(entry)
         self._inputs = []
         if effects.writes:
             self._output.write(effects.writes)
-        if effects.durable:
+        if durable:
             self.site.journalled(self.pressure.over)
         self._let_out(effects)
         if self.site.links.ends:
             self.pressure.look(inputs, effects)
-        if journal is not None and journal.wants_snapshot:
+        if durable and journal is not None and journal.wants_snapshot:
             self._snapshot(journal)
+        if self._unwatched_bytes < 0:
+            self._unwatched_bytes = self.watch_memory()
         self._idle_since_s = monotonic()
 
     def _step(self, inputs: list[MachineInput]) -> MachineEffects:
@@ -245,30 +271,31 @@ class Engine:
         if now > self._now:
             self._now = now
         self.turns += 1
-        began_s = monotonic()
         self._inputs = inputs
         effects = self.site.step(self._now, inputs)
         self._wanted_at = self.site.deadline()
-        endpoint = self.site.endpoint
-        turn_s, is_flooded = monotonic() - began_s, bool(effects.unread)
-        if is_flooded or endpoint.packets_per_turn != PACKETS_PER_TURN:
+        endpoint = self._endpoint
+        if effects.unread or endpoint.packets_per_turn != PACKETS_PER_TURN:
+            turn_s, is_flooded = self.clock() - now, bool(effects.unread)
             endpoint.packets_per_turn = shared(endpoint.packets_per_turn, turn_s, is_flooded)
         return effects
 
     def _let_out(self, effects: MachineEffects) -> None:
         """All but the writes, which come first."""
-        self._tell(effects)
-        output = self._output
+        rare = effects.closes or effects.notes or effects.unread or effects.deferred
+        if rare or effects.answers or effects.auths:
+            self._tell(effects)
         for peer, why in effects.link_closes:
-            output.close_link(peer, why)
+            self._output.close_link(peer, why)
         for peer, end in self.site.links.ends.items():
             if end.has_more:
-                output.write_link(peer)
+                self._output.write_link(peer)
         if effects.records and self._records is not None:
             self._records(effects.records)
         if effects.tree is not None:
-            output.tree(effects.tree)
-        self._set_timer()
+            self._output.tree(effects.tree)
+        if self._wanted_at != self._deadline:
+            self._set_timer()
 
     def _tell(self, effects: MachineEffects) -> None:
         output = self._output
@@ -278,6 +305,8 @@ class Engine:
             output.note(note)
         for answer in effects.answers:
             output.answer(answer)
+        for peer, news in effects.news:
+            output.news(peer, news)
         for connection, packet in effects.auths:
             output.prove_again(connection, packet)
         for connection in effects.unread:
@@ -291,7 +320,7 @@ class Engine:
     def _stop_promising(self, why: str) -> None:
         """The site may be ahead of the journal: nothing of that turn may be seen before it is written."""
         if not self._failure:
-            log.error("nothing is promised now, and what was promised is kept: %s", why)
+            log.error("journal unavailable, refusing new acknowledgements; stored messages are safe: %s", why)
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = self._deadline = None
@@ -303,7 +332,7 @@ class Engine:
         taken: list[MachineInput] = []
         held: list[MachineInput] = []
         waiting: set[int] = set()
-        connections = self.site.endpoint.connections
+        connections = self._endpoint.connections
         for item in self._pending:
             if isinstance(item, ClientFrames):
                 connection = None if item.connection in waiting else connections.get(item.connection)
@@ -312,7 +341,7 @@ class Engine:
                     continue
                 waiting.add(item.connection)
                 self._output.hold(item.connection)
-            elif isinstance(item, StatusAnnounced):
+            elif isinstance(item, StatusAnnounced | NewsGiven):
                 taken.append(item)
                 continue
             elif isinstance(item, LinkFrames):
@@ -428,8 +457,6 @@ class Engine:
 
     def _set_timer(self) -> None:
         deadline = self._wanted_at
-        if deadline == self._deadline:
-            return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

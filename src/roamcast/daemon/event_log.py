@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from roamcast.config.sections import Config, Events
 from roamcast.errors import InputError
+from roamcast.mqtt.server.sessions import client_of, public_name
 from roamcast.protocol.records import Row
 from roamcast.records.parquet import LogWriter, highest_sequences, log_files
 from roamcast.records.pseudonyms import pseudonyms
@@ -153,6 +154,11 @@ class EventLog:
     def _private(self, row: Row) -> Row:
         if not self._attributes and (row.attributes is not None or row.filter is not None):
             row = row._replace(attributes=None, filter=None)
+        if row.client is not None or row.publisher is not None:
+            row = row._replace(
+                client=client_of(row.client) if row.client else row.client,
+                publisher=public_name(row.publisher) if row.publisher else row.publisher,
+            )
         name = self._pseudonym
         if name is not None and (row.client or row.publisher):
             row = row._replace(

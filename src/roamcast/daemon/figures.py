@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -60,6 +60,14 @@ class BrokerFigures:
         self.buffered = Buffered()
         self.is_listening: Callable[[], bool] = lambda: False
         self.failed_logins: Callable[[], int] = lambda: 0
+        self.reports: Callable[[], int] = lambda: 0
+        """Reports to operators, made while somebody looks at the network."""
+        self.pages: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Pages of the live view that are open, and those that were dropped because they were slow."""
+        self.refused: Callable[[], Mapping[str, int]] = dict
+        """Clients that were refused, by reason."""
+        self.client_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Received from clients, and sent to them."""
         self._statuses = statuses
 
     @property
@@ -94,6 +102,13 @@ class BrokerFigures:
         site = self.engine.site
         results = {"finished": 0, "refused": 0, "unavailable": site.endpoint.traffic.unavailable}
         return results | site.figures.handoffs
+
+    def away(self) -> list[str]:
+        """Brokers of the network that cannot be asked now, as far as this one knows: they may hold sessions
+        that clients ask for here."""
+        site = self.engine.site
+        down = {link.peer for link in self.links() if not link.is_up}
+        return sorted(down | {name for name, is_reached in site.members().items() if not is_reached})
 
     def links(self) -> list[LinkFigures]:
         """To every peer that is configured, connected, or has been and is not forgotten."""

@@ -1,12 +1,12 @@
-"""/metrics for Prometheus, /healthz, and $SYS/broker/…: the same figures, three ways to say them."""
+"""/metrics for Prometheus."""
 
 from __future__ import annotations
 
+import os
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from http import HTTPStatus
 
-import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -20,13 +20,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from roamcast import __version__
-from roamcast.broker.contract import AnyMachine
 from roamcast.broker.figures import HANDOFF_BOUNDS_S
-from roamcast.broker.links.links import Offer
 from roamcast.daemon.figures import BrokerFigures
 from roamcast.daemon.http import Answer
-
-SYS = "$SYS/broker"
 
 
 class Metrics(Collector):
@@ -54,6 +50,7 @@ class Metrics(Collector):
         yield from self._links()
         yield from self._tree()
         yield from self._fail_stops()
+        yield from process_metrics()
 
     def _messages(self) -> Iterator[Metric]:
         figures, traffic = self._figures, self._figures.engine.site.endpoint.traffic
@@ -106,7 +103,21 @@ class Metrics(Collector):
         for action, count in site.endpoint.traffic.denied.items():
             denied.add_metric([action], count)
         yield denied
+        refused_clients = CounterMetricFamily(
+            "roamcast_clients_refused", "Clients that were not let in, and why.", labels=["reason"]
+        )
+        for reason, count in sorted(figures.refused().items()):
+            refused_clients.add_metric([reason], count)
+        yield refused_clients
+        received, sent = figures.client_bytes()
+        yield counter("roamcast_client_received_bytes", "Bytes that clients sent.", received)
+        yield counter("roamcast_client_sent_bytes", "Bytes that were sent to clients.", sent)
         yield counter("roamcast_failed_logins", "Logins that failed.", figures.failed_logins())
+        made = "Reports made while somebody looked at the network."
+        yield counter("roamcast_reports", made, figures.reports())
+        pages, dropped = figures.pages()
+        yield gauge("roamcast_http_streams", "Pages that are kept up to date.", pages)
+        yield counter("roamcast_http_streams_dropped", "Pages dropped because they were slow.", dropped)
         yield counter("roamcast_turns", "Turns of the broker.", figures.engine.turns)
         yield gauge("roamcast_uptime_seconds", "Since the process began.", figures.uptime_s)
         if figures.events is not None:
@@ -198,85 +209,30 @@ class Metrics(Collector):
         yield changed
 
 
+def process_metrics() -> Iterator[Metric]:
+    """By the names that Prometheus made usual."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = "User and system CPU time spent in seconds."
+    yield counter("process_cpu_seconds", cpu, used.ru_utime + used.ru_stime)
+    yield gauge("process_resident_memory_bytes", "Resident memory size in bytes.", memory_bytes())
+    if os.path.isdir("/proc/self/fd"):
+        open_files = len(os.listdir("/proc/self/fd"))
+        yield gauge("process_open_fds", "Number of open file descriptors.", open_files)
+    yield gauge("process_max_fds", "Highest number of them.", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def memory_bytes() -> int:
+    """Memory of this process that is in use now; where the system does not tell, the most it ever was."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value)
 
 
 def counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(name, text, value)
-
-
-def health(figures: BrokerFigures) -> Answer:
-    """200 if clients can come in and what they are told is promised; links that are down are only named."""
-    engine = figures.engine
-    refusal = engine.site.history.refusal
-    is_well = engine.is_promising and figures.is_listening() and not refusal
-    body = {
-        "status": "ok" if is_well else "failing",
-        "broker": engine.site.id,
-        "journal": "ok" if engine.is_promising else engine.failure,
-        "history": refusal or "ok",
-        "listening": figures.is_listening(),
-        "links_down": {link.peer: link.why for link in figures.links() if not link.is_up},
-    } | fail_stops_of(figures) | tree_of(figures)
-    status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
-    return Answer(status, "application/json", msgspec.json.encode(body) + b"\n")
-
-
-def history_of(site: AnyMachine, refused: Mapping[str, tuple[Offer, str]]) -> dict[str, object]:
-    """How far this broker has come, why it must not go on, and whose history it refuses."""
-    history = site.history
-    return {
-        "epoch": history.epoch,
-        "position": history.position,
-        "refusal": history.refusal or "ok",
-        "refused": {peer: why for peer, (_, why) in refused.items()},
-        "known": {
-            peer: {"epoch": seen.epoch, "position": seen.position} for peer, seen in history.known.items()
-        },
-    }
-
-
-def fail_stops_of(figures: BrokerFigures) -> dict[str, object]:
-    """How often a turn raised, and who is kept out for it."""
-    out = [msgspec.structs.asdict(one) for one in figures.kept_out.now().values()]
-    return {"fail_stops": figures.kept_out.fail_stops, "kept_out": out}
-
-
-def tree_of(figures: BrokerFigures) -> dict[str, object]:
-    """For people and programs; nothing where links are made for good."""
-    tree = figures.engine.site.tree
-    return {} if tree is None else {"tree": msgspec.structs.asdict(tree)}
-
-
-def announcements(figures: BrokerFigures) -> dict[str, str]:
-    """Topic to value, by the names that Mosquitto made usual, where they fit."""
-    site, queues = figures.engine.site, figures.queues()
-    attached, sessions, traffic = figures.attached(), site.session_count, site.endpoint.traffic
-    values: dict[str, object] = {
-        "version": f"roamcast version {__version__}",
-        "uptime": f"{figures.uptime_s:.0f} seconds",
-        "clients/connected": attached,
-        "clients/disconnected": sessions - attached,
-        "clients/total": sessions,
-        "messages/received": sum(traffic.received),
-        "messages/sent": sum(traffic.sent),
-        "messages/stored": sum(queues.notifications),
-        "store/messages/count": sum(queues.notifications),
-        "store/messages/bytes": queues.size_bytes,
-        "publish/messages/received": sum(traffic.received),
-        "publish/messages/sent": sum(traffic.sent),
-        "publish/messages/dropped": sum(figures.dropped().values()),
-        "retained messages/count": site.retained_count,
-        "subscriptions/count": figures.subscriptions(),
-        "heap/maximum": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "roamcast/id": site.id,
-        "roamcast/handoffs/finished": figures.handoffs()["finished"],
-    }
-    if site.tree is not None:
-        tree = site.tree
-        values |= {f"roamcast/{name}": value for name, value in msgspec.structs.asdict(tree).items()}
-        values["roamcast/children"] = " ".join(tree.children)
-    for link in figures.links():
-        values[f"connection/{link.peer}/state"] = int(link.is_up)
-    return {f"{SYS}/{name}": str(value) for name, value in values.items()}

@@ -5,29 +5,49 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator, Mapping
+from functools import cached_property
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from roamcast import __version__
-from roamcast.broker.inputs import BrokerForgotten, DrainOrdered, SessionSought, StatusAnnounced
+from roamcast.broker.inputs import (
+    AccessRevoked,
+    BrokerForgotten,
+    DrainOrdered,
+    SessionSought,
+    StatusAnnounced,
+)
+from roamcast.broker.news import News
 from roamcast.broker.seeking import IsHere
+from roamcast.config.addresses import join_endpoint
+from roamcast.config.schema import shown_table
 from roamcast.config.sections import Config
+from roamcast.daemon.api import Api
+from roamcast.daemon.census import detail_of, subscriptions_of
 from roamcast.daemon.control import Answers, ControlServer
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.figures import BrokerFigures
-from roamcast.daemon.http import HttpServer
+from roamcast.daemon.gate import Gate
+from roamcast.daemon.health import announcements, fail_stops_of, health, history_of, tree_of
+from roamcast.daemon.http import Answer, HttpServer, Problem, Request, Stream
 from roamcast.daemon.linking import Linking
-from roamcast.daemon.metrics import Metrics, announcements, fail_stops_of, health, history_of, tree_of
+from roamcast.daemon.reports import Ask
 from roamcast.daemon.trees import Trees
+from roamcast.daemon.watching import Watching
 from roamcast.errors import InputError
+from roamcast.mqtt.server.sessions import PROVISIONAL
+from roamcast.net.admission import Admitted
 from roamcast.net.buffered import Buffered
 from roamcast.net.strangers import Strangers
 from roamcast.storage.kept_out import KeptOut
 
 if TYPE_CHECKING:
     from roamcast.daemon.event_log import EventLog
+    from roamcast.daemon.metrics import Metrics
 
 log = logging.getLogger("roamcast")
 
@@ -35,6 +55,7 @@ WHERE_S = 5.0
 ASK_AGAIN_S = 0.5
 DRAIN_POLL_S = 0.2
 DRAIN_AGAIN_S = 2.0
+CLIENTS_PER_ANSWER = 5_000
 
 
 class Running(Protocol):
@@ -55,6 +76,14 @@ class Running(Protocol):
     def is_listening(self) -> bool: ...
     @property
     def failed_logins(self) -> int: ...
+    @property
+    def refused(self) -> Mapping[str, int]: ...
+    def client_bytes(self) -> tuple[int, int]: ...
+    async def log_in(self, user: str, password: str, address: str) -> Admitted:
+        """Check a user's password; ConnectionRefused if it is wrong."""
+
+    def login_objection(self, admitted: Admitted) -> str:
+        """Why a login does not hold any more; "" if it does."""
 
 
 class Operations:
@@ -69,7 +98,15 @@ class Operations:
         self._figures.strangers, self._figures.buffered = server.strangers, server.buffered
         self._figures.is_listening = lambda: server.is_listening
         self._figures.failed_logins = lambda: server.failed_logins
-        self._http: HttpServer | None = None
+        self._figures.pages = lambda: (self.http.streams, self.http.streams_dropped) if self.http else (0, 0)
+        self._figures.refused = lambda: server.refused
+        self._figures.client_bytes = server.client_bytes
+        self.watching = Watching(self._figures, lambda: server.config, self._carry_out)
+        self._figures.reports = lambda: self.watching.reports
+        gate = Gate(lambda: server.config, server.log_in, server.login_objection)
+        self._api = Api(lambda: server.config, self.watching, gate, self._act)
+        self._background: set[asyncio.Task[None]] = set()
+        self.http: HttpServer | None = None
         self._control = ControlServer(
             Path(server.config.data),
             {
@@ -79,6 +116,10 @@ class Operations:
                 "forget": self._forget,
                 "readmit": self._readmit,
                 "accept-history": self._accept_history,
+                "network": self._network,
+                "clients": self._clients,
+                "subscriptions": self._subscriptions,
+                "kick": self._kick_anywhere,
             },
         )
         self._announcing: asyncio.Task[None] | None = None
@@ -88,10 +129,12 @@ class Operations:
     async def start(self) -> None:
         metrics = self._config.metrics
         if metrics.enabled:
-            pages = {"/metrics": Metrics(self._figures).page, "/healthz": lambda: health(self._figures)}
-            self._http = HttpServer(metrics, pages)
-            port = await self._http.start()
-            log.info("metrics on http://%s:%d/metrics", metrics.address, port)
+            self.http = HttpServer(metrics, self._serve, lambda: self._server.config.view.streams_max)
+            port = await self.http.start()
+            where = f"{self.http.scheme}://{join_endpoint(metrics.address, port)}"
+            log.info("metrics on %s/metrics", where)
+            if self._config.serves_view:
+                log.info("live view on %s/", where)
         await self._control.start()
         if self._config.mqtt.sys_interval_s:
             self._announcing = asyncio.get_running_loop().create_task(self._announce())
@@ -99,9 +142,29 @@ class Operations:
     def stop(self) -> None:
         if self._announcing is not None:
             self._announcing.cancel()
-        if self._http is not None:
-            self._http.close()
+        if self.http is not None:
+            self.http.close()
+        self._api.stop()
+        self.watching.stop()
+        for task in self._background:
+            task.cancel()
         self._control.close()
+
+    async def _serve(self, request: Request) -> Answer | Stream:
+        if request.path in ("/metrics", "/healthz"):
+            if request.method not in ("GET", "HEAD"):
+                raise Problem(HTTPStatus.METHOD_NOT_ALLOWED)
+            return self._metrics.page() if request.path == "/metrics" else health(self._figures)
+        if not self._config.serves_view:
+            raise Problem(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz; view.enabled = true adds more")
+        return await self._api.answer(request)
+
+    @cached_property
+    def _metrics(self) -> Metrics:
+        # Prometheus's library takes 3 MB: it is loaded where it has something to do.
+        from roamcast.daemon.metrics import Metrics
+
+        return Metrics(self._figures)
 
     async def _announce(self) -> None:
         while True:
@@ -112,8 +175,11 @@ class Operations:
     # --- commands ---
 
     async def _status(self, request: dict[str, Any]) -> Answers:
+        yield {**self._own_status(), "done": True}
+
+    def _own_status(self) -> dict[str, Any]:
         figures = self._figures
-        yield {
+        return {
             "broker": self._config.id,
             "version": __version__,
             "uptime_s": round(figures.uptime_s, 3),
@@ -125,8 +191,11 @@ class Operations:
             "links": [msgspec.structs.asdict(link) for link in figures.links()],
             **fail_stops_of(figures),
             **tree_of(figures),
-            "done": True,
         }
+
+    def heard(self, peer: str, news: News) -> None:
+        """Another broker tells operators something."""
+        self.watching.heard(peer, news)
 
     def answered(self, answer: IsHere) -> None:
         future = self._answers.get(answer.number)
@@ -152,7 +221,45 @@ class Operations:
             finally:
                 del self._answers[number]
         down = {link.peer: link.why for link in self._figures.links() if not link.is_up}
-        yield {"client": client, "found": False, "links_down": down, "done": True}
+        network = await self.watching.gathered()
+        away = sorted(name for name in self.watching.members() if not network.is_up(name))
+        yield {"client": client, "found": False, "links_down": down, "away": away, "done": True}
+
+    async def _network(self, request: dict[str, Any]) -> Answers:
+        network = await self.watching.gathered()
+        yield {**network.told(self.watching.members()), "done": True}
+
+    async def _clients(self, request: dict[str, Any]) -> Answers:
+        """All sessions of the network, in parts."""
+        network = await self.watching.gathered()
+        names = sorted(network.clients)
+        for first in range(0, len(names), CLIENTS_PER_ANSWER):
+            part = map(network.client, names[first : first + CLIENTS_PER_ANSWER])
+            yield {"clients": [one for one in part if one is not None], "done": False}
+        silent = [name for name in self.watching.members() if not network.is_up(name)]
+        yield {"clients": [], "silent": silent, "done": True}
+
+    async def _subscriptions(self, request: dict[str, Any]) -> Answers:
+        """Subscriptions of the network, broker by broker, in parts."""
+        network = await self.watching.gathered()
+        wanted = {name: str(request.get(name) or "") for name in ("search", "topic")}
+        only, silent = str(request.get("broker") or ""), []
+        for broker in [only] if only else sorted([self._config.id, *self.watching.members()]):
+            if broker != self._config.id and not network.is_up(broker):
+                silent.append(broker)
+                continue
+            after = ""
+            while True:
+                answer = await self.watching.ask(broker, "subscriptions", after=after, **wanted)
+                yield {"subscriptions": answer["subscriptions"], "done": False}
+                after = answer["next"]
+                if not after:
+                    break
+        yield {"subscriptions": [], "silent": silent, "done": True}
+
+    async def _kick_anywhere(self, request: dict[str, Any]) -> Answers:
+        text = await self._act("kick", {"client": _text(request, "client"), "broker": "", "to": ""})
+        yield {"client": request["client"], "text": text, "done": True}
 
     async def _forget(self, request: dict[str, Any]) -> Answers:
         broker = _text(request, "broker")
@@ -210,6 +317,95 @@ class Operations:
                 self._engine.push(drained)
                 again_at = time.monotonic() + DRAIN_AGAIN_S
             await asyncio.sleep(DRAIN_POLL_S)
+
+    # --- from the HTTP API and from other brokers ---
+
+    async def _act(self, name: str, arguments: dict[str, str]) -> str:
+        """Carry out what an operator wants, here or at another broker."""
+        broker = arguments["broker"]
+        match name:
+            case "kick":
+                network = await self.watching.gathered()
+                where = network.clients.get(arguments["client"])
+                if where is None:
+                    raise InputError(f"no broker that can be asked has a session of {arguments['client']!r}")
+                answer = await self.watching.ask(where[0], "kick", client=arguments["client"])
+            case "drain":
+                answer = await self.watching.ask(broker or self._config.id, "drain", to=arguments["to"])
+            case "forget":
+                answer = await self._last(self._forget({"broker": broker}))
+                answer["text"] = f"{broker} is forgotten at {self._config.id}; tell its other peers, too"
+            case _:
+                answer = await self.watching.ask(broker or self._config.id, name, to=arguments["to"])
+        return str(answer["text"])
+
+    async def _carry_out(self, peer: str, ask: Ask) -> dict[str, Any]:
+        """Answer a question; of another broker if it came over a peer."""
+        arguments = ask.arguments
+        match ask.command:
+            case "client":
+                found = detail_of(self._engine.site, arguments.get("client", ""))
+                if found is None:
+                    raise InputError(f"the session is not at {self._config.id} any more")
+                return found
+            case "broker":
+                tables = shown_table(self._server.config)
+                if peer:
+                    for secret in ("access", "view"):  # Names of users are this broker's own business.
+                        tables.pop(secret)
+                return {"status": self._own_status(), "configuration": tables}
+            case "subscriptions":
+                return subscriptions_of(self._engine.site, arguments)
+            case "kick":
+                return self._kick(arguments.get("client", ""), peer)
+            case "drain":
+                self._check_orders(peer)
+                return self._begin_drain(arguments.get("to", ""))
+        raise InputError(f"broker {self._config.id} cannot {ask.command}")
+
+    def _check_orders(self, peer: str) -> None:
+        rights = [one.may for one in self._server.config.peers if one.id == peer]
+        if peer and not (rights and "operate" in rights[0]):
+            raise InputError(
+                f"broker {self._config.id} takes no such orders over its link to {peer}: say it there, or "
+                f'add "operate" to may of its [[peer]] {peer}'
+            )
+
+    def _kick(self, client: str, peer: str) -> dict[str, Any]:
+        sessions = self._engine.site.endpoint.sessions
+        session = sessions.get(client) or sessions.get(PROVISIONAL + client)
+        if session is None:
+            raise InputError(f"the session of {client!r} is not at {self._config.id} any more")
+        if not session.connection:
+            raise InputError(f"{client!r} is not connected; its session is at {self._config.id}")
+        why = "an operator disconnected it"
+        log.warning("client %s is disconnected by an operator%s", client, f" behind {peer}" if peer else "")
+        self._engine.push(AccessRevoked((), (session.connection,), why, by_operator=True))
+        return {"text": f"{client} was disconnected from {self._config.id}; its session stays"}
+
+    def _begin_drain(self, to: str) -> dict[str, Any]:
+        draining = self._drain({"to": to})
+        first = self._engine.site.session_count
+
+        async def drain() -> None:
+            async for _ in draining:
+                pass
+
+        up = [link.peer for link in self._figures.links() if link.is_up]
+        if to or up:
+            self._engine.site.check_draining(to or up[0])
+        else:
+            raise InputError(f"no link of {self._config.id} is up: no broker could take the sessions")
+        task = asyncio.get_running_loop().create_task(drain())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return {"text": f"{self._config.id} hands {first:,} sessions to {to or up[0]}"}
+
+    async def _last(self, answers: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
+        last: dict[str, Any] = {}
+        async for answer in answers:
+            last = answer
+        return last
 
 
 def _text(request: dict[str, Any], name: str) -> str:

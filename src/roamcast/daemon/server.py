@@ -28,8 +28,10 @@ from roamcast.broker.inputs import (
     Started,
     Tree,
 )
+from roamcast.broker.news import News
 from roamcast.broker.seeking import IsHere
 from roamcast.config.addresses import is_loopback
+from roamcast.config.schema import differences, shown_table
 from roamcast.config.sections import Config, Listener
 from roamcast.daemon.clock import resume_clock, save_reading
 from roamcast.daemon.engine import PACKETS_PER_TURN, Engine
@@ -39,25 +41,26 @@ from roamcast.daemon.operations import Operations
 from roamcast.daemon.pressure import held_bytes
 from roamcast.daemon.settings import read_model, site_settings
 from roamcast.daemon.trees import Trees
-from roamcast.errors import InputError
+from roamcast.errors import InputError, cannot_listen
 from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packets import Auth, Connack, Connect, Disconnect
 from roamcast.mqtt.codec.reading import Limits
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
+from roamcast.mqtt.server.sessions import client_of
 from roamcast.mqtt.server.traffic import Note
 from roamcast.net.admission import Admission, Admitted
 from roamcast.net.buffered import Buffered
 from roamcast.net.clients import HIGH_WATER_BYTES, Budget, ClientConnection, ConnectionRefused, auth
 from roamcast.net.complaints import Complaints
 from roamcast.net.doorway import Doorway
+from roamcast.net.flapping import Flapping
 from roamcast.net.logs import fields, set_level
 from roamcast.net.open_files import room_for
 from roamcast.net.proxy_protocol import HeaderRefused, ProxyHeaders
 from roamcast.net.revocation import Revocations, place_of
 from roamcast.net.strangers import Stranger, Strangers
 from roamcast.net.tls import ServerContext, listener_context
-from roamcast.net.websocket import WebSocketConnection
 from roamcast.storage.journal import Journal
 from roamcast.storage.restarting import FailStop
 
@@ -115,6 +118,7 @@ class Server:
         self._doorways: list[Doorway] = []
         self._addresses: Counter[str] = Counter()
         self._connections_max = self._room()
+        self._flapping = Flapping()
         self._complaints = Complaints()
         self._denials = Complaints(DENIED_AGAIN_S, DENIED_PAUSE_MAX_S)
         self._opened = 0
@@ -128,6 +132,10 @@ class Server:
         self.linking.may_write = lambda: self.engine.is_promising
         self._started_s = time.monotonic()
         self._stopping = asyncio.Event()
+        self.refused: Counter[str] = Counter()
+        """Clients that were refused, by reason."""
+        self._bytes = [0, 0]
+        """Received from and sent to clients that are gone."""
         self._gone: dict[int, tuple[str, str]] = {}
         """Address and reason of connections whose end the site has not been told yet."""
         self._held: dict[int, ClientConnection] = {}
@@ -176,12 +184,20 @@ class Server:
     def failed_logins(self) -> int:
         return self._admission.failed_logins
 
+    def client_bytes(self) -> tuple[int, int]:
+        """Received from clients, and sent to them."""
+        here = self._clients.values()
+        return (
+            self._bytes[0] + sum(client.received_bytes for client in here),
+            self._bytes[1] + sum(client.sent_bytes for client in here),
+        )
+
     @property
     def connections(self) -> int:
         return len(self._clients)
 
     def _room(self) -> int:
-        """How many connections there may be: as many as are configured, if the system allows so many."""
+        """How many connections there may be: as many as are configured, or as the system allows."""
         wanted = self.config.quotas.connections_max
         room = room_for(wanted)
         if room < wanted:
@@ -213,7 +229,7 @@ class Server:
             await doorway.open(listener.address, listener.port)
         except OSError as error:
             where = f"{listener.address}:{listener.port}"
-            raise InputError(f"listener {where}: cannot listen ({error.strerror or error})") from None
+            raise cannot_listen(f"listener {where}", error) from None
         self.ports += doorway.ports
 
     async def _enter(self, number: int, one: socket.socket, stranger: Stranger) -> None:
@@ -231,7 +247,11 @@ class Server:
             if source is not None:
                 self.strangers.rename(stranger, source[0])
         client = ClientConnection(self, listener, stranger, source)
-        protocol = WebSocketConnection(client, listener) if listener.is_websocket else client
+        protocol: asyncio.Protocol = client
+        if listener.is_websocket:
+            from roamcast.net.websocket import WebSocketConnection
+
+            protocol = WebSocketConnection(client, listener)
         context = self._contexts[number].context if number in self._contexts else None
         await self._doorways[number].hand_over(one, stranger, protocol, context)
 
@@ -255,14 +275,26 @@ class Server:
             return
         self.config = msgspec.structs.replace(
             self.config, listeners=listeners, access=config.access, link=config.link, peers=config.peers,
-            quotas=config.quotas, log=msgspec.structs.replace(self.config.log, level=config.log.level),
+            view=config.view, quotas=config.quotas,
+            mobility=msgspec.structs.replace(
+                self.config.mobility, unreachable=config.mobility.unreachable,
+                locate_timeout_s=config.mobility.locate_timeout_s,
+                meet_timeout_s=config.mobility.meet_timeout_s,
+            ),
+            log=msgspec.structs.replace(self.config.log, level=config.log.level),
         )  # fmt: skip
+        waiting = sorted(differences(shown_table(self.config), shown_table(config)))
+        if waiting:
+            log.warning("these settings changed, and need a restart: %s", ", ".join(waiting))
         self._connections_max = self._room()
         self.engine.pressure.bytes_max = config.link.unacknowledged_bytes_max
         self.engine.push(SettingsChanged(site_settings(self.config)))
         self.engine.push(RulesChanged(config.access_rules))
         self._revoke_all(gone)
-        log.info("users, access rules, certificates, peers, quotas and log level have been read again")
+        log.info(
+            "users, access rules, certificates, peers, quotas, [view], log level and what to do while brokers"
+            " are away have been read again"
+        )
 
     def _revoke_all(self, gone: tuple[str, ...]) -> None:
         """End what rests on users, keys or certificates that have changed."""
@@ -340,16 +372,26 @@ class Server:
                     client.finish(self._farewell(client, Reason.KEEP_ALIVE_TIMEOUT))
 
     async def _watch_memory(self) -> None:
-        """Let queues give up their oldest when all of them together hold too much."""
+        """Look at the queues now and then, also where little comes for many of them."""
+        self.engine.watch_memory = self._look_at_memory
         while True:
-            limit = self.config.quotas.buffered_bytes_max
-            queued = self.site.queued_bytes
-            if queued > limit:
-                held = held_bytes(self.site.stored(), queued, self.buffered)
-                if held > limit:
-                    self._warn_of_memory(limit)
-                    self.engine.push(QueuesOverLimit(int(queued * 0.9 * limit / held)))
-            await asyncio.sleep(WATCH_OFTEN_S if 2 * queued > limit else SWEEP_S)
+            is_half_full = 4 * self._look_at_memory() < self.config.quotas.buffered_bytes_max
+            await asyncio.sleep(WATCH_OFTEN_S if is_half_full else SWEEP_S)
+
+    def _look_at_memory(self) -> int:
+        """Let queues give up their oldest when all of them together hold too much.
+
+        Says how much may be journalled before the next look: half of what there is room for, so that large
+        messages are noticed in time.
+        """
+        limit = self.config.quotas.buffered_bytes_max
+        queued = self.site.queued_bytes
+        if queued > limit:
+            held = held_bytes(self.site.stored(), queued, self.buffered)
+            if held > limit:
+                self._warn_of_memory(limit)
+                self.engine.push(QueuesOverLimit(int(queued * 0.9 * limit / held)))
+        return max(limit // 32, (limit - queued) // 2)
 
     def _warn_of_memory(self, limit: int) -> None:
         why = f"more than {limit} bytes are queued: the longest queues give up their oldest"
@@ -406,6 +448,8 @@ class Server:
 
     def lost(self, client: ClientConnection) -> None:
         del self._clients[client.id]
+        self._bytes[0] += client.received_bytes
+        self._bytes[1] += client.sent_bytes
         self.strangers.settle(client.stranger)
         self._held.pop(client.id, None)
         if client.is_admitted and not client.is_noted:
@@ -413,6 +457,9 @@ class Server:
         self._addresses[client.host] -= 1
         if not self._addresses[client.host]:
             del self._addresses[client.host]
+
+    def count_refusal(self, reason: Reason) -> None:
+        self.refused[reason.name.lower().replace("_", " ")] += 1
 
     async def admit(self, client: ClientConnection, connect: Connect) -> Admitted:
         if not self.engine.is_promising:
@@ -440,7 +487,21 @@ class Server:
         refusal = self.kept_out.refusal("client", client_id)
         if refusal:
             raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, refusal)
+        self._check_flapping(client_id, connect)
         return admitted
+
+    def _check_flapping(self, client_id: str, connect: Connect) -> None:
+        """Refuse a client that moves between brokers more often than its quota allows."""
+        per_minute = self.config.quotas.handoffs_per_client_per_minute_max
+        moves = not connect.clean_start and client_id not in self.site.endpoint.sessions
+        if per_minute is None or not moves or not self.site.links.ends:
+            return
+        pause_s = self._flapping.pause_s(client_id, per_minute, time.monotonic())
+        if pause_s:
+            if self._complaints.is_due(client_id, "flapping"):
+                log.warning("%s is refused: it moved here %d times within a minute", client_id, per_minute)
+            text = f"more than {per_minute} handoffs per minute; try again in {pause_s:.0f} s"
+            raise ConnectionRefused(Reason.CONNECTION_RATE_EXCEEDED, text)
 
     async def _meet(self) -> None:
         """Wait for a peer that confirms this broker's history; ConnectionRefused if it needs one."""
@@ -469,8 +530,10 @@ class Server:
             client = clients.get(connection)
             if client is not None:
                 if len(parts) == 1:
+                    client.sent_bytes += len(parts[0])
                     client.write(parts[0])
                 else:
+                    client.sent_bytes += sum(map(len, parts))
                     client.write_all(parts)
 
     def close(self, connection: int) -> None:
@@ -502,6 +565,10 @@ class Server:
 
     def note(self, note: Note) -> None:
         client = self._clients.get(note.connection)
+        self.operations.watching.touch(note.client)
+        note = note._replace(client=client_of(note.client))
+        if note.kind == "refused":
+            self.refused[note.reason.partition(":")[0]] += 1
         if note.kind == "denied":
             self._note_denied(note, client)
             return
@@ -532,6 +599,15 @@ class Server:
 
     def answer(self, answer: IsHere) -> None:
         self.operations.answered(answer)
+
+    def news(self, peer: str, news: News) -> None:
+        self.operations.heard(peer, news)
+
+    async def log_in(self, user: str, password: str, address: str) -> Admitted:
+        return await self._admission.log_in(user, password, address)
+
+    def login_objection(self, admitted: Admitted) -> str:
+        return self._admission.objection(admitted, self.config.listeners[0])
 
     def prove_again(self, connection: int, packet: Auth) -> None:
         client = self._clients.get(connection)

@@ -111,7 +111,7 @@ def distance_m(one: Position, other: Position) -> float:
 
 
 class Bounds(NamedTuple):
-    """Between two parallels, and from a meridian so many degrees to the east."""
+    """Between two parallels, and from a meridian `width` degrees to the east."""
 
     south: float
     north: float
@@ -207,7 +207,7 @@ class Outside(Region):
 
 
 class Disc(Region):
-    """What is no farther than so many metres from a position."""
+    """Positions no farther than `metres` from a position."""
 
     __slots__ = ("_chord2", "centre", "metres")
 

@@ -188,7 +188,7 @@ class BoxMasks:
         return mask
 
     def _is_ready(self, count: int) -> bool:
-        """Whether none would have to be asked singly about so many notifications."""
+        """True if no filter would have to be asked singly about this many notifications."""
         if not self._waiting:
             return True
         if len(self.members) <= SCAN_MAX:

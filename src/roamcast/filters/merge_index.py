@@ -21,7 +21,7 @@ from roamcast.filters.values import ValueSet, number_points, string_points
 LIST_MAX = 32
 """Values in a list that came from merging."""
 ODD_ASKED_MAX = 64
-"""Of those that are neither ranges nor lists, so many are asked."""
+"""How many of those that are neither ranges nor lists are asked."""
 
 
 class Merger(NamedTuple):

@@ -23,7 +23,7 @@ SLOTS = 1024
 BOUNDS_MAX = 64
 """Bounds of one attribute: what lies between the same two is told apart by asking."""
 FIRST_BOUNDS = 16
-"""So many filters come before bounds are looked for, and again whenever three times as many have come."""
+"""Number of filters from which bounds are looked for, and again whenever it has tripled."""
 
 MARKS = (ABSENT, NAN, FALSE, TRUE)
 
@@ -70,7 +70,7 @@ class OutlineMasks:
         self._all = 0
         self._columns: dict[str, _Column] = {}
         self._by_size: defaultdict[int, int] = defaultdict(int)
-        """How many attributes an outline has, to those that have so many."""
+        """Number of attributes to the outlines that have it."""
         self._until_bounds = FIRST_BOUNDS
 
     def is_full(self) -> bool:
@@ -311,7 +311,7 @@ class _Levels:
         self._reaching: defaultdict[int, int] = defaultdict(int)
         """Those with any level at this place but `#`."""
         self._ending: defaultdict[int, int] = defaultdict(int)
-        """Those with so many levels, and no `#`."""
+        """Filters with this number of levels, and no `#`."""
 
     def flip(self, bit: int, levels: tuple[str, ...]) -> None:
         self.having ^= bit

@@ -28,7 +28,7 @@ def above_0(bounds: Bounds | Slope, little: float = 0.0) -> bool | None:
 
 
 def rare(counted: int, total: int) -> float:
-    """The largest share of trips that agrees with so many of these: none of a few does not mean never."""
+    """The largest share of trips that agrees with this count: none of a few does not mean never."""
     return round(share_interval(counted, total).high, 3) if total else 1.0
 
 

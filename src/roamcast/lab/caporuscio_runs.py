@@ -41,7 +41,7 @@ WARM_UP = -1
 SETTLE_S = 0.3
 PATIENCE_S = 600.0
 QUIET_S = {"wired": 1.5, "narrow": 3.0, "gprs": 10.0}
-"""When nothing has come for so long after the end, nothing more will."""
+"""Seconds of silence after the end, after which nothing more will come."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def proxy_config(network: ForeignNetwork, folder: Path, site: str, sites: dict[s
 
 
 def filters_of(system: str, tag: str, count: int) -> tuple[str, list[str], dict[str, str]]:
-    """A topic, so many filters that all match it, and the headers that they look at."""
+    """A topic, filters that all match it, and the headers that they look at."""
     if system == "activemq":
         return tag, [f"{tag}?colour <> 'c{number}'" for number in range(count)], {"colour": "x"}
     separator, wildcard = (".", "*") if system == "nats" else ("/", "+")

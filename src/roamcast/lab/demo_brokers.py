@@ -31,7 +31,7 @@ PUBLISH_EVERY_S = 0.02
 STAY_S = 0.7
 ROUTE = (2, 0, 2, 0, 2, 0)
 KILL_AFTER = 3
-"""The broker in the middle is killed after so many moves, and started again."""
+"""Moves after which the broker in the middle is killed and started again."""
 DRAIN_S = 30.0
 PROMISED = ("lost", "duplicates", "out_of_order")
 TITLE = "A car roams between broker processes"

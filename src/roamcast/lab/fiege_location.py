@@ -197,7 +197,7 @@ def try_seeds(job: SeedsJob) -> Row:
 
 @dataclass(frozen=True)
 class BlackoutJob(Job):
-    """A client that stays so many t_d at each location, under the naive solution or the algorithm."""
+    """A client that stays a multiple of t_d at each location, under the naive solution or the algorithm."""
 
     solution: str
     stay: float

@@ -76,7 +76,7 @@ ROUNDED = 1e-12
 
 
 def near(found: float, printed: float, digits: int) -> bool:
-    """Whether a value is what was printed with so many digits."""
+    """True if the value rounds to what was printed."""
     return abs(found - printed) <= 0.5 * 10.0**-digits + ROUNDED
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from roamcast.bench.interrupts import interrupts_held_back, workers_ended
+from roamcast.lab.kept import KeptRuns
 from roamcast.lab.rows import Row
 from roamcast.plugins import load_protocols
 
@@ -71,6 +72,7 @@ class Sweep:
         report: Callable[[int, int], None] | None = None,
         logs: Path | None = None,
         spread: Spread | None = None,
+        kept: KeptRuns | None = None,
     ) -> None:
         self.workers = workers or len(os.sched_getaffinity(0))
         self.report = report
@@ -79,6 +81,8 @@ class Sweep:
         """Folder for event logs: every job that can write one has a folder of its own in it."""
         self.spread = spread
         """Runs the jobs elsewhere, such as on a cluster; None: on the cores of this machine."""
+        self.kept = kept
+        """Runs of earlier sweeps, which are not run again, and the place for those of this one."""
         self.failures: list[Failure] = []
         self._done: dict[tuple[Callable[..., Row], object], Row | Failure] = {}
         self._left = self._total = 0
@@ -91,6 +95,7 @@ class Sweep:
         """
         if is_local and self.spread is not None:
             return self._run_here(function, jobs)
+        self._recall(function, jobs)
         new = [job for job in dict.fromkeys(jobs) if (function, job) not in self._done]
         new.sort(key=lambda job: -job.cost)
         self._left = self._total = len(new)
@@ -110,8 +115,17 @@ class Sweep:
         rows = (self._done[function, job] for job in jobs)
         return [row for row in rows if not isinstance(row, Failure)]
 
+    def _recall(self, function: Callable[[J], Row], jobs: Sequence[J]) -> None:
+        # Event logs are written by running: with them, every job runs.
+        if self.kept is None or self.logs is not None:
+            return
+        for job in jobs:
+            row = self.kept.find(function, job)
+            if row is not None:
+                self._done.setdefault((function, job), row)
+
     def _run_here(self, function: Callable[[J], Row], jobs: Sequence[J]) -> list[Row]:
-        here = Sweep(self.workers, self.report, self.logs)
+        here = Sweep(self.workers, self.report, self.logs, kept=self.kept)
         rows = here.run(function, jobs)
         self.failures += here.failures
         return rows
@@ -123,6 +137,8 @@ class Sweep:
             self._done[function, job] = failure
         else:
             self._done[function, job] = row
+            if self.kept is not None:
+                self.kept.keep(function, job, row)
         self._left -= 1
         if self.report is not None:
             self.report(self._total - self._left, self._total)

@@ -82,7 +82,7 @@ class Settings(msgspec.Struct, frozen=True):
     neighbours_directed: bool = False
     """Whether a move from here to there says nothing about moves from there to here."""
     neighbour_timeout_s: float | None = 3600.0
-    """A neighbour is forgotten when no client has moved that way for so long; "none": never."""
+    """Seconds without a move to a neighbour after which the neighbour is forgotten; "none": never."""
     context_timeout_s: float | None = 600.0
     """How long neighbours store for a client that is away; after that only its last broker does."""
     heartbeat_period_s: float | None = None
@@ -417,6 +417,10 @@ class MobilityProtocol:
         queue.rewind(received)
         self.host.deliver_from(client, queue)
         self.host.handoff_finished(client)
+
+    def likely_next(self, session: Session) -> list[str]:
+        """Where the client is expected next, the most likely first; for operators."""
+        return []
 
     def keep(self, queue: DeliveryQueue, client: str, burst: Burst) -> None:
         """Queue a burst; what a full queue or the broker's full buffer gives up for it is dropped."""

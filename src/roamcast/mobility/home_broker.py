@@ -35,7 +35,7 @@ came with the session stays beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
 import msgspec
@@ -147,10 +147,12 @@ class Home:
 class Visit:
     """What a foreign broker has of a client that is attached to it."""
 
-    __state__ = State("home-broker-visit", saved=("number", "queue"))
+    __state__ = State("home-broker-visit", saved=("session", "number", "queue"))
 
-    def __init__(self, number: int, queue: DeliveryQueue) -> None:
-        self.number = number
+    def __init__(self, session: Session, queue: DeliveryQueue) -> None:
+        self.session = session
+        self.number = session.number
+        """The attach number under which it is registered at its home."""
         self.queue = queue
 
 
@@ -183,15 +185,13 @@ class HomeBroker(MobilityProtocol):
         if came_from == "" or not host.is_reachable(home_of(session).broker):
             # If it had another home, that is gone for good, with all that was stored there.
             session.luggage = msgspec.msgpack.encode(HomeAt(host.id, host.now))
-        if home_of(session).broker == host.id:
-            self.make_home(owner_at_home(session), session.subscriptions)
         home = self.home_here(session)
         if home is not None:
             self.come_home(session, home)
             self.begin_delivery(client, home.queue, received.get(host.id, 0))
         elif host.is_attached(client):
             queue = DeliveryQueue(host.id, received.get(host.id, 0), host.buffer)
-            self.visits[client] = Visit(session.number, queue)
+            self.visits[client] = Visit(session, queue)
             self.take_owed(session, queue)
             host.deliver_from(client, queue)
             home_broker, begun_at = home_of(session)
@@ -227,8 +227,10 @@ class HomeBroker(MobilityProtocol):
 
     def home_here(self, session: Session) -> Home | None:
         """What this broker has of the session, if it is its home."""
-        broker, begun_at = home_of(session)
-        return self.homes[session.client][begun_at] if broker == self.host.id else None
+        if home_of(session).broker != self.host.id:
+            return None
+        # It is missing if the session was thought to be over: it came back from a broker that is gone.
+        return self.make_home(owner_at_home(session), session.subscriptions)
 
     def on_register(self, sender: str, message: Register) -> None:
         home = self.make_home((message.client, message.home), message.subscriptions)
@@ -303,7 +305,9 @@ class HomeBroker(MobilityProtocol):
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         client, begun_at = owner
-        home = self.homes[client][begun_at]
+        home = self.find_home(client, begun_at)
+        if home is None:
+            return  # Its session was lost with a broker that is gone.
         if home.location:
             self.host.send(home.location, ForwardEvents(client, home.number, (burst,)))
         else:
@@ -343,6 +347,27 @@ class HomeBroker(MobilityProtocol):
         self.host.settled(self.changing.pop((message.client, message.filter)))
 
     # --- the rest ---
+
+    def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:
+        for client, visit in list(self.visits.items()):
+            if home_of(visit.session).broker in brokers:
+                self.settle_down(client, visit)
+
+    def settle_down(self, client: str, visit: Visit) -> None:
+        """The visitor's home is gone for good, with all that was stored there: it is at home here now."""
+        session = visit.session
+        session.luggage = msgspec.msgpack.encode(HomeAt(self.host.id, self.host.now))
+        changing = {filter: token for (of, filter), token in self.changing.items() if of == client}
+        known = {text: at for text, at in session.subscriptions.items() if parse(text) not in changing}
+        self.make_home(owner_at_home(session), known).queue = visit.queue
+        del self.visits[client]
+        for filter, token in changing.items():
+            del self.changing[client, filter]
+            if any(parse(text) == filter for text in session.subscriptions):
+                self.on_subscribe(session, filter, token)
+            else:
+                self.host.settled(token)
+        self.host.handoff_finished(client)
 
     def named_next(self, session: Session) -> str:
         return home_of(session).broker or self.host.id

@@ -91,7 +91,7 @@ class DeliverTQ(Message, frozen=True):
 
 
 class Pull(Message, frozen=True):
-    """So many notifications of this segment are wanted, for the stay at the destination."""
+    """How many notifications of this segment are wanted, for the stay at the destination."""
 
     client: str
     segment: Reference
@@ -641,7 +641,7 @@ class MultiHopHandoff(MobilityProtocol):
 
 
 def _take(bursts: deque[Burst], want: int) -> tuple[Burst, ...]:
-    """Up to so many notifications from the front, and about as many bytes as one message may have."""
+    """Take up to `want` notifications from the front, and about as many bytes as one message may have."""
     taken: list[Burst] = []
     room = EVENTS_BYTES
     while bursts and want > 0:

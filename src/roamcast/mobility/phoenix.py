@@ -328,6 +328,10 @@ class Phoenix(MobilityProtocol):
         self.host.relocate(filters, subscriber, last, target, taken_back)
         if isinstance(target, str):
             self.towards[subscriber] = target
+            lost = self.local.pop(subscriber, None)
+            if lost is not None:
+                # MIG goes to where s was last: what is here is of a session that was lost with a broker.
+                self.give_up(subscriber, (*lost.queue.drain(), *lost.early.values()), "broker is gone")
         self.host.send(last, message)
 
     def replay(self, target: str, message: MIG, local: Local) -> None:
@@ -375,7 +379,8 @@ class Phoenix(MobilityProtocol):
         if local is None:
             self.host.send(self.towards[message.subscriber], message)
         else:
-            local.nexts[message.ts] = message.ts_next
+            # If a broker is gone, this may have been skipped.
+            local.nexts.setdefault(message.ts, message.ts_next)
             self.deliver(message.subscriber, local)
 
     def enqueue(self, subscriber: str, local: Local, ts: Timestamp, event: Burst) -> None:
@@ -402,13 +407,21 @@ class Phoenix(MobilityProtocol):
             self.host.handoff_finished(subscriber)
 
     def skip_lost(self, local: Local) -> bool:
-        """What only a broker knows that is gone for good does not come: go on with the stay after that."""
+        """Skip what does not come because a broker is gone for good.
+
+        Only that broker knew what came during its stay, and what came earlier was sent there.
+        """
         if local.is_complete:
             return False
-        stays = [(stay, broker) for stay, broker in local.stays if stay >= local.ts_reached[0]]
-        if not stays or self.host.is_reachable(stays[0][1]):
+        stays = [one for one in local.stays if one[0] >= local.ts_reached[0]]
+        lost = [place for place, (_, broker) in enumerate(stays) if not self.host.is_reachable(broker)]
+        if not lost:
             return False
-        local.ts_reached = (stays[1][0] if len(stays) > 1 else local.stay, 0)
+        following = ([stay for stay, _ in stays] + [local.stay])[lost[-1] + 1]
+        waiting = [ts for ts in local.early if local.ts_reached < ts < (following, 0)]
+        early = min(waiting, default=(following, 1))
+        # The next broker hears of it, too.
+        local.nexts[local.ts_reached] = (early[0], early[1] - 1)
         return True
 
     def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:

@@ -18,11 +18,11 @@ from roamcast.mobility.neighbour_graph import parse_graph
 from roamcast.state import State
 
 MOVES_LEARNED = 20.0
-"""A learned row weighs as much as so many moves."""
+"""Weight of a learned row, in moves."""
 FORGETTING = 0.98
 """What earlier moves of a row count after each move."""
 MOVES_TO_TRUST = 4.0
-"""With so many moves from one previous broker, second order counts as much as first order."""
+"""Number of moves from one previous broker with which second order counts as much as first order."""
 WEIGHT_MIN = 0.01
 """A destination that counts less is forgotten."""
 

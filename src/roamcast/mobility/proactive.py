@@ -255,6 +255,10 @@ class Proactive(MobilityProtocol):
                     broker, PassiveCopy(session.client, session.number, self.context(session.subscriptions))
                 )
 
+    def likely_next(self, session: Session) -> list[str]:
+        stay = self.current.get(session.client)
+        return list(stay.copies) if stay is not None else []
+
     def choose_neighbours(self, stay: Stay) -> list[str]:
         """The neighbours where the client's copies are to be, and no others."""
         session = stay.session
@@ -811,7 +815,7 @@ def _picked(queue: DeliveryQueue) -> tuple[Burst, ...]:
 
 
 def _first(bursts: Iterable[Burst], count: int) -> tuple[Burst, ...]:
-    """So many notifications from the front."""
+    """Take `count` notifications from the front."""
     taken = []
     for burst in bursts:
         if count <= 0:

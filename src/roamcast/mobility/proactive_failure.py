@@ -80,7 +80,7 @@ class HeartbeatDue(NamedTuple):
 
 
 class Orphans(NamedTuple):
-    """A timer: copies from a broker that has been suspected for so long delete themselves."""
+    """A timer: copies from a broker that was suspected for too long delete themselves."""
 
     broker: str
     since: float

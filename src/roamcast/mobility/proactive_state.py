@@ -98,7 +98,7 @@ class Stay:
         """The client's own changes that have not settled."""
         self.is_away = False
         self.is_active = False
-        """Whether its copies are."""
+        """True while copies are active."""
         self.is_timed_out = False
         self.counted_on: Remote | None = None
         """The copy that serves the client when it departs, if one does."""

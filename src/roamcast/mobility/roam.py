@@ -60,7 +60,7 @@ COPY, HEAD = "copy", "head"
 has all that the second has, or only the head of it."""
 
 
-class ToCopies(Message, frozen=True):
+class ToCopies(Message, frozen=True, tag=False):
     """From the holder of a session to the brokers with its copies, along the tree: over each link once."""
 
     client: str
@@ -82,7 +82,7 @@ class ToCopies(Message, frozen=True):
         return count_of(self._carried()) or 1
 
 
-class StoreCopy(ToCopies, frozen=True):
+class StoreCopy(ToCopies, frozen=True, tag=True):
     """Keep this for the client, which may come to you: what follows the sequence `base`."""
 
     moves: int
@@ -97,7 +97,7 @@ class StoreCopy(ToCopies, frozen=True):
         return self.bursts
 
 
-class FeedCopy(ToCopies, frozen=True):
+class FeedCopy(ToCopies, frozen=True, tag=True):
     """The holder has queued this; the client has acknowledged up to `base`."""
 
     base: int
@@ -107,7 +107,7 @@ class FeedCopy(ToCopies, frozen=True):
         return self.bursts
 
 
-class DropCopy(ToCopies, frozen=True):
+class DropCopy(ToCopies, frozen=True, tag=True):
     """The client is elsewhere, or was away for too long."""
 
     kept_at: str = ""
@@ -252,12 +252,8 @@ class Roam(MultiHopHandoff):
             return
         if self.host.is_attached(client) and queue.waiting:
             return  # What a slow client leaves in a full queue gets other sequences than in a copy.
-        bursts = self.head_of(queue, queue.base)
-        predicted = self.predictor.predict(session.last_broker, MASS)
-        likely = [
-            broker for broker in predicted if broker != self.host.id and self.host.is_reachable(broker)
-        ][: self.settings.copies_max]  # fmt: skip
-        is_wide = len(predicted) > len(likely)
+        bursts, likely = self.head_of(queue, queue.base), self.likely_next(session)
+        is_wide = len(self.predictor.predict(session.last_broker, MASS)) > len(likely)
         if not likely or (queue and not bursts):
             return
         copied = queue.base + count_of(bursts)
@@ -280,6 +276,11 @@ class Roam(MultiHopHandoff):
                 taken.append(burst.tail(skip) if skip else burst)
             skip = max(skip - burst.count, 0)
         return tuple(taken)
+
+    def likely_next(self, session: Session) -> list[str]:
+        likely = self.predictor.predict(session.last_broker, MASS)
+        there = [one for one in likely if one != self.host.id and self.host.is_reachable(one)]
+        return there[: self.settings.copies_max]
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         super().on_notification(owner, source, burst)

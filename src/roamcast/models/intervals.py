@@ -33,7 +33,7 @@ def bounds_of(values: Sequence[float]) -> Bounds:
 
 
 def share_interval(counted: int, total: int, confidence: float = 0.95) -> Bounds:
-    """Bounds of a probability, where so many of all were counted (by Clopper and Pearson)."""
+    """Bounds of a probability by Clopper and Pearson, where `counted` of `total` were counted."""
     if not 0 <= counted <= total or not total:
         raise InputError(f"bounds of a share need 0 to {total} of one or more, not {counted}")
     _check_confidence(confidence)

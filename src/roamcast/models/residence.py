@@ -57,7 +57,7 @@ class Stays:
     total_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
     """State to the time that clients spent in it, together."""
     left: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    """From this state to that state of that broker, so many times."""
+    """Transitions from one state to another state of a broker, with their counts."""
 
     def count(self, kind: str, to_kind: str, to_broker: str, times: int = 1) -> None:
         key = (kind, to_kind, to_broker)

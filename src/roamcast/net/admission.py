@@ -144,6 +144,14 @@ class Admission:
             raise ConnectionRefused(Reason.NOT_AUTHORIZED, "this listener wants a user name or a certificate")
         return Admitted(Identity(client))
 
+    async def log_in(self, user: str, password: str, address: str) -> Admitted:
+        """Who it is that gives this name and password over HTTP; ConnectionRefused if that proves nothing."""
+        if not self._config.access.has_logins:
+            raise ConnectionRefused(Reason.NOT_AUTHORIZED, "nobody can log in here; set access.users")
+        connect = Connect(5, "", username=user, password=password.encode())
+        login = await self._log_in(connect, "", address)
+        return Admitted(Identity("", login.user, "", self._config.site), login.proof, login.expires_at)
+
     async def _log_in(self, connect: Connect, client: str, address: str) -> _Login:
         user, password = connect.username or "", connect.password or b""
         if self._tokens is not None and is_token(connect.password):

@@ -23,7 +23,7 @@ MAGIC = b"roamfind\x00\x01"
 SIGNATURE_BYTES = 32
 DATAGRAM_BYTES_MAX = 1024
 BACK_AFTER = 3
-"""Who was silent for so many intervals and is heard again is news."""
+"""Intervals of silence after which a broker that is heard again is news."""
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -19,7 +19,8 @@ from roamcast.mqtt.codec.reading import CONNECT, Limits, cut, parse, parse_conne
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import refusal, write
 from roamcast.mqtt.server.welcoming import keep_alive_of, refused
-from roamcast.net.buffered import Buffered, joined
+from roamcast.net.buffered import SHARED_BYTES_MIN, Buffered, joined
+from roamcast.net.handshake import line
 from roamcast.net.strangers import Stranger
 from roamcast.net.tls import PeerCertificate
 
@@ -35,11 +36,11 @@ DISCARDED_BYTES_MAX = 4 << 20
 HIGH_WATER_BYTES = 65_536
 """What a transport is given beyond what the network takes. Transports may copy it, with TLS and WebSocket."""
 LINGER_S = 5.0
-"""What was written last may take so long to reach the client, and the client to close."""
+"""Seconds that the last bytes may take to reach the client, and the client to close."""
 
 
 class Budget:
-    """How much a client may send: notifications and bytes per second, and so many at once after a pause."""
+    """How much a client may send: notifications and bytes per second, and a burst after a pause."""
 
     def __init__(
         self, count: Callable[[], int], per_s: float | None, burst: int, bytes_per_s: float | None
@@ -53,7 +54,7 @@ class Budget:
         self._at_s = 0.0
 
     def spend(self, now_s: float, size: int) -> float:
-        """So many bytes have come; for how many seconds nothing more should."""
+        """Seconds to pause reading after receiving `size` bytes."""
         counted = self._count()
         spent, self._counted = (counted - self._counted, size), counted
         elapsed_s, self._at_s = now_s - self._at_s, now_s
@@ -118,6 +119,9 @@ class Door(Protocol):
     def came_in(self, id: int) -> Budget | None:
         """A connection was admitted: how fast it may send; None: as fast as it can."""
 
+    def count_refusal(self, reason: Reason) -> None:
+        """A client was refused before it came in."""
+
     async def admit(self, client: ClientConnection, connect: Connect) -> Admitted:
         """Who this is; ConnectionRefused if it may not come in."""
 
@@ -129,7 +133,8 @@ class ClientConnection(asyncio.Protocol):
         "_admission", "_asked", "_backlog", "_backlog_bytes", "_budget", "_discarded", "_door", "_first",
         "_has_unread", "_is_clogged", "_is_finished", "_is_held", "_is_paused", "_is_slow", "_method",
         "_pauses", "_push", "_source", "_take", "address", "admitted", "host", "id", "is_noted",
-        "keep_alive_s", "last_heard_s", "listener", "stranger", "transport", "why", "write",
+        "keep_alive_s", "last_heard_s", "listener", "received_bytes",
+        "sent_bytes", "stranger", "transport", "why", "write",
     )  # fmt: skip
 
     def __init__(
@@ -150,6 +155,7 @@ class ClientConnection(asyncio.Protocol):
         """The transport's own, while there is something to write to."""
         self.keep_alive_s = 0.0
         self.last_heard_s = 0.0
+        self.received_bytes = self.sent_bytes = 0
         self.is_noted = False
         """Whether it has been logged that it ended."""
         self.why = ""
@@ -207,6 +213,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._first is None:
             self.last_heard_s = now_s = monotonic()
+            self.received_bytes += len(data)
             self._take(ClientFrames(self.id, data), now_s)
             if self._budget is not None:
                 self._spend(self._budget, len(data))
@@ -343,7 +350,8 @@ class ClientConnection(asyncio.Protocol):
             self.finish(refused(connect, error.reason, str(error)))
             return
         except ConnectionRefused as error:
-            log.info("%s: %s", self.address, error)
+            self._door.count_refusal(error.reason)
+            log.info("client %s refused (%s): %s", line(connect.client_id), self.address, error)
             self.finish(refused(connect, error.reason, str(error)))
             return
         finally:
@@ -413,7 +421,13 @@ class ClientConnection(asyncio.Protocol):
     # --- going out ---
 
     def write_all(self, parts: list[bytes]) -> None:
-        """Write one after the other, and copy only what is small."""
+        """Write two or more parts one after the other, and copy only what is small."""
+        if len(parts) == 2 and len(parts[0]) + len(parts[1]) < SHARED_BYTES_MIN:
+            self.write(parts[0] + parts[1])  # An answer and a delivery, most often.
+            return
+        if max(map(len, parts)) < SHARED_BYTES_MIN:
+            self.write(b"".join(parts))
+            return
         for part in joined(parts):
             self.write(part)
 

@@ -21,7 +21,7 @@ from roamcast.net.strangers import Stranger, Strangers
 
 log = logging.getLogger("roamcast.doorway")
 
-BACKLOG = 1024
+BACKLOG = 4096
 ACCEPTS_AT_ONCE = 16
 """In one round of the loop: whoever has spoken meanwhile is noticed before the next ones come."""
 ACCEPTING_S = 0.002

@@ -10,7 +10,7 @@ not take these."""
 
 
 def room_for(connections: int) -> int:
-    """Raise the limit as far as so many connections need it; how many there is room for.
+    """Raise the limit for this number of connections; returns how many there is room for.
 
     Where the system allows few files, half of them are the broker's own.
     """

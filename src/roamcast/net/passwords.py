@@ -16,6 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import IPv6Address, ip_address
 
@@ -29,7 +30,7 @@ ADDRESSES_KEPT_MAX = 10_000
 """Addresses (and pairs of address and user) whose failures or successes are remembered."""
 
 FAILURES_BY_ANY_USER = 20
-"""An address may fail so many times more often over all user names than under one: many may share it."""
+"""Failed logins allowed per address, as a multiple of those per user: many users may share an address."""
 
 
 class Outcome(Enum):
@@ -240,6 +241,7 @@ def _decoy_like(stored: str | None) -> str:
     return hasher.hash(secrets.token_bytes(32))
 
 
+@lru_cache(ADDRESSES_KEPT_MAX)
 def network_of(address: str) -> str:
     """What counts as one address: with IPv6 a client has a whole /64 to itself."""
     try:

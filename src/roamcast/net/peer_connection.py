@@ -18,6 +18,8 @@ from roamcast.net.tls import has_fingerprint, is_broker
 
 WRITE_BYTES_HIGH = 4 * 1024 * 1024
 """When so much waits to be sent, nothing more should be written until most of it is gone."""
+TURN_BYTES = 32 * 1024
+"""A turn takes so much from one peer, and the rest of the frame that reaches it."""
 
 
 class Owner(Protocol):
@@ -71,6 +73,8 @@ class PeerConnection(asyncio.Protocol):
         self._budget: Budget | None = None
         self._reading_again: asyncio.TimerHandle | None = None
         """Set while the peer has sent more than its quotas allow."""
+        self._going_on: asyncio.Handle | None = None
+        """Set while frames wait for the next turn."""
         self.is_held = False
         """Whether this broker cannot take more from the peer at present."""
         self._news = asyncio.Event()
@@ -193,7 +197,7 @@ class PeerConnection(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         """Read again, unless there is another reason not to."""
-        is_paused = self.is_held or self._reading_again is not None
+        is_paused = self.is_held or self._reading_again is not None or self._going_on is not None
         if self.state == "up" and not is_paused and not self.transport.is_reading():
             self.transport.resume_reading()
 
@@ -216,13 +220,25 @@ class PeerConnection(asyncio.Protocol):
             self._pass_on()
 
     def _pass_on(self) -> None:
+        """Hand over at most `TURN_BYTES`: thousands of sessions in one turn would make every client wait."""
         try:
-            frames = self._cutter.take_all()
+            frames = self._cutter.take_all(TURN_BYTES)
             if frames:
                 self._owner.arrived(self, frames)
+            if self.state == "up" and self._going_on is None and self._cutter.has_frame:
+                self._going_on = self._loop.call_soon(self._go_on)
+                if self.transport.is_reading():
+                    self.transport.pause_reading()
         except (LinkError, InputError) as error:
             self.is_refused = True
             self.close(str(error))
+
+    def _go_on(self) -> None:
+        """Runs behind the turn that took the frames before these."""
+        self._going_on = None
+        if self.state == "up":
+            self._pass_on()
+            self.resume_reading()
 
     def _tick(self, heartbeat_s: float, timeout_s: float) -> None:
         now = self._loop.time()
@@ -266,7 +282,7 @@ class PeerConnection(asyncio.Protocol):
         was_up, self.state = self.state == "up", "closed"
         if self.ended.is_set():
             return
-        for timer in (self._timer, self._reading_again):
+        for timer in (self._timer, self._reading_again, self._going_on):
             if timer is not None:
                 timer.cancel()
         self._news.set()

@@ -14,6 +14,7 @@ import logging
 import random
 import secrets
 import socket
+import ssl
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Protocol
@@ -24,7 +25,7 @@ from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.links import Offer
 from roamcast.config.addresses import is_loopback, join_endpoint, split_endpoint
 from roamcast.config.sections import Link, Peer
-from roamcast.errors import InputError
+from roamcast.errors import cannot_listen
 from roamcast.net.address_book import AddressBook
 from roamcast.net.clients import Budget
 from roamcast.net.complaints import Complaints
@@ -53,9 +54,9 @@ STRANGERS_MAX = 64
 STRANGERS_PER_HOST_MAX = 32
 """Of these from one host; past it the oldest of that host gives way to a new one, which may be a peer."""
 REFUSED_FACTOR = 4
-"""After a refusal the pause is so many times the longest one: somebody has to change something first."""
+"""Factor of the longest pause, after a refusal: somebody has to change something first."""
 STABLE_S = 1.0
-"""A connection that was up for so long was a success: the pauses begin anew."""
+"""Seconds after which a connection counts as a success, so that the pauses begin anew."""
 LATE_S = 0.5
 """What comes later than this from a connection was sent after its rival came: its process is alive."""
 ALIVE_SHARE = 0.6
@@ -163,10 +164,8 @@ class Peers:
             try:
                 await self._doorway.open(self._link.address, self._link.port)
             except OSError as error:
-                raise InputError(
-                    f"link.address = {join_endpoint(self._link.address, self._link.port)}: "
-                    f"cannot listen there ({error.strerror or error})"
-                ) from None
+                where = f"link.address = {join_endpoint(self._link.address, self._link.port)}"
+                raise cannot_listen(where, error) from None
         self._dial_all()
 
     @property
@@ -405,6 +404,8 @@ class Peers:
                 )
         except (OSError, TimeoutError) as error:
             why = getattr(error, "reason", "") or getattr(error, "strerror", "") or str(error) or "no answer"
+            if isinstance(error, ssl.SSLError) and "WRONG_VERSION" in str(why):
+                why = "it does not speak TLS; set link.tls alike at both ends"
             self._whys[peer] = f"{address} cannot be reached: {why}"
             self._complain(peer, peer, self._whys[peer], logging.INFO)
             return None
@@ -456,6 +457,8 @@ class Peers:
             connection.close(f"no handshake within {self._link.timeout_s:g} s")
             self._failed(connection, handshake)
         except Ended:
+            if connection.is_dialer and handshake.peer is None and self._contexts is None:
+                connection.why += "; if its links use TLS, set link.tls = true here, too"
             self._failed(connection, handshake)
         except BaseException:
             connection.close("the handshake was broken off")

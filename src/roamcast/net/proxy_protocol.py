@@ -90,7 +90,7 @@ class ProxyHeaders:
 
 
 async def _read(connection: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes, and none of what follows."""
+    """Read exactly `size` bytes, and none of what follows."""
     data = b""
     while len(data) < size:
         part = await asyncio.get_running_loop().sock_recv(connection, size - len(data))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from roamcast.config.private_files import check_private, check_readable
-from roamcast.config.sections import Link, Listener
+from roamcast.config.sections import Link, Listener, Metrics
 from roamcast.errors import InputError
 
 PeerCertificate = dict[str, Any]
@@ -50,6 +50,12 @@ class LinkContexts(NamedTuple):
     client: ssl.SSLContext
     digest: bytes
     """Of the files that it was made of: where it differs, who is there must prove itself again."""
+
+
+def http_context(metrics: Metrics) -> ssl.SSLContext:
+    """A context for HTTPS."""
+    files = Listener(kind="wss", certificate=metrics.certificate, key=metrics.key)
+    return listener_context(files, "metrics")
 
 
 def listener_context(listener: Listener, key: str) -> ssl.SSLContext:

@@ -34,7 +34,7 @@ SIGHTINGS = "client string, at_s double, broker string"
 
 EARTH_M = 6_371_000.0
 AGREEING = 3
-"""So many points in a row that agree with each other outweigh the one before them."""
+"""Points in a row that agree with each other and outweigh the one before them."""
 SITES_MAX = 10_000
 RESOLUTIONS = range(16)
 

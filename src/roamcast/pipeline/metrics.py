@@ -26,7 +26,7 @@ from roamcast.pipeline.audit_sql import CLIENT
 from roamcast.pipeline.measures import Measure, all_measures, handoffs
 from roamcast.pipeline.output import replace_parts, unfinished
 from roamcast.pipeline.rows import one_by_one, usable, without_repetitions
-from roamcast.pipeline.spark_engine import read_log, spark_engine
+from roamcast.pipeline.spark_engine import KEPT, read_log, spark_engine
 
 PERCENTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 ACCURACY = 10_000
@@ -50,7 +50,7 @@ def metrics(
     """Measure a log; tables go to `out`, the figures come back and are in `out/metrics.json`."""
     rows = read_log(spark, log)
     with unfinished(out) as made:
-        with spark_engine(rows) as engine:
+        with spark_engine(rows, made / KEPT) as engine:
             audited = audit(engine, made / "audit", clock_error_s)
         rows = without_repetitions(rows) if audited["repeated_rows"] else rows
         measures = all_measures(neighbour_timeout_s)

@@ -159,7 +159,7 @@ def _settings(master: str, memory_mb: int | None, small: bool, scratch: Path) ->
 
 
 def fitting_partitions(rows: int) -> int:
-    """Into how many parts so many rows are cut where they travel: each costs a file for whoever sends."""
+    """Number of partitions for a shuffle of this many rows: each costs the sender a file."""
     return max(PARTITIONS_MIN, min(PARTITIONS_MAX, rows // ROWS_PER_PARTITION))
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
@@ -23,22 +22,27 @@ from roamcast.pipeline.output import replace_parts, unfinished
 from roamcast.pipeline.places import Place, Store
 from roamcast.pipeline.schema import spark_schema
 
+KEPT = ".kept"
+"""Within the folder of unfinished results; names with a dot are no part of them."""
+
 
 class SparkEngine:
     dialect = SPARK
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        """`folder`, which every executor can write to, is for what is kept."""
         self.spark = spark
-        self.kept: list[DataFrame] = []
+        self._folder = folder
         self._names: dict[str, None] = {}
 
     def define(self, name: str, query: str) -> None:
         self.name(name, self.spark.sql(query))
 
     def keep(self, name: str, query: str) -> None:
-        frame = self.spark.sql(query).persist(StorageLevel.MEMORY_AND_DISK)
-        self.kept.append(frame)
-        self.name(name, frame)
+        # Not persist(): Spark does not recognise what it holds if Python is part of the plan, and works it
+        # out at each use. A file also keeps plans short, and planning is most of what a small log takes.
+        self.define(name, query)
+        self.write(name, self._folder / name)
 
     def name(self, name: str, frame: DataFrame) -> None:
         frame.createOrReplaceTempView(name)
@@ -79,16 +83,14 @@ class SparkEngine:
         }
 
     def close(self) -> None:
-        for frame in self.kept:
-            frame.unpersist()
         for name in self._names:
             self.spark.catalog.dropTempView(name)
 
 
 @contextmanager
-def spark_engine(log: DataFrame) -> Iterator[SparkEngine]:
-    """Spark with these rows as the table `log`."""
-    engine = SparkEngine(log.sparkSession)
+def spark_engine(log: DataFrame, folder: Path) -> Iterator[SparkEngine]:
+    """Spark with these rows as the table `log`, and a folder for what is kept while it works."""
+    engine = SparkEngine(log.sparkSession, folder)
     engine.name("log", log)
     try:
         yield engine
@@ -124,7 +126,7 @@ def audit_on_spark(
     spark: SparkSession, log: Place, out: Path, *, clock_error_s: float = 0.0
 ) -> dict[str, Any]:
     """Audit a log; the tables go to `out`, the figures come back and are in `out/audit.json`."""
-    with unfinished(out) as made, spark_engine(read_log(spark, log)) as engine:
+    with unfinished(out) as made, spark_engine(read_log(spark, log), made / KEPT) as engine:
         figures = audit(engine, made, clock_error_s)
         replace_parts(made, out)
     return figures

@@ -67,11 +67,14 @@ def tag_of(kind: type[Message]) -> str:
 
 
 def message_types() -> list[type[Message]]:
-    """Every type of message that has been imported, by tag. Two of one tag are an error."""
+    """Every type of message that has been imported, by tag. Two of one tag are an error.
+
+    A class without a tag (`tag=False`) is a base of messages and none itself.
+    """
 
     def below(parent: type[Message]) -> Iterator[type[Message]]:
         for child in parent.__subclasses__():
-            if child is not Skipped:
+            if child is not Skipped and child.__struct_config__.tag is not None:
                 yield child
             yield from below(child)
 
@@ -169,7 +172,7 @@ def without_skipped(messages: list[Message]) -> list[Message]:
 
 
 def batch_head(count: int) -> bytes:
-    """What comes before so many encoded messages to make one batch of them (a msgpack array)."""
+    """What comes before `count` encoded messages to make one batch of them (a msgpack array)."""
     return b"\xdd" + count.to_bytes(4, "big")
 
 

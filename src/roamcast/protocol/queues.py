@@ -239,7 +239,14 @@ class DeliveryQueue:
         if in_flight and in_flight[0].count == sequence - self.base:
             # Nearly always: the client answers each burst by itself, in order.
             self.base = sequence
-            return self._pop_front(in_flight).count
+            if len(in_flight) > 1 or self.waiting or self._limited:
+                return self._pop_front(in_flight).count
+            # The last one: nothing is held any more, so nothing need be added up.
+            in_flight.clear()
+            count = self.appended - self.popped
+            self.popped = self.appended
+            self.size_bytes = self.in_flight_bytes = 0
+            return count
         acknowledged = left = min(sequence - self.base, len(self))
         while left > 0:
             bursts = self.in_flight or self.waiting

@@ -79,7 +79,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
 NOTIFICATIONS_MAX = 1_000_000
 """What one row can stand for at most."""
 NUMBER_BITS = 40
-"""A notification's number fits into so many: a thousand billion for each publisher and incarnation."""
+"""Bits of a notification's number: a thousand billion for each publisher and incarnation."""
 
 Level = Literal["none", "counters", "full"]
 """How much a node tells: nothing, what is needed to say what was owed and delivered, or every hop too."""

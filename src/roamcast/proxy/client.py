@@ -94,7 +94,7 @@ class Options(msgspec.Struct, frozen=True):
     """When the foreign broker itself keeps what comes, where it can, instead of the proxy: "unreachable" is
     when no proxy answers at move-out, which otherwise fails."""
     publishes_max: int = 10_000
-    """What is published while away waits here, at most so many."""
+    """Limit of messages that wait here while the client is away."""
     again_s: float = 5.0
     """The pause before a proxy that could not be asked is asked again."""
 

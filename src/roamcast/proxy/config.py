@@ -116,7 +116,7 @@ class Ping(Section, frozen=True):
     interval_s: Seconds = 0.2
     """The pause between two pings."""
     timeout_s: Seconds = 10.0
-    """When no ping came back for so long, a move-out is refused."""
+    """Seconds without a returned ping after which a move-out is refused."""
 
 
 class Mqtt(Section, frozen=True):

@@ -33,7 +33,7 @@ class HostMonitor:
         rounds: int = 3,
         factor: float = 0.7,
     ) -> None:
-        """A client moves when another proxy was nearer by this factor for so many measurements in a row."""
+        """A client moves when another proxy was nearer by this factor in `rounds` measurements in a row."""
         self._clients = clients
         self._interval_s, self._rounds, self._factor = interval_s, rounds, factor
         self._nearer: dict[tuple[str, str], int] = {}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from roamcast.filters.expression import And, Expression, names_of, some_of
+from roamcast.filters.expression import And, Compare, Expression, names_of, some_of
 from roamcast.filters.filter import ALL, Attributes, Filter
 from roamcast.filters.index import FilterIndex
 from roamcast.protocol.notification import Burst, decode_attributes
@@ -38,7 +38,7 @@ ROUTES_KEPT_MAX = 4096
 """Remembered routes per broker; past that the memory starts afresh."""
 
 ROUTES_CHECKED_MAX = 128
-"""Up to so many remembered routes, a change of the table drops only those it touches."""
+"""Number of remembered routes up to which a change of the table drops only those it touches."""
 
 PARTS_KEPT_MAX = 65_536
 """Remembered sets of labels that the full attributes met, and where these lead."""
@@ -65,7 +65,7 @@ class MatchingTable:
     __state__ = State(
         "matching-table",
         saved=("_outside", "_interfaces", "_index", "_groups", "_group_index"),
-        derived=("_divisions", "_parts", "_parts_kept", "routes"),
+        derived=("_alone", "_divisions", "_parts", "_parts_kept", "_routes_of", "routes"),
     )  # fmt: skip
 
     def __init__(self, outside: frozenset[str] | None = None) -> None:
@@ -79,6 +79,10 @@ class MatchingTable:
 
     def _restore(self) -> None:
         self.routes: dict[bytes, Route] = {}
+        self._alone = next(iter(self._outside)) if self._outside and len(self._outside) == 1 else None
+        """The attribute outside the bodies, if there is only one: a topic."""
+        self._routes_of: dict[Any, dict[bytes, None]] = {}
+        """The remembered routes by the value of this attribute."""
         self._parts: dict[tuple[tuple[str, ...], tuple[Owner, ...]], Parts] = {}
         """By the peers and owners that want all of a route's notifications."""
         self._parts_kept = 0
@@ -181,7 +185,9 @@ class MatchingTable:
         decoded = decode_attributes(attributes)
         groups = tuple(self._groups[decided] for decided in self._group_index.match(decoded))
         if len(self.routes) >= ROUTES_KEPT_MAX:
-            self.routes.clear()
+            self._forget_all_routes()
+        if self._alone is not None:
+            self._routes_of.setdefault(decoded.get(self._alone), {})[attributes] = None
         route = self.routes[attributes] = (*self._joined(self._index.match(decoded)), groups)
         return route
 
@@ -273,11 +279,31 @@ class MatchingTable:
         self._parts_kept = 0
 
     def _forget_routes(self, decided: Filter) -> None:
-        if len(self.routes) > ROUTES_CHECKED_MAX:
-            self.routes.clear()
-        else:
-            for attributes in [key for key in self.routes if decided.matches(decode_attributes(key))]:
+        value = self._only_value(decided)
+        if value is not None:
+            # A client that moves changes the routes of its own topics, and nobody else's.
+            for attributes in self._routes_of.pop(value, ()):
                 del self.routes[attributes]
+        elif len(self.routes) > ROUTES_CHECKED_MAX:
+            self._forget_all_routes()
+        else:
+            for attributes in list(self.routes):
+                decoded = decode_attributes(attributes)
+                if decided.matches(decoded):
+                    del self.routes[attributes]
+                    if self._alone is not None:
+                        del self._routes_of[decoded.get(self._alone)][attributes]
+
+    def _forget_all_routes(self) -> None:
+        self.routes.clear()
+        self._routes_of.clear()
+
+    def _only_value(self, decided: Filter) -> str | None:
+        """The one value of the attribute outside the bodies that meets the filter; None if others may."""
+        expression = decided.expression
+        if type(expression) is Compare and expression.operator == "=" and expression.name == self._alone:
+            return expression.value if type(expression.value) is str else None
+        return None
 
 
 def _joined_labels(met: Iterable[tuple[Hashable, ...]]) -> tuple[Hashable, ...]:

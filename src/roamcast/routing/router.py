@@ -253,6 +253,11 @@ class Router:
 
     # --- routing ---
 
+    @property
+    def known_routes(self) -> Mapping[bytes, Route]:
+        """Routes that were looked up before; `route` finds the others."""
+        return {} if self.strategy == "flooding" else self.table.routes
+
     def route(self, attributes: bytes) -> Route:
         """Who wants a notification with these attributes; the caller leaves out where it came from."""
         table = self.table
@@ -515,7 +520,7 @@ class Router:
         self._commit("handoff")
 
     def measure(self, peer: str, round_trip_s: float) -> None:
-        """So long it takes to a peer and back."""
+        """Seconds of the round trip to a peer."""
         self._round_trips_s[peer] = round_trip_s
         for client in self.dependents.measure(peer, round_trip_s):
             self._stage_whereabouts(client, peer)

@@ -197,7 +197,7 @@ class Edges:
     after_attach_s: float
     """What was published so shortly after it attached may have missed its subscription."""
     after_outage_s: float = 0.0
-    """What was on a link when it went down is sent again, and takes so long at most."""
+    """Seconds that messages take at most which were on a link when it went down and are sent again."""
 
 
 class Checker:

@@ -50,7 +50,7 @@ class Engine:
         until_s: float = float("inf"),
         steps_max: float = float("inf"),
     ) -> None:
-        """Go on until nothing is left to do before this time, or there were so many events."""
+        """Go on until nothing is left to do before this time, or `steps_max` events have happened."""
         with _without_collector():
             heap, steps = self._heap, self.steps
             report_at = steps if progress is not None else float("inf")

@@ -220,7 +220,7 @@ def fuzz(
     feature: str = "",
     front: str = "plain",
 ) -> FuzzReport:
-    """Run the seeds; stop after so many failures, each shrunk to a short story."""
+    """Run the seeds; stop after `failures_max` failures, each shrunk to a short story."""
     report = FuzzReport(protocol)
     for seed in seeds:
         if feature == "location":

@@ -36,10 +36,10 @@ class Delay:
 
 
 LOSSES_MAX = 4
-"""So many transmissions of one message are lost in a row, at most: the delay stays bounded."""
+"""Transmissions of one message that are lost in a row, at most: the delay stays bounded."""
 
 RETRANSMIT_DELAYS = 2
-"""Sent again after so many of the longest delays: when the acknowledgement should have come."""
+"""A message is sent again after this multiple of the longest delay: its acknowledgement should be there."""
 
 
 def longest_s(delay: Delay, loss: float) -> float:

@@ -13,7 +13,7 @@ from roamcast.routing.location import earth
 from roamcast.routing.location.movement_graph import MovementGraph
 
 SIDE = 8
-"""Positions lie in a square of so many times so many."""
+"""Side of the square in which positions lie."""
 APARTS_M = (5.0, 120.0, 2_000.0, 40_000.0)
 LATITUDES = (0.0, 43.26, -33.9, 78.2, 89.99)
 LONGITUDES = (-2.93, 151.2, 179.999, -180.0)
@@ -84,7 +84,7 @@ def draw_earth(rng: random.Random) -> Earth:
 
 
 def _moved(latitude: float, longitude: float, north_m: float, east_m: float) -> tuple[float, float]:
-    """So many metres further, measured where one starts."""
+    """The position this many metres further, measured where one starts."""
     to_north = latitude + north_m * METRE
     to_east = longitude + east_m * METRE / max(math.cos(math.radians(latitude)), 1e-9)
     if to_north > 90:  # Over the pole, and down on the other side.

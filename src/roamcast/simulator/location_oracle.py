@@ -197,7 +197,7 @@ class Timing:
 
 
 def _steps(distance_s: float, stay_s: float, rounding: str) -> float:
-    """How many times a client that stays so long may have moved on, begun stays included."""
+    """How many times a client with stays of this length may have moved on, begun stays included."""
     if distance_s == 0 or stay_s == math.inf:
         return 0
     if stay_s == 0:

@@ -48,11 +48,11 @@ from roamcast.simulator.network import Action, NetworkBase, NetworkSettings
 from roamcast.simulator.topology import Topology
 
 REST_PERIODS = 40
-"""For so many rounds of the election the network is left alone at the end."""
+"""Rounds of the election for which the network is left alone at the end."""
 EVENTS_MIN, EVENTS_PER_ACTION = 20_000, 150
 """A network that has more to do than this will never be done."""
 ROUND_LINKS = 30
-"""One round of the election lasts as long as so many of the longest delays of a link."""
+"""Length of one round of the election, in longest delays of a link."""
 
 
 class MobileAccess(PlainAccess):

@@ -62,7 +62,7 @@ class Line:
     """One connection between a client and a broker."""
 
     __slots__ = (
-        "begun", "broker", "client", "down", "is_heard", "is_open", "is_taken", "noted", "up",
+        "asked", "begun", "broker", "client", "down", "is_heard", "is_open", "is_taken", "noted", "up",
         "waiting_bytes",
     )  # fmt: skip
 
@@ -72,6 +72,8 @@ class Line:
         self.up = up
         self.down = down
         self.noted = noted
+        self.asked: dict[int, SubscribeFilter | UnsubscribeFilter] = {}
+        """What was asked for and not answered, by packet id."""
         self.begun = b""
         """The beginning of a packet whose rest is still on its way to the broker."""
         self.waiting_bytes = 0
@@ -103,35 +105,24 @@ class MqttClient:
         self.publishing: dict[int, Message] = {}
         """By token."""
         self.clears: list[Message] = []
-        """Those without a payload, and …"""
-        self.clearing: dict[int, Message] = {}
-        """… those of them that have a packet id."""
-        self.asking: dict[int, SubscribeFilter | UnsubscribeFilter] = {}
-        self.held: dict[str, SubscribeFilter] = {}
-        """What the application wants, by topic filter: the client machine asks for it again by itself."""
+        """Those of QoS 0 without a payload that have not left yet: what leaves does not say which it is."""
 
-    def clear_of(self, packet: packets.Publish) -> Message | None:
-        """Which publish it is that has no payload: the first under this topic that is not on its way yet."""
-        if packet.dup:
-            return self.clearing.get(packet.packet_id)
-        message = next(
-            one
-            for one in self.clears
-            if one.topic == packet.topic
-            and one.qos == packet.qos
-            and (not one.sendings or one.acknowledged_at is None)
-        )
+    def sent(self, packet: packets.Publish, ledger: Ledger) -> Message | None:
+        """The message that leaves with a PUBLISH."""
+        if packet.payload:
+            return ledger.message_of(packet.payload)
         if packet.packet_id:
-            self.clearing[packet.packet_id] = message
-        else:
-            self.clears.remove(message)
+            assert self.session is not None
+            return self.publishing[self.session.outgoing.token_of(packet.packet_id)]
+        message = next(one for one in self.clears if one.topic == packet.topic)
+        self.clears.remove(message)
         return message
 
     def begin(self) -> ClientSession:
         """A process without any memory."""
         for message in self.publishing.values():
             message.is_abandoned = message.is_abandoned or message.acknowledged_at is None
-        self.publishing, self.asking, self.held = {}, {}, {}
+        self.publishing, self.clears = {}, []
         self.session = ClientSession(self.settings)
         return self.session
 
@@ -168,9 +159,7 @@ class MqttAccess:
             case SubscribeFilter():
                 self._subscribe(one, item)
             case UnsubscribeFilter(filter):
-                one.held.pop(filter, None)
-                packet = packets.Unsubscribe(0, (filter,))
-                one.asking[self._session(one).unsubscribe(packet)] = item
+                self._session(one).unsubscribe(packets.Unsubscribe(0, (filter,)))
             case MoveTo(values):
                 move = packets.Publish(CONTROL_TOPIC, write_move(dict(values)), 1)
                 self._session(one).publish(move)
@@ -197,7 +186,7 @@ class MqttAccess:
             publish = packets.Publish(item.topic, b"", item.qos, item.retain, properties=properties)
             message = self.ledger.publish(client.id, publish, attributes, now)
             message.is_clear = item.is_clear
-            client.clears += [message] if item.is_clear else []
+            client.clears += [message] if item.is_clear and not item.qos else []
             payload = b"" if item.is_clear else f"{message.key} ".encode().ljust(item.size, b".")
             token = session.new_token()
             client.publishing[token] = message
@@ -210,10 +199,8 @@ class MqttAccess:
         told = ((WHERE, item.where),) if item.where else ()
         packet = packets.Subscribe(0, (entry,), item.identifier, told)
         if client.settings.version == 4:
-            item = SubscribeFilter(item.filter, item.qos)
             packet = packets.Subscribe(0, (SubscriptionEntry(item.filter, item.qos),))
-        client.held[item.filter] = item
-        client.asking[self._session(client).subscribe(packet)] = item
+        self._session(client).subscribe(packet)
 
     # --- coming and going ---
 
@@ -439,13 +426,14 @@ class MqttAccess:
                 case packets.Publish():
                     self._note_publish(client, line, packet)
                 case packets.Subscribe():
-                    self.ledger.subscribe(client.id, _asked_by(packet), now)
-                case packets.Unsubscribe():
-                    for name in packet.filters:
-                        self.ledger.unsubscribe(client.id, name, now)
+                    line.asked[packet.packet_id] = asked = _asked_by(packet)
+                    self.ledger.subscribe(client.id, asked, now)
+                case packets.Unsubscribe(packet_id, (name,)):
+                    line.asked[packet_id] = UnsubscribeFilter(name)
+                    self.ledger.unsubscribe(client.id, name, now)
 
     def _note_publish(self, client: MqttClient, line: Line, packet: packets.Publish) -> None:
-        message = self.ledger.message_of(packet.payload) if packet.payload else client.clear_of(packet)
+        message = client.sent(packet, self.ledger)
         if message is None:
             self.ledger.wrong("client", f"{client.id} published {packet.payload!r}, which nobody asked for")
             return
@@ -519,14 +507,13 @@ class MqttAccess:
         message.acknowledged_at = self._network.now if message.qos else None
 
     def _on_granted(self, client: MqttClient, event: Granted) -> None:
-        asked, now = client.asking.pop(event.token, None), self._network.now
+        assert client.line is not None
+        asked, now = client.line.asked.pop(event.packet_id), self._network.now
         if isinstance(asked, UnsubscribeFilter):
             self.ledger.unsubscribed(client.id, asked.filter, now)
             return
-        for name, reason in zip(event.filters, event.reasons, strict=True):
-            one = asked or client.held.get(name)
-            if one is not None:
-                self.ledger.granted(client.id, one, reason, now, self._settings.settle_timeout_s)
+        (reason,) = event.reasons
+        self.ledger.granted(client.id, asked, reason, now, self._settings.settle_timeout_s)
 
     def _on_accepted(self, client: MqttClient, connack: packets.Connack) -> None:
         assert client.line is not None
@@ -551,9 +538,11 @@ class MqttAccess:
     def _on_ended(self, client: MqttClient, reason: Reason, text: str) -> None:
         if reason == Reason.USE_ANOTHER_SERVER:
             self._go_on(client)
+        elif reason == Reason.ADMINISTRATIVE_ACTION:
+            client.ledger.session_is_back(self._network.now)
         elif client.ledger.life is not None and client.ledger.life.is_doubtful:
             pass  # It may have answered what another session sent under the same packet id.
-        elif reason not in (Reason.SESSION_TAKEN_OVER, Reason.ADMINISTRATIVE_ACTION):
+        elif reason != Reason.SESSION_TAKEN_OVER:
             self.ledger.wrong("closed", f"{client.id} at {client.broker}: {reason.name} {text}")
 
     def _on_publish(self, client: MqttClient, line: Line, publish: packets.Publish) -> None:

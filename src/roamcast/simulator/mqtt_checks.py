@@ -69,6 +69,8 @@ class Circumstances:
     """When the last broker joined; before that there were several networks."""
     has_quota: bool = False
     """Whether brokers may refuse to retain something."""
+    makes_room: bool = False
+    """Whether brokers may be full: then they end sessions for which nothing is kept."""
     rules: dict[str, list[tuple[float, AccessRules]]] = field(default_factory=dict)
     """Broker to its rules, from when on."""
 
@@ -115,8 +117,14 @@ class MqttChecker:
 
     def sessions(self) -> None:
         for client, at in self._ledger.lost_sessions:
-            if not self._was_at_forgotten(client):
+            if not self._was_at_forgotten(client) and not self._had_to_make_room(client, at):
                 self.result.violate("session lost", f"{client} came back at {at:.6f} and began anew")
+
+    def _had_to_make_room(self, client: str, at: float) -> bool:
+        """Whether a full broker may have ended the session that was lost: the client held no subscription."""
+        lost = next(life for life in self._ledger.clients[client].lives if life.ended_at == at)
+        held = [one for one in lost.subscriptions if one.granted_at < one.gone_at == inf]
+        return self._about.makes_room and not held
 
     def accepted(self, message: Message) -> None:
         if message.is_will or not message.qos or message.is_abandoned:
@@ -125,8 +133,6 @@ class MqttChecker:
             if self._was_at_forgotten(message.publisher):
                 return
             self.result.violate("never acknowledged", f"{_told(message)}")
-        elif message.is_clear:
-            return  # Which of several it was that went to a broker cannot be seen.
         elif message.reason.failed and not (self._may_be_denied(message) or self._ledger.serves):
             self.result.violate("refused", f"{_told(message)}: {message.reason.name}")
 
@@ -388,7 +394,8 @@ class MqttChecker:
     def qos(self, client: ClientLedger, life: Life, delivery: Delivery) -> None:
         message, way = delivery.message, _way(life, delivery)
         is_stored = way in (RETAINED, EITHER)
-        of_way = [one for one in life.subscriptions if one.group == (NORMAL if is_stored else way)]
+        group = NORMAL if is_stored else way
+        of_way = [one for one in life.subscriptions if one.group == group and not one.is_refused]
         asked = [one for one in of_way if one.asked_at <= delivery.at and one.wants(message, client.id)]
         known = {one.asked.identifier for one in asked}
         strange = [one for one in delivery.identifiers if one not in known]
@@ -422,12 +429,10 @@ class MqttChecker:
             self.result.duplicates += len(several) - 1
             message, first = several[0].message, several[0]
             fresh = [one for one in several if not (one.is_dup and one.connection > first.connection)]
-            most = self._acceptances_max(message) + len(_left_groups(life, message))
             if max(one.qos for one in several) == 2:
-                most = 1 + len(_left_groups(life, message))
-                if self._is_from_doubtful(message):
-                    most += len(message.sendings) - 1
                 fresh = several
+            # Each time that it was accepted, every group had a copy of its own.
+            most = self._acceptances_max(message) * (1 + len(_left_groups(life, message)))
             if len(fresh) > most and not life.has_stand_in:
                 times = ", ".join(f"{one.at:.6f}" for one in several)
                 self.result.violate("repeated", f"{client.id} got {_told(message)} at {times}")

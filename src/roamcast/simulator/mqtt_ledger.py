@@ -86,6 +86,8 @@ class Subscription:
     asked_at: float
     sent_at: float
     """When it was asked for last: after a lost connection it is asked for again."""
+    replaces: Subscription | None = None
+    """What it replaces if it is granted; otherwise that one stays."""
     unanswered: int = 1
     """How often it was asked for without a SUBACK, and …"""
     answered_at: float = inf
@@ -140,6 +142,8 @@ class Life:
     """The last connection that was welcomed with it."""
     has_stand_in: bool = False
     """Whether another one stood for it while it could not be reached."""
+    stood_for: list[Connection] = field(default_factory=list)
+    """While another one may stand for it: its own last connections. It may expire unseen."""
     is_doubtful: bool = False
     """Whether it may have ended and begun anew with a connection whose CONNACK the client never saw."""
     over_from: float = inf
@@ -158,7 +162,7 @@ class Life:
     def current(self, name: str) -> Subscription | None:
         """The last subscription to a topic filter, if its end has not been asked for."""
         for one in reversed(self.subscriptions):
-            if one.asked.filter == name:
+            if one.asked.filter == name and not one.is_refused:
                 return one if one.changed_at == inf else None
         return None
 
@@ -222,11 +226,13 @@ class ClientLedger:
                 life = self._begin(asked_at, now)
             elif ledger.has_surely_expired(since, noted):
                 ledger.wrong("session not ended", f"{self.id} got an expired one at {now:.6f}")
-            elif any(one.welcome_at == inf for one in since) and may_have_ended(since, noted, now):
-                life.is_doubtful = True
+            else:
+                unseen = [*life.stood_for, *(since if any(one.welcome_at == inf for one in since) else ())]
+                life.is_doubtful = life.is_doubtful or may_have_ended(unseen, noted, now)
         elif life is not None and ledger.serves:
             # Another session stands in, until the one that was may come back, even after a clean start.
             life.has_stand_in = True
+            life.stood_for = life.stood_for or [one for one in since if one is not noted]
             if noted.is_clean or may_have_ended(since, noted, now):
                 life.is_doubtful = True
         elif not (
@@ -238,6 +244,13 @@ class ClientLedger:
             life = self._begin_after(life, noted, now)
         assert life is not None
         life.connection, noted.life = noted.number, life.number
+
+    def session_is_back(self, now: float) -> None:
+        """A broker asks the client to connect again, to the session that another one stood for."""
+        life = self.life
+        if life is not None:
+            life.is_doubtful = life.is_doubtful or may_have_ended(life.stood_for, None, now)
+            life.stood_for = []
 
     def _comes_late(self, life: Life) -> bool:
         """Whether a clean start that was never answered may have ended a session that began after it.
@@ -283,8 +296,11 @@ class ClientLedger:
         return any(one.welcome_at <= start and one.left_at >= end for one in self.connections)
 
 
-def may_have_ended(since: list[Connection], noted: Connection, now: float) -> bool:
-    """Whether the session of these connections may be over, for a reason that its client knows."""
+def may_have_ended(since: list[Connection], noted: Connection | None, now: float) -> bool:
+    """Whether the session of these connections may be over, for a reason that its client knows.
+
+    `noted` is not counted: it asks for the session.
+    """
     earlier = [one for one in since if one is not noted]
     return any(one.is_clean for one in earlier[1:]) or any(
         one.left_at + one.expiry_s <= now for one in earlier
@@ -381,7 +397,7 @@ class Ledger:
         shared = split_shared(asked.filter)
         group, text = shared or ("", asked.filter)
         filter = subscription_filter(text, asked.where.replace(IN_PLACE, "") or None)
-        life.subscriptions.append(Subscription(asked, filter, group, at, at))
+        life.subscriptions.append(Subscription(asked, filter, group, at, at, former))
 
     def granted(
         self, client: str, asked: SubscribeFilter, reason: Reason, at: float, settle_timeout_s: float
@@ -396,9 +412,15 @@ class Ledger:
         if not waiting:
             return
         one = waiting[-1]
-        one.granted_at = at
-        one.is_refused, one.qos = reason.failed, 0 if reason.failed else int(reason)
-        one.is_settled = not reason.failed and at - one.sent_at < settle_timeout_s
+        if reason.failed:
+            # What was asked for twice may have been granted with an answer that was lost.
+            if one.sent_at == one.asked_at:
+                one.is_refused = True
+                if one.replaces is not None:
+                    one.replaces.changed_at = one.changed_at
+            return
+        one.granted_at, one.qos = at, int(reason)
+        one.is_settled = at - one.sent_at < settle_timeout_s
         for former in of_name[: of_name.index(one)]:
             former.gone_at = min(former.gone_at, at)
 

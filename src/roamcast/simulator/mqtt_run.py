@@ -110,6 +110,7 @@ def _disturbances(actions: Sequence[Action], slack_s: float) -> Iterator[tuple[f
 def _circumstances(settings: NetworkSettings, actions: Sequence[Action]) -> Circumstances:
     about = Circumstances(settings.access_delay.high_s)
     about.has_quota = settings.mqtt is not None and settings.mqtt.retained_max is not None
+    about.makes_room = settings.mqtt is not None and settings.mqtt.sessions_max is not None
     for at, broker, item in actions:
         match item:
             case Forget(gone):
@@ -120,6 +121,8 @@ def _circumstances(settings: NetworkSettings, actions: Sequence[Action]) -> Circ
                 about.joined_at = max((at, *repairs))
             case SetLimit("retained_max", value):
                 about.has_quota = about.has_quota or value is not None
+            case SetLimit("sessions_max", value):
+                about.makes_room = about.makes_room or value is not None
             case SetRules(rules):
                 about.rules.setdefault(broker, []).append((at, rules))
     return about

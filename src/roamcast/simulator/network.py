@@ -573,10 +573,16 @@ class Network(NetworkBase):
     def _tell_position(self, broker: str) -> list[str]:
         """The last sign of life of a broker; the peers that hear it."""
         edges = {peer: frozenset((broker, peer)) for peer in self._peers_in_reach(broker)}
-        peers = [peer for peer, edge in edges.items() if not self._outages[edge]]
+        linked = [peer for peer, edge in edges.items() if not self._outages[edge]]
+        # A broker may crash while its link comes up, and a peer that has not done so hears nothing over it.
+        peers = [peer for peer in linked if self._is_up_at(peer, broker)]
         for peer in peers:
             self.step(peer, (LinkFrames(broker, position_frame(self._positions[broker])),))
         return peers
+
+    def _is_up_at(self, broker: str, peer: str) -> bool:
+        end = self.machines[broker].links.ends.get(peer)
+        return end is not None and end.is_up
 
     def _peers_in_reach(self, broker: str) -> list[str]:
         """Those that a process with the broker's id could connect to now."""

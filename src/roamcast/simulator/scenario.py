@@ -1,4 +1,4 @@
-"""A scenario: so many clients on such a network, who publish, match and move at given rates."""
+"""A scenario: a network and its clients, which publish, match and move at given rates."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Channel:
         self.retries = 0
 
     def send(self, now: float, size: int) -> float:
-        """When the last byte of so many arrives, if they are given to the link now."""
+        """When the last byte arrives, if these bytes are given to the link now."""
         whole, rest = divmod(size, PACKET_BYTES)
         for part in [PACKET_BYTES] * whole + ([rest] if rest or not size else []):
             self._send_packet(now, part + HEADER_BYTES)

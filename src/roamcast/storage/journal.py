@@ -320,7 +320,7 @@ class Journal:
         """Commit this entry; when this returns it is promised."""
         offset = self._offset
         end = offset + RECORD_HEAD_BYTES + LENGTH_BYTES + len(entry)
-        if end <= self._plain_until and not self._pending and self.failed is None:
+        if end <= self._plain_until:
             record = single_record(self._head.marker, self._next, entry)
             try:
                 is_written = False
@@ -354,6 +354,7 @@ class Journal:
         self._record += pack_length(len(entry))
         self._record += entry
         self._pending += 1
+        self._plain_until = 0
 
     def commit(self) -> None:
         """Write what was appended; when this returns it is promised."""
@@ -396,7 +397,8 @@ class Journal:
         if self._offset > end:
             self._spares.prepare()
             end = self._settings.segment_bytes - len(END_MARK)
-        self._plain_until = min(end, self._offset + most - self._since_snapshot_bytes - 1)
+        if self.failed is None:
+            self._plain_until = min(end, self._offset + most - self._since_snapshot_bytes - 1)
 
     def _write_pending(self) -> None:
         record = self._record
@@ -425,7 +427,10 @@ class Journal:
         packed = pack_watermark(self._head.marker, self._offset, self._next, self._boot, flags)
         self._mark_place ^= 1
         place = WATERMARK_AT[self._mark_place]
-        if self._map is None or not self._map.put_in_head(packed, place):
+        segment = self._map
+        if segment is not None and segment.head is not None:
+            segment.head[place : place + len(packed)] = packed
+        elif segment is None or not segment.put_in_head(packed, place):
             # A watermark that stays behind promises less, and the next commit meets the same disk.
             with suppress(OSError):
                 os.pwrite(self._file, packed, place)
@@ -464,6 +469,7 @@ class Journal:
 
     def _fail(self, why: str) -> JournalFailed:
         self.failed = " ".join(why.split())
+        self._plain_until = 0
         return JournalFailed(self.failed)
 
     # --- snapshots ---

@@ -45,16 +45,16 @@ class MappedSegment:
         self._size = len(self._map)
         self._from = self._until = 0
         """Between these the pages are ready."""
-        self._is_head_ready = False
+        self.head: mmap.mmap | None = None
+        """The same, once its first page is ready, and stays so."""
 
     def put_in_head(self, data: bytes, offset: int) -> bool:
         """As `put`, for the first page, which stays ready."""
-        if not self._is_head_ready:
-            try:
-                self._map.madvise(MADV_POPULATE_WRITE, 0, mmap.PAGESIZE)
-            except OSError:
-                return False
-            self._is_head_ready = True
+        try:
+            self._map.madvise(MADV_POPULATE_WRITE, 0, mmap.PAGESIZE)
+        except OSError:
+            return False
+        self.head = self._map
         self._map[offset : offset + len(data)] = data
         return True
 

@@ -48,10 +48,10 @@ WATERMARK_AT = (512, 1024)
 whole even if a process is killed while it writes the other."""
 _RECORD_HEAD = struct.Struct(">IQII")
 _SINGLE_HEAD = struct.Struct(">IQIII")
+_SEALED_HEAD = struct.Struct(">IQIIII")
 """The head of a record with one entry, and the length of that."""
 _U32 = struct.Struct(">I")
 
-_CHECKSUM_AT = _RECORD_HEAD.size
 RECORD_HEAD_BYTES = _RECORD_HEAD.size + _U32.size
 END_MARK = bytes(RECORD_HEAD_BYTES)
 SNAPSHOT_HEAD_BYTES = _SNAPSHOT_HEAD.size + _U32.size
@@ -205,8 +205,8 @@ def single_record(marker: int, first: int, entry: bytes) -> bytes:
     """A whole record of one entry, and the end mark behind it."""
     length = len(entry)
     head = _SINGLE_HEAD.pack(marker, first, 1, _U32.size + length, length)
-    checksum = _U32.pack(crc32(entry, crc32(head)))
-    return head[:_CHECKSUM_AT] + checksum + head[_CHECKSUM_AT:] + entry + END_MARK
+    checksum = crc32(entry, crc32(head))
+    return _SEALED_HEAD.pack(marker, first, 1, _U32.size + length, checksum, length) + entry + END_MARK
 
 
 def pack_snapshot_head(sequence: int, replay: int, version: str, data: bytes) -> bytes:

@@ -101,9 +101,11 @@ class HonestPair:
         self._sent_at: dict[int, float] = {}
         self._unacknowledged: dict[int, None] = {}
         self._latencies_s: dict[int, float] = {}
+        self._measured_from = 0
+        """Latencies of the messages up to this one do not count."""
 
     def run(self, seconds: float, on_tick: Callable[[], None]) -> None:
-        """Send and receive for so long; `on_tick` is called with each message sent."""
+        """Send and receive for `seconds`; `on_tick` is called with each message sent."""
         next_s = time.monotonic()
         end = next_s + seconds
         while (now := time.monotonic()) < end:
@@ -112,6 +114,12 @@ class HonestPair:
                 on_tick()
                 next_s = max(next_s + EVERY_S, now)
             self._turn(max(0.0, next_s - time.monotonic()))
+
+    def forget(self) -> None:
+        """Measure from now on: what was measured so far has arrived."""
+        self.drain(PROBE_TIMEOUT_S)
+        self.late_s = 0.0
+        self._measured_from = self.sent
 
     def drain(self, seconds: float) -> None:
         """Wait for what is under way."""
@@ -179,10 +187,11 @@ class HonestPair:
         )
 
     def summary(self) -> dict[str, Any]:
-        latencies_ms = sorted(1000 * one for one in self._latencies_s.values()) or [float("inf")]
+        counted = [took_s for number, took_s in self._latencies_s.items() if number > self._measured_from]
+        latencies_ms = sorted(1000 * one for one in counted) or [float("inf")]
         is_all_here = len(self._latencies_s) == self.sent
         return {
-            "pings": self.sent,
+            "pings": self.sent - self._measured_from,
             "lost": self.lost,
             "unanswered": self.sent - len(self._latencies_s) - self.lost,
             "ping_p50_ms": statistics.median(latencies_ms),

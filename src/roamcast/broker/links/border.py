@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -34,6 +35,7 @@ from roamcast.broker.links.reach import (
     Reaches,
 )
 from roamcast.broker.links.rules import TOPIC, ClientRules, PeerRules, TopicRules, Translation
+from roamcast.broker.news import NEWS_BYTES_MAX, News
 from roamcast.broker.reunion import ClaimIt, Claims, ClaimsHeard, ReunionOver, Rival
 from roamcast.broker.seeking import WhereIs
 from roamcast.errors import InputError
@@ -83,15 +85,17 @@ REASONS: dict[str, str] = {
 BROKERS_MAX = 10_000
 """Brokers behind one peer."""
 ATTACHED_S = 10.0
-"""After so long at this broker nothing of a client is on its way from another any more."""
+"""Seconds at this broker after which nothing of a client is on its way from another any more."""
 NUMBER_MAX = 1 << 62
 """No counter comes as far; sums of larger ones would not fit into a message."""
+SESSIONS_GONE_MAX = 1_000
+"""Sessions that have gone again and are still counted for their peer."""
 BROKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 WITHHELD = encode_attributes({TOPIC: "$withheld"})
 EXPIRED = b"\x02\0\0\0\0"
 """The MQTT property that says: a message that is as old as 0 s is not delivered any more."""
 OF_PERMISSION = (BeginJoin, AskToJoin, MayJoin, JoinEnded, JoinsBegun)
-OF_MEMBERS = (Claims, ClaimIt, Rival, ReunionOver, ClaimsHeard, Emptied)
+OF_MEMBERS = (Claims, ClaimIt, Rival, ReunionOver, ClaimsHeard, Emptied, News)
 
 
 class Refused(Exception):
@@ -121,7 +125,7 @@ class Border:
     __state__ = State(
         "border",
         saved=("_broker", "_reach", "_rules", "_is_mqtt", "_retained", "_sessions"),
-        derived=("refused", "replies", "_guards", "_marks", "_checks"),
+        derived=("refused", "replies", "_guards", "_marks", "_checks", "_retained_of", "_sessions_of"),
     )
 
     def __init__(self, broker: BrokerCore, reach: Reach) -> None:
@@ -141,12 +145,16 @@ class Border:
         """Since the process began: peer, then reason, to the number of messages."""
         self.replies: list[InPlaceOf] = []
         """What was answered in the place of peers that are not asked."""
+        self._retained_of = Counter(self._retained.values())
+        self._sessions_of = Counter(self._sessions.values())
+        """How many of them came from each peer; some of these sessions may have gone again."""
         self._guards: dict[str, Guard] = {}
         self._marks: dict[bytes, bool] = {}
         self._checks: dict[type[Message], Callable[[str, str, Guard, Any], Message]] = {
             AttachRequest: self._check_request,
             Locate: self._check_locate,
             WhereIs: self._check_where_is,
+            News: self._check_news,
             Claims: self._check_claims,
             Update: self._check_update,
             Settled: self._check_settled,
@@ -381,9 +389,12 @@ class Border:
 
         Their number stays what it is, because protocols count what they fetch.
         """
+        names = _carrying(type(message))
+        if not names:
+            return message
         changes: dict[str, Any] = {}
-        for name in ("burst", "bursts", "waiting"):
-            carried = getattr(message, name, None)
+        for name in names:
+            carried = getattr(message, name)
             if isinstance(carried, Burst):
                 changes[name] = self._carried(guard, carried)
             elif isinstance(carried, tuple) and carried and isinstance(carried[0], Burst):
@@ -411,14 +422,16 @@ class Border:
             raise Refused("source")
         if not self._are_marks(message.marks) or not 0 <= message.count < NUMBER_MAX:
             raise Refused("form")
-        if self._retained.get(topic) != peer:
-            held = sum(1 for one in self._retained.values() if one == peer)
-            if held >= guard.rules.retained_max:
-                raise Refused("quota")
+        before = self._retained.get(topic)
+        if before != peer and self._retained_of[peer] >= guard.rules.retained_max:
+            raise Refused("quota")
+        if before is not None:
+            self._retained_of[before] -= 1
         if message.body is None:
             self._retained.pop(topic, None)
         else:
             self._retained[topic] = peer
+            self._retained_of[peer] += 1
         publisher = guard.clients.named(message.publisher)
         if topic == message.topic and publisher == message.publisher:
             return message
@@ -457,6 +470,13 @@ class Border:
             raise Refused("source")
         return message
 
+    def _check_news(self, peer: str, origin: str, guard: Guard, message: News) -> Message:
+        if self._broker.hop_of(message.origin) != peer or self._broker.is_guest(message.origin):
+            raise Refused("source")
+        if len(message.body) > NEWS_BYTES_MAX:
+            raise Refused("quota")
+        return message
+
     def _check_claims(self, peer: str, origin: str, guard: Guard, message: Claims) -> Message:
         if self._broker.hop_of(message.broker) != peer:
             raise Refused("source")
@@ -473,12 +493,22 @@ class Border:
             raise Refused("form")
         if not self._broker.can_unpack(session):
             raise Refused("form")
+        sessions_max, held = guard.rules.sessions_max, len(self._broker.sessions)
+        if self._sessions_of[peer] >= sessions_max or len(self._sessions) > 2 * held + SESSIONS_GONE_MAX:
+            self._forget_gone()
+        if self._sessions_of[peer] >= sessions_max:
+            raise Refused("quota")
+        before = self._sessions.get(session.client)
+        if before is not None:
+            self._sessions_of[before] -= 1
+        self._sessions[session.client] = peer
+        self._sessions_of[peer] += 1
+
+    def _forget_gone(self) -> None:
+        """Forget where sessions came from that are gone: not one by one, because that takes time."""
         sessions = self._broker.sessions
         self._sessions = {client: hop for client, hop in self._sessions.items() if client in sessions}
-        held = sum(1 for came_from in self._sessions.values() if came_from == peer)
-        if held >= guard.rules.sessions_max:
-            raise Refused("quota")
-        self._sessions[session.client] = peer
+        self._sessions_of = Counter(self._sessions.values())
 
     # --- subscriptions ---
 
@@ -680,6 +710,12 @@ def _picked(burst: Burst, varied: list[bytes | None]) -> Burst | None:
         return None
     left = tuple([one for one in varied if one is not None])
     return msgspec.structs.replace(burst.pick(places), varied=left)
+
+
+@cache
+def _carrying(kind: type[Message]) -> tuple[str, ...]:
+    """The fields of a message in which notifications may travel."""
+    return tuple(name for name in ("burst", "bursts", "waiting") if name in kind.__struct_fields__)
 
 
 def _withheld(burst: Burst) -> Burst:

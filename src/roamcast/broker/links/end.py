@@ -50,7 +50,7 @@ TAKE_BYTES = 1024 * 1024
 
 ACKNOWLEDGE_EVERY = 64
 ACKNOWLEDGE_EVERY_BYTES = 64 * 1024
-"""An end that sends nothing itself acknowledges after so many messages, or bytes."""
+"""Messages, or bytes, after which an end that sends nothing itself acknowledges."""
 
 _BATCH_HEAD_BYTES = len(batch_head(0))
 

@@ -6,6 +6,7 @@ Numbers, acknowledgements and incarnations are eight bytes each, big-endian.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator
 
 from roamcast.errors import InputError
@@ -27,7 +28,7 @@ POSITION = 6
 PART_BYTES = 512 * 1024
 """A larger message is cut into parts of this size."""
 BATCH_BYTES = 64 * 1024
-"""A frame with so many bytes of messages takes no further one."""
+"""Bytes of messages from which a frame takes no further one."""
 FRAME_BYTES_MAX = BATCH_BYTES + PART_BYTES + 64
 """No frame of a link is longer."""
 
@@ -89,7 +90,7 @@ class FrameCutter:
         return len(self._bytes)
 
     def take_bytes(self, size: int) -> bytes:
-        """So many bytes that are not in a frame, or nothing while there are fewer."""
+        """The next `size` bytes outside a frame, or nothing while there are fewer."""
         if len(self._bytes) < size:
             return b""
         taken, self._bytes = self._bytes[:size], self._bytes[size:]
@@ -107,13 +108,17 @@ class FrameCutter:
         self._bytes = self._bytes[end:]
         return frame
 
-    def take_all(self) -> bytes:
-        """Every frame that is complete, one behind the other as they came."""
+    def take_all(self, bytes_max: int = sys.maxsize) -> bytes:
+        """Every complete frame, in the order of arrival. Stops behind the frame that reaches `bytes_max`."""
         end = 0
-        while (after := self._end_of_frame(end)) != end:
+        while end < bytes_max and (after := self._end_of_frame(end)) != end:
             end = after
         whole, self._bytes = self._bytes[:end], self._bytes[end:]
         return whole
+
+    @property
+    def has_frame(self) -> bool:
+        return self._end_of_frame(0) > 0
 
     def _end_of_frame(self, start: int) -> int:
         """Where the frame ends that starts there; `start` itself if it is not complete."""

@@ -37,7 +37,8 @@ class PeerRules(msgspec.Struct, frozen=True):
     prefix: str = ""
     """Topics of the peer are found below this one here."""
     may: tuple[str, ...] = USUAL
-    """The areas of messages that the peer may send; "forget" also to remove brokers for good."""
+    """The areas of messages that the peer may send; "forget" also to remove brokers for good, "operate" also
+    to give this broker orders (which the daemon looks at)."""
     subscriptions_max: int = 1_000_000
     retained_max: int = 1_000_000
     sessions_max: int = 1_000_000

@@ -8,7 +8,7 @@ without it. It begins with the first `Tick`, which is never in a journal either.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -67,11 +67,13 @@ from roamcast.protocol.codec import Codec
 from roamcast.protocol.effects import CommandGiven, Input
 from roamcast.protocol.messages import Message
 from roamcast.protocol.notification import Burst
+from roamcast.protocol.queues import DeliveryQueue
+from roamcast.protocol.session import Session
 from roamcast.state import State
 
 NO_PLACES = "where brokers move, filters on the client's own state are not offered"
 ROUNDS_WAITED = 2.5
-"""A client that nobody knows waits for so many rounds of the election, so that a tree can form."""
+"""Rounds of the election that an unknown client waits, so that a tree can form."""
 
 
 class MovingMachine(MachineBase[MqttFront]):
@@ -146,7 +148,7 @@ class MovingMachine(MachineBase[MqttFront]):
         if self.seeking.answers:
             out.answers, self.seeking.answers = self.seeking.answers, []
         if out.durable:
-            self._check_state()
+            self._check_state(out.durable)
         return out
 
     def deadline(self) -> float | None:
@@ -184,6 +186,18 @@ class MovingMachine(MachineBase[MqttFront]):
 
     def stored(self) -> Iterable[Burst]:
         return self.core.stored()
+
+    def queues(self) -> Iterable[tuple[str, DeliveryQueue]]:
+        return ()
+
+    def session_of(self, client: str) -> Session | None:
+        return None
+
+    def likely_next(self, session: Session) -> list[str]:
+        return []
+
+    def members(self) -> Mapping[str, bool]:
+        return {peer: end.is_up for peer, end in self.links.ends.items()}
 
     def sessions_left(self) -> int:
         return self.session_count
@@ -482,6 +496,9 @@ class MovingMachine(MachineBase[MqttFront]):
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None: ...
 
     def left_out(self, client: str, burst: Burst, reason: str) -> None: ...
+
+    def unanswered(self, client: str) -> list[str]:
+        return []
 
     def with_zones(self, filter: Filter) -> Filter:
         return with_zones(filter, {})

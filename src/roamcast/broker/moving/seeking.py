@@ -14,7 +14,7 @@ from roamcast.mqtt.server.sessions import MqttSession
 from roamcast.state import State
 
 ASKED_MAX = 1024
-"""So many questions are remembered that wait for their answers."""
+"""Limit of questions that are remembered until they are answered."""
 
 
 class MobileSeeking:

@@ -25,6 +25,7 @@ from typing import ClassVar
 
 import msgspec
 
+from roamcast.broker.figures import FinishedHandoff
 from roamcast.broker.moving.core import MobileCore, Visit
 from roamcast.broker.moving.noted_filters import (
     began_of,
@@ -59,7 +60,7 @@ from roamcast.protocol.messages import (
 from roamcast.state import State
 
 INSISTS_S = 5.0
-"""So long after an attach an answer to it may come."""
+"""Seconds after an attach within which an answer to it may come."""
 
 
 class Missed(Message, frozen=True):
@@ -198,7 +199,8 @@ class MobileSessions:
         core.record("attached", client=client, broker=core.id)
         if known is not None and known.filters:
             if known.way != LOCAL:
-                core.figures.handoff("finished", core.now - arriving.since)
+                took_s = core.now - arriving.since
+                core.figures.finish(FinishedHandoff(client, known.way or "", core.now, took_s, 0))
             self._claim(client, visit)
 
     def _capsule(self, client: str) -> bytes:

@@ -31,10 +31,10 @@ TURNS, TURNS_MAX = 8, 1024
 """With balanced trees a broker looks for a less burdened parent in one of so many rounds: not all at once,
 and half as often after each change, so that the tree comes to rest."""
 CHILDREN_SPARED_MIN = 2
-"""So many fewer children another parent must have after the change."""
+"""How many children fewer another parent must have after the change."""
 
 LEADERS_REMEMBERED_MAX = 64
-"""Of so many leaders the last round is remembered, so that a late heartbeat wakes no dead leader."""
+"""Leaders whose last round is remembered, so that a late heartbeat wakes no dead leader."""
 
 
 class ElectionSettings(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class ElectionSettings(msgspec.Struct, frozen=True):
     period_s: float = 1.0
     """Between two rounds of a leader."""
     missed_max: int = 3
-    """So many rounds may fail to come before the leader, or a child, counts as gone."""
+    """Rounds that may fail to come before the leader, or a child, counts as gone."""
     patience_s: float = 0.25
     """How long a broker waits in a round for the parent it has, or collects candidates; 0: the first wins."""
     margin_hops: int = 1

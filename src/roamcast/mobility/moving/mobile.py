@@ -93,9 +93,9 @@ class MobileSettings(msgspec.Struct, frozen=True):
     queue: QueueLimits | None = None
     """What is kept for one subscriber that cannot be reached."""
     seen_max: int = 1024
-    """So many of the last deliveries to each of its subscribers a broker remembers, to deliver none twice."""
+    """Last deliveries to each subscriber that a broker remembers, to deliver none twice."""
     departed_max: int = 10_000
-    """Of so many subscribers without subscriptions the timestamp is remembered, so that none comes back."""
+    """Subscribers without subscriptions whose timestamp is remembered, so that none comes back."""
 
 
 class Outcome(msgspec.Struct):
@@ -126,7 +126,7 @@ class Known(msgspec.Struct):
 Identity = tuple[str, int, int]
 
 MATCHED_KEPT_MAX = 4096
-"""Of so many kinds of events it is remembered whom they are for, until subscriptions change."""
+"""Kinds of events whose subscribers are remembered until subscriptions change."""
 
 
 class MobileProtocol:

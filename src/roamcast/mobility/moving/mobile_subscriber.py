@@ -21,7 +21,7 @@ class MobileSubscriber:
     """Subscriber, publisher or both; every call says what is to be sent to its broker, if it has one."""
 
     def __init__(self, id: str, incarnation: int = 0, remembers: int = 64) -> None:
-        """`remembers`: so many of the last events it names when it connects, so that none comes again."""
+        """`remembers`: how many of the last events it names when it connects, so that none comes again."""
         self.id = id
         self.incarnation = incarnation
         self.broker = ""

@@ -20,7 +20,7 @@ from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.bursts import Frames, cut_bursts
 from roamcast.mqtt.codec.errors import PacketError, protocol_error
 from roamcast.mqtt.codec.fields import VARIABLE_MAX
-from roamcast.mqtt.codec.packet_ids import ENCODED, consecutive
+from roamcast.mqtt.codec.packet_ids import consecutive, encode_id
 from roamcast.mqtt.codec.packets import Connack, Packet, Publish, PublishProperties
 from roamcast.mqtt.codec.properties import publish_properties
 from roamcast.mqtt.codec.reading import cut, needed, parse
@@ -37,7 +37,7 @@ NO_SUBSCRIBERS = bytes((Reason.NO_MATCHING_SUBSCRIBERS,))
 PING_AFTER = 0.75
 """Of the keep-alive, without a byte in one of the directions."""
 PING_TIMEOUT = 0.5
-"""Of the keep-alive: so long a broker may take to answer."""
+"""Share of the keep-alive that a broker may take to answer."""
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -368,7 +368,7 @@ class ClientSession:
         self._note(self.outgoing.on_pubrec(packet.packet_id, packet.reason, _text(packet)))
         if not packet.reason.failed:
             if self.outgoing.is_known(packet.packet_id):
-                self._out.append(bytes((PUBREL, 2)) + ENCODED[packet.packet_id - 1])
+                self._out.append(bytes((PUBREL, 2)) + encode_id(packet.packet_id))
             else:
                 unknown = packets.Pubrel(packet.packet_id, Reason.PACKET_IDENTIFIER_NOT_FOUND)
                 self._out.append(write(unknown, self.version))

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
-from roamcast.mqtt.codec.packet_ids import ENCODED
+from roamcast.mqtt.codec.packet_ids import encode_id
 from roamcast.mqtt.codec.packets import Pubcomp, Publish
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
@@ -36,6 +36,11 @@ class Incoming:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def unreleased(self) -> int:
+        """Messages of QoS 2 that were taken, and that the broker has not released."""
+        return len(self._received)
+
     def first(self, limit: int) -> list[Publish]:
         """Those that wait longest, which go on waiting."""
         return [publish for publish, _ in islice(self._waiting, limit)]
@@ -57,10 +62,10 @@ class Incoming:
         if not packet_id:
             self._waiting.append((publish, self._session))
         elif packet_id in self._received:
-            out.append(PUBREC + ENCODED[packet_id - 1])
+            out.append(PUBREC + encode_id(packet_id))
         elif packet_id in self._owed:
             del self._owed[packet_id]
-            out.append(PUBACK + ENCODED[packet_id - 1])
+            out.append(PUBACK + encode_id(packet_id))
         elif packet_id in self._queued:
             self._queued[packet_id] = True
         else:
@@ -91,7 +96,7 @@ class Incoming:
         if publish.qos == 2:
             self._received[packet_id] = None
         if is_here:
-            out.append((PUBREC if publish.qos == 2 else PUBACK) + ENCODED[packet_id - 1])
+            out.append((PUBREC if publish.qos == 2 else PUBACK) + encode_id(packet_id))
         elif publish.qos == 1:
             self._owed[packet_id] = None
         return publish

@@ -16,7 +16,7 @@ import msgspec
 from roamcast.mqtt.codec import properties
 from roamcast.mqtt.codec.bursts import FrameWriter
 from roamcast.mqtt.codec.fields import write_string, write_variable
-from roamcast.mqtt.codec.packet_ids import ENCODED, PACKET_ID_MAX, consecutive, following
+from roamcast.mqtt.codec.packet_ids import PACKET_ID_MAX, consecutive, encode_id, following
 from roamcast.mqtt.codec.packets import Connack, Publish, PublishProperties
 from roamcast.mqtt.codec.reasons import Reason
 
@@ -27,7 +27,7 @@ SESSION_LOST = "the session was gone: whether it was received is not known"
 
 
 class Acknowledged(NamedTuple):
-    """What became of a publish, or of so many of a burst: a reason from 0x80 on means that it was refused."""
+    """What became of one publish, or of a part of a burst: reasons from 0x80 on mean that it was refused."""
 
     token: int
     reason: Reason = Reason.SUCCESS
@@ -230,7 +230,7 @@ class Outgoing:
             # Should that other process have left this id unreleased, the broker would take our
             # publish for the old one and only answer it.
             self._unsure.add(packet_id)
-            out.append(PUBREL + ENCODED[packet_id - 1])
+            out.append(PUBREL + encode_id(packet_id))
         out.append(frame)
         return []
 
@@ -238,9 +238,11 @@ class Outgoing:
         one = self._in_flight.get(packet_id)
         if one is None:
             return
+        if one.publish.qos > self._server.maximum_qos and not one.is_released:
+            return  # It waits for a connection to a broker that takes it.
         self._room -= 1
         if one.is_released:
-            out.append(PUBREL + ENCODED[packet_id - 1])
+            out.append(PUBREL + encode_id(packet_id))
         else:
             frame = self._writer(one.publish).write_one(one.payload, packet_id)
             out.append(bytes((frame[0] | DUP,)) + frame[1:])
@@ -302,6 +304,10 @@ class Outgoing:
 
     def is_known(self, packet_id: int) -> bool:
         return packet_id in self._in_flight
+
+    def token_of(self, packet_id: int) -> int:
+        """The token of the publish that is on its way with this packet id."""
+        return self._in_flight[packet_id].token
 
     def _settle(self, packet_id: int, reason: Reason, text: str) -> Acknowledged:
         self._room += 1

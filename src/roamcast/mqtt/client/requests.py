@@ -27,6 +27,7 @@ class Granted(NamedTuple):
     filters: tuple[str, ...]
     reasons: tuple[Reason, ...]
     text: str = ""
+    packet_id: int = 0
 
 
 class Requests:
@@ -68,10 +69,11 @@ class Requests:
         if isinstance(request, Unsubscribe):
             for name in request.filters:
                 self._held.pop(name, None)
-            return Granted(token, request.filters, packet.reasons, text)
+            return Granted(token, request.filters, packet.reasons, text, packet.packet_id)
         for entry, reason in zip(request.entries, packet.reasons, strict=False):
             if not reason.failed:
                 self._held[entry.filter] = replace(request, entries=(entry,))
             else:
                 self._held.pop(entry.filter, None)
-        return Granted(token, tuple(one.filter for one in request.entries), packet.reasons, text)
+        filters = tuple(one.filter for one in request.entries)
+        return Granted(token, filters, packet.reasons, text, packet.packet_id)

@@ -13,11 +13,12 @@ from struct import iter_unpack
 from roamcast.errors import InputError
 from roamcast.mqtt.codec.fields import write_binary, write_variable
 from roamcast.mqtt.codec.packet_ids import (
-    ENCODED,
     HIGH_BYTES,
     LOW_BYTES,
     PACKET_ID_MAX,
     acknowledgements,
+    consecutive,
+    encode_id,
     following,
 )
 
@@ -44,7 +45,7 @@ _PUBLISH = frozenset((0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D
 def cut_bursts(
     data: bytes, start: int, packet_max: int, version: int, bursts_max: int = 1 << 30
 ) -> tuple[list[Frames], int]:
-    """The PUBLISH frames at `start`, and where they end: so many bursts at most.
+    """The PUBLISH frames at `start`, and where they end: a limited number of bursts.
 
     Frames with the same first byte, topic and properties and consecutive packet ids are together. They end
     at the first one that is not whole, not a PUBLISH, larger than 16 KiB, with more than 127 bytes of
@@ -118,8 +119,9 @@ def cut_bursts(
     return bursts, at
 
 
-def last_frame(data: bytes, start: int, packet_max: int, version: int) -> Frames | None:
-    """The PUBLISH frame at `start`, if it is short, plain and the last thing in these data.
+def last_frame(data: bytes, start: int, packet_max: int, version: int) -> tuple[bytes, int, bytes] | None:
+    """Topic, packet id (0: QoS 0) and payload of the PUBLISH at `start`, if it is short, plain and the last
+    thing in these data.
 
     That is how messages come that come one by one; None sends everything else to `cut_bursts`.
     """
@@ -144,7 +146,7 @@ def last_frame(data: bytes, start: int, packet_max: int, version: int) -> Frames
         payload += 1
     if payload > size:
         return None
-    return first, data[start + 4 : topic_end], b"", packet_id, [data[payload:]]
+    return data[start + 4 : topic_end], packet_id, data[payload:]
 
 
 def _take_apart(
@@ -241,12 +243,12 @@ class FrameWriter:
 
     def write_one(self, payload: bytes, packet_id: int) -> bytes:
         if self._numbered:
-            return self._headers[len(payload)] + ENCODED[packet_id - 1] + self._described + payload
+            return self._headers[len(payload)] + encode_id(packet_id) + self._described + payload
         return self._headers[len(payload)] + self._described + payload
 
     def write_apart(self, payload: bytes, packet_id: int) -> tuple[bytes, bytes]:
         """As `write_one`, but the payload stays the object that it is: several clients can share it."""
-        encoded = ENCODED[packet_id - 1] if self._numbered else b""
+        encoded = encode_id(packet_id) if self._numbered else b""
         return self._headers[len(payload)] + encoded + self._described, payload
 
     def _write_even(self, payloads: Sequence[bytes], size: int, first_packet_id: int) -> bytes:
@@ -269,7 +271,7 @@ class FrameWriter:
         parts = [self._described] * (4 * count)
         parts[0::4] = map(self._headers.__getitem__, sizes)
         parts[1::4] = (
-            ENCODED[first_packet_id - 1 : first_packet_id - 1 + count] if self._numbered else [b""] * count
+            map(encode_id, consecutive(first_packet_id, count)) if self._numbered else [b""] * count
         )
         parts[3::4] = payloads
         return b"".join(parts)

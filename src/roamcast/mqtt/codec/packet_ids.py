@@ -4,14 +4,16 @@ Consecutive ids are a slice of one of the rings here, which go round twice so
 that a slice of up to 65,535 ids never has to be put together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from struct import Struct
 
 PACKET_ID_MAX = 65_535
 
 HIGH_BYTES = b"".join(bytes((high,)) * 256 for high in range(256))[1:] * 2
 LOW_BYTES = (bytes(range(256)) * 256)[1:] * 2
-ENCODED: tuple[bytes, ...] = tuple(number.to_bytes(2, "big") for number in range(1, PACKET_ID_MAX + 1)) * 2
+encode_id: Callable[[int], bytes] = Struct(">H").pack
+"""One id as a packet has it. A table of all of them would take 4 MB."""
 
 
 def following(packet_id: int, count: int = 1) -> int:

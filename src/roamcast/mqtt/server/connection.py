@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from roamcast.mqtt.codec.bursts import Frames as Burst
 from roamcast.mqtt.codec.bursts import acknowledged, cut_bursts, last_frame, written_acknowledgements
 from roamcast.mqtt.codec.errors import PacketError
-from roamcast.mqtt.codec.packet_ids import ENCODED, consecutive, following
+from roamcast.mqtt.codec.packet_ids import consecutive, encode_id, following
 from roamcast.mqtt.codec.packets import AcknowledgementProperties, Connect, Packet, Puback, Pubrec, Suback
 from roamcast.mqtt.codec.properties import split_publish
 from roamcast.mqtt.codec.reading import (
@@ -53,7 +53,7 @@ EXPLANATION_LENGTH_MAX = 1000
 LARGE = frozenset({PUBLISH, SUBSCRIBE, UNSUBSCRIBE})
 """Kinds of packets that have a use for the largest size."""
 LABOUR = {SUBSCRIBE: 32, UNSUBSCRIBE: 32}
-"""Kinds of packets that take as long as so many others, and one more for each byte."""
+"""Kinds of packets to their cost, in packets of other kinds; each byte adds one."""
 RETAIN_LABOUR = 4
 """What a PUBLISH that is retained counts for."""
 
@@ -198,7 +198,7 @@ class MqttConnection:
             # Nearly always, where messages come one by one.
             single = last_frame(data, 0, endpoint.packet_max, self.version)
             if single is not None:
-                self._publish_single(endpoint, single)
+                self._publish_single(endpoint, *single)
                 return data
         position = self._hold(endpoint, data) if self.session is None else self._take(endpoint, data)
         if position == len(data):
@@ -279,7 +279,7 @@ class MqttConnection:
             if kind == 3:
                 single = last_frame(data, position, packet_max, version)
                 if single is not None:
-                    self._publish_single(endpoint, single)
+                    self._publish_single(endpoint, *single)
                     return size
                 weight = RETAIN_LABOUR if data[position] & 1 else 1
                 bursts, end = cut_bursts(data, position, packet_max, version, left // weight or 1)
@@ -337,10 +337,11 @@ class MqttConnection:
         qos = 1 if first == QOS_1 else 0
         if qos > self.qos_max:
             return False
+        topics, guarded = self.topics, self.guarded
         for _, topic, _, _, payloads in bursts:
             # Whether it is remembered may not decide this: a replay, which remembers nothing, sends the same.
-            attributes = self._attributes(endpoint, topic)
-            if attributes is None or topic in self.guarded:
+            attributes = topics.get(topic) or self._attributes(endpoint, topic)
+            if attributes is None or (guarded and topic in guarded):
                 return False
             if len(payloads) == 1:
                 varied.append(attributes)
@@ -371,21 +372,22 @@ class MqttConnection:
             count += len(payloads)
         out.append(written_acknowledgements(PUBACK, start, count))
 
-    def _publish_single(self, endpoint: PacketTaker, frame: Burst) -> None:
+    def _publish_single(self, endpoint: PacketTaker, topic: bytes, packet_id: int, payload: bytes) -> None:
         """One plain PUBLISH of QoS 0 or 1: what `_publish` does, at once where nothing stands in the way."""
-        _, topic, _, packet_id, payloads = frame
-        attributes, qos = self.topics.get(topic), 1 if packet_id else 0
-        if attributes is None or self.guarded or qos > self.qos_max:
-            self._publish(endpoint, *frame)
+        attributes = self.topics.get(topic)
+        if attributes is None or self.guarded or (packet_id and not self.qos_max):
+            self._publish(endpoint, QOS_1 if packet_id else QOS_0, topic, b"", packet_id, [payload])
             return
-        request = 0
-        if qos:
-            self.is_durable = True
-            self.request = request = self.request + 1
-            self.out.append(ONE_PUBACK + ENCODED[packet_id - 1])
-        endpoint.traffic.received[qos] += 1
         self.published += 1
-        publish = ClientPublish(request, attributes, tuple(payloads), PLAIN[qos])
+        if packet_id:
+            self.is_durable = True
+            self.request += 1
+            self.out.append(ONE_PUBACK + encode_id(packet_id))
+            endpoint.traffic.received[1] += 1
+            publish = ClientPublish(self.request, attributes, (payload,), PLAIN[1])
+        else:
+            endpoint.traffic.received[0] += 1
+            publish = ClientPublish(0, attributes, (payload,), PLAIN[0])
         endpoint.inputs.append(Submitted(self.client, self.id, publish))
 
     def _publish(

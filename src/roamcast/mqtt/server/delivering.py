@@ -123,17 +123,17 @@ def _deliver_varied(
             return _deliver_runs(endpoint, connection, session, burst, sequence, own)
         qos = plan[0]
         writers.append(plan[2])
-    bodies, out = burst.bodies, connection.out
+    bodies = burst.bodies
     endpoint.traffic.sent[qos if sequence else 0] += burst.count
     if not qos or not sequence:
-        out += [writer.write_one(body, 1) for writer, body in zip(writers, bodies, strict=True)]
+        frames = [writer.write_one(body, 1) for writer, body in zip(writers, bodies, strict=True)]
+        connection.out.append(b"".join(frames))
         _pass_over(endpoint, connection, session, burst, sequence)
         return 0
-    position = 0
-    for packet_id, count in session.in_flight.send(burst, sequence, qos):
-        for one in consecutive(packet_id, count):
-            out.append(writers[position].write_one(bodies[position], one))
-            position += 1
+    runs = session.in_flight.send(burst, sequence, qos)
+    ids = [one for packet_id, count in runs for one in consecutive(packet_id, count)]
+    frames = [writer.write_one(body, one) for writer, body, one in zip(writers, bodies, ids, strict=True)]
+    connection.out.append(b"".join(frames))
     return 0
 
 
@@ -292,6 +292,7 @@ def _send_again(
             frame = encoder.again(single, connection.version, qos, options, packet_id, endpoint.now)
             if limit is None or len(frame) <= limit:
                 out.append(frame)
+                endpoint.traffic.repeated += 1
             else:
                 connection.acknowledged(endpoint, in_flight.acknowledge(packet_id, qos))
         elif in_flight.is_released(packet_id):

@@ -8,6 +8,7 @@ about routing or mobility.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 import msgspec
@@ -96,9 +97,9 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     keep_alive_max_s: int = 0
     """The longest keep-alive a client may ask for; 0: any."""
     settle_timeout_s: float = 5.0
-    """SUBACK waits at most so long for the subscription to be known everywhere."""
+    """Seconds that SUBACK waits, at most, until every broker knows the subscription."""
     locate_timeout_s: float = 10.0
-    """CONNACK waits at most so long for the session."""
+    """Seconds that CONNACK waits, at most, for the session."""
     subscriptions_max: int = 1000
     """Of one client."""
     waiting_bytes_max: int = 1 << 20
@@ -159,6 +160,9 @@ class Keeper(Protocol):
     def left_out(self, client: str, burst: Burst, reason: str) -> None:
         """A client did not get what was queued for it, and will not."""
 
+    def unanswered(self, client: str) -> list[str]:
+        """Brokers that may hold the client's session and have not answered."""
+
     def with_zones(self, filter: Filter) -> Filter:
         """The filter with zones instead of their names; InputError if one is not known."""
 
@@ -186,6 +190,7 @@ class Endpoint:
             "unfinished", "unread",
         ),
     )  # fmt: skip
+    __slots__ = __state__.names
 
     def __init__(self, keeper: Keeper) -> None:
         self.access = Access()
@@ -274,9 +279,10 @@ class Endpoint:
     def arrived(self, client: str, capsule: bytes, owner: str) -> None:
         self._present[client] = bool(capsule)
         recalls: list[Recall] = []
-        session = MqttSession(client, owner=owner)
         if capsule:
             session, recalls = MqttSession.unpack(client, capsule, owner)
+        else:
+            session = MqttSession(client, owner=owner)
         if session.identity is not None and session.identity.owner != owner:
             session.identity = None  # The capsule is another broker's word; the owner was checked.
         if client in self.sessions:
@@ -293,6 +299,9 @@ class Endpoint:
         is_coming = client in self._attaching
         session.since = self.now if is_coming else session.since or self.now
         stand_in = self.sessions.get(PROVISIONAL + client)
+        if stand_in is not None and stand_in.owner == owner:
+            # The client was here meanwhile, or still is: its session has not been without it for longer.
+            session.since = self.now if stand_in.connection else max(session.since, stand_in.since)
         if not is_coming:
             if not capsule:
                 # The client did not wait so long. It comes again, and must not have to wait as long again.
@@ -427,14 +436,18 @@ class Endpoint:
         self.traffic.denied[action] += 1
         self._end(connection, Reason.NOT_AUTHORIZED, text)
 
-    def revoke(self, owners: Collection[str], connections: Collection[int], why: str) -> None:
-        """End the sessions of these owners, and these connections: they are not entitled to them any more."""
+    def revoke(
+        self, owners: Collection[str], connections: Collection[int], why: str, by_operator: bool = False
+    ) -> None:
+        """End the sessions of these owners, and these connections: they are not entitled to them any more,
+        or an operator says so."""
         owners, connections = dict.fromkeys(owners), dict.fromkeys(connections)
+        reason = Reason.ADMINISTRATIVE_ACTION if by_operator else Reason.NOT_AUTHORIZED
         for connection in list(self.connections.values()):
             if connection.identity.owner in owners:
                 self._end(connection, Reason.NOT_AUTHORIZED, why, with_will=False)
             elif connection.id in connections:
-                self._end(connection, Reason.NOT_AUTHORIZED, why)
+                self._end(connection, reason, why)
         for session in list(self.sessions.values()):
             if session.owner in owners:
                 self._wills.pop(session.client, None)
@@ -523,7 +536,8 @@ class Endpoint:
         self._join_groups(session)
         session.expiry_s = session_expiry_of(connection.connect, self.settings)
         connection.session, connection.request = session, message.accepted
-        present = self._present.pop(client, True)
+        # If no CONNACK told of a stand-in, its client would take it for the session that it stands for.
+        present = self._present.pop(client, True) and not (connection.is_provisional and session.is_unused)
         answer = acceptance(connection, present, self.settings)
         is_own = answer.assigned_client_id or answer.authentication_method
         written = write if is_own else connack
@@ -545,7 +559,9 @@ class Endpoint:
             self._serve(connection)
         else:
             self.traffic.unavailable += 1
-            self._end(connection, Reason.SERVER_UNAVAILABLE, "a broker that may know is away")
+            names = ", ".join(self.keeper.unanswered(connection.client)) or "another broker"
+            text = f"the session may be at {names} or behind, and there was no answer from there"
+            self._end(connection, Reason.SERVER_UNAVAILABLE, text)
 
     def _serve(self, connection: MqttConnection) -> None:
         """The session cannot be found now: begin (or go on with) one that stands for it."""
@@ -741,11 +757,12 @@ class Endpoint:
 
     # --- maintenance ---
 
-    def send_away(self, reference: str) -> None:
-        """Close all connections, and refuse new ones: there is another broker."""
+    def send_away(self, reference: str, count_max: int) -> bool:
+        """Close so many connections and refuse new ones: there is another broker. True if some are left."""
         self._elsewhere = reference
-        for connection in list(self.connections.values()):
+        for connection in list(islice(self.connections.values(), count_max)):
             self._send_elsewhere(connection)
+        return bool(self.connections)
 
     def _send_elsewhere(self, connection: MqttConnection) -> None:
         self._end(connection, Reason.USE_ANOTHER_SERVER, "maintenance", self._elsewhere or None)
@@ -836,6 +853,7 @@ class Endpoint:
             self._idle[client] = None
         self._join_groups(session)
         session.in_flight.rewind()
+        session.forget_deliveries()
         self._begin_expiry(session)
         if will is not None and at <= self.now:
             self._publish_will(session, will)
@@ -845,7 +863,7 @@ class Endpoint:
             session.will_timer = self.timers.set(at, ("will", client))
 
     def _begin_expiry(self, session: MqttSession) -> None:
-        """It ends so long after its connection did."""
+        """The session ends this many seconds after its connection did."""
         if not session.expiry_s:
             self.inputs.append(SessionOver(session.client))
         elif session.expiry_s != NEVER:

@@ -11,12 +11,13 @@ from collections import deque
 import msgspec
 
 from roamcast.mqtt.codec.errors import protocol_error
-from roamcast.mqtt.codec.packet_ids import ENCODED, PACKET_ID_MAX, following
-from roamcast.protocol.notification import Burst
+from roamcast.mqtt.codec.packet_ids import PACKET_ID_MAX, consecutive, encode_id, following
+from roamcast.protocol.notification import PICKED, Burst
 from roamcast.state import State
 
-Identity = tuple[str, int, int]
-"""Publisher, incarnation and number."""
+Identity = tuple[str, int, int, int]
+"""Publisher, incarnation, number and way: a client gets one copy by its own subscriptions, one from each
+group that picked it, and those that it recalls. Any of them may be dropped from a full queue."""
 
 
 class Run(msgspec.Struct, gc=False):
@@ -30,6 +31,8 @@ class Run(msgspec.Struct, gc=False):
     publisher: str
     incarnation: int
     number: int
+    way: int
+    """The marks of `PICKED`."""
 
     def holds(self, packet_id: int) -> bool:
         return self.qos > 0 and (packet_id - self.packet_id) % PACKET_ID_MAX < self.count
@@ -45,7 +48,7 @@ class PackedInFlight(msgspec.Struct, frozen=True, array_like=True):
     """As it travels with the session: nothing is on a connection then."""
 
     next_id: int = 1
-    resend: list[tuple[str, int, int, int, int]] = []
+    resend: list[tuple[str, int, int, int, int, int]] = []
     """Identity, packet id and QoS."""
     early: list[int] = []
     released: list[int] = []
@@ -54,9 +57,9 @@ class PackedInFlight(msgspec.Struct, frozen=True, array_like=True):
 class InFlight:
     """The state of one session's outgoing QoS 1 and 2."""
 
-    __slots__ = ("_early", "_next", "_released", "_runs", "count", "resend")
+    __slots__ = ("_early", "_next", "_places", "_released", "_runs", "count", "resend")
 
-    __state__ = State("mqtt-in-flight")
+    __state__ = State("mqtt-in-flight", derived=("_places",))
 
     def __init__(self, packed: PackedInFlight | None = None) -> None:
         packed = packed or PackedInFlight()
@@ -70,10 +73,16 @@ class InFlight:
         """QoS 2: PUBREC has come; the client has it, and never gets it again."""
         self.resend: dict[Identity, list[tuple[int, int]]] = {}
         """What was in flight when the connection ended, and its packet id and QoS. What was passed over in
-        between is here with QoS 0: it never goes out a second time. A client that is in a shared group
-        and subscribes by itself, too, has a notification twice: these are in the order of sending."""
+        between is here with QoS 0: it never goes out a second time. A client that is in two shared groups
+        has a notification twice: these are in the order of sending."""
         for one in packed.resend:
-            self.resend.setdefault(one[:3], []).append(one[3:])
+            self.resend.setdefault(one[:4], []).append(one[4:])
+        self._restore()
+
+    def _restore(self) -> None:
+        self._places: dict[int, Run] | None = None
+        """The run of each packet id, if the client acknowledges out of order, until nothing is in flight.
+        Packet ids that were acknowledged stay here: their runs do not hold them any more."""
 
     def position(self) -> tuple[int, ...]:
         """Figures that change whenever something is sent or acknowledged."""
@@ -92,9 +101,11 @@ class InFlight:
         count, packet_id = burst.count, self._next
         if self.count + count > PACKET_ID_MAX // 2:
             return 0
-        self._runs.append(
-            Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, burst.number)
-        )
+        way = burst.marks[0] & PICKED
+        run = Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, burst.number, way)
+        self._runs.append(run)
+        if self._places is not None:
+            self._place(run)
         self._next = (packet_id - 1 + count) % PACKET_ID_MAX + 1
         self.count += count
         return packet_id
@@ -105,11 +116,11 @@ class InFlight:
         if packet_id:
             return [(packet_id, burst.count)]
         runs = self._free_runs(burst.count)
-        number = burst.number
+        number, way = burst.number, burst.marks[0] & PICKED
         for packet_id, count in runs:
-            self._runs.append(
-                Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, number)
-            )
+            run = Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, number, way)
+            self._runs.append(run)
+            self._place(run)
             sequence += count
             number += count
             self._next = following(packet_id, count)
@@ -121,9 +132,7 @@ class InFlight:
         last = sequence + burst.count - 1
         if not self._runs:
             return last
-        self._runs.append(
-            Run(0, burst.count, sequence, 0, burst.publisher, burst.incarnation, burst.number)
-        )
+        self._runs.append(Run(0, burst.count, sequence, 0, *_identity(burst)))
         return 0
 
     def _free_runs(self, count: int) -> list[tuple[int, int]]:
@@ -168,14 +177,15 @@ class InFlight:
         run = runs[0]
         if run.count != 1 or run.qos != 1:
             return 0
-        if data[position : position + 4] != b"\x40\x02" + ENCODED[run.packet_id - 1]:
+        if data[position : position + 4] != b"\x40\x02" + encode_id(run.packet_id):
             return 0
         runs.clear()
+        self._places = None
         self.count -= 1
         return run.sequence
 
     def acknowledge_in_order(self, count: int) -> int:
-        """The client acknowledged the next so many (or all there are); the last sequence of them."""
+        """The client acknowledged the next `count` (or all there are); returns the last sequence of them."""
         sequence = 0
         while count and self._runs:
             run = self._runs[0]
@@ -238,12 +248,21 @@ class InFlight:
 
     def _pop(self, run: Run, count: int) -> None:
         self.count -= count
-        if count == run.count:
-            self._runs.popleft()
-        else:
+        if count < run.count:
             run.skip(count)
+            return
+        self._runs.popleft()
+        if self._places is not None:
+            run.count = 0
+            if not self._runs:
+                self._places = None
+
+    def _place(self, run: Run) -> None:
+        if self._places is not None and run.qos:
+            self._places.update(dict.fromkeys(consecutive(run.packet_id, run.count), run))
 
     def _find(self, packet_id: int) -> Run | None:
+        """The run of a packet id that is in flight and not acknowledged."""
         if packet_id in self._early:
             return None
         # PUBRECs come in the order of sending: where runs are short and therefore many, the one that is
@@ -251,7 +270,12 @@ class InFlight:
         likely = self._runs[len(self._released)] if len(self._released) < len(self._runs) else None
         if likely is not None and likely.holds(packet_id):
             return likely
-        return next((run for run in self._runs if run.holds(packet_id)), None)
+        if self._places is None:
+            self._places = {}
+            for run in self._runs:
+                self._place(run)
+        found = self._places.get(packet_id)
+        return found if found is not None and found.holds(packet_id) else None
 
     # --- after a reconnect ---
 
@@ -260,7 +284,7 @@ class InFlight:
         resend: dict[Identity, list[tuple[int, int]]] = {}
         for run in self._runs:
             for i in range(run.count):
-                identity = (run.publisher, run.incarnation, run.number + i)
+                identity = (run.publisher, run.incarnation, run.number + i, run.way)
                 known = (following(run.packet_id, i) if run.qos else 0, run.qos)
                 resend.setdefault(identity, []).append(known)
         # What had not even been handed to us again since the last time comes behind.
@@ -268,6 +292,7 @@ class InFlight:
             resend.setdefault(identity, []).extend(left)
         self.resend = resend
         self._runs.clear()
+        self._places = None
         self.count = 0
 
     def send_again(self, burst: Burst, sequence: int) -> tuple[int, int, bool] | None:
@@ -275,7 +300,7 @@ class InFlight:
 
         None if it was not in flight. Then nothing behind it was, for the order is kept.
         """
-        identity = (burst.publisher, burst.incarnation, burst.number)
+        identity = _identity(burst)
         known = self.resend.get(identity)
         if known is None:
             self._forget_resend()
@@ -283,13 +308,15 @@ class InFlight:
         packet_id, qos = known.pop(0)
         if not known:
             del self.resend[identity]
-        self._runs.append(Run(packet_id, 1, sequence, qos, burst.publisher, burst.incarnation, burst.number))
+        run = Run(packet_id, 1, sequence, qos, *identity)
+        self._runs.append(run)
+        self._place(run)
         self.count += 1 if qos else 0
         return packet_id, qos, not qos or packet_id in self._early or packet_id in self._released
 
-    def may_go_elsewhere(self, identity: Identity) -> bool:
+    def may_go_elsewhere(self, burst: Burst) -> bool:
         """Whether it may be given to another client now: this one does not have it, and may never answer."""
-        known = self.resend.get(identity, [(0, 1)])
+        known = self.resend.get(_identity(burst), [(0, 1)])
         return any(qos == 1 and packet_id not in self._early for packet_id, qos in known)
 
     def _forget_resend(self) -> None:
@@ -298,3 +325,7 @@ class InFlight:
                 self._early.pop(packet_id, None)
                 self._released.pop(packet_id, None)
         self.resend.clear()
+
+
+def _identity(burst: Burst) -> Identity:
+    return burst.publisher, burst.incarnation, burst.number, burst.marks[0] & PICKED

@@ -11,7 +11,7 @@ from roamcast.mqtt.codec.bursts import FrameWriter
 from roamcast.mqtt.codec.fields import write_variable
 from roamcast.mqtt.server.identities import identity_properties
 from roamcast.mqtt.server.marks import EXPIRY, RETAIN, RETAINED, TOPIC
-from roamcast.mqtt.server.sessions import Options
+from roamcast.mqtt.server.sessions import Options, public_name
 from roamcast.protocol.notification import Burst, decode_attributes
 from roamcast.state import State
 
@@ -101,7 +101,7 @@ class Encoder:
         block = _amended(burst.marks[1:], identifiers, age_s) if version == 5 else b""
         if options.identity and version == 5:
             number = 0 if flags & RETAINED else burst.number
-            block += identity_properties(burst.publisher, burst.incarnation, number)
+            block += identity_properties(public_name(burst.publisher), burst.incarnation, number)
         if alias:
             block += b"\x23" + abs(alias).to_bytes(2, "big")
         described = write_variable(len(block)) + block if version == 5 else b""

@@ -5,31 +5,25 @@ It lives where the session lives, and travels as the session's capsule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from roamcast.errors import InputError
-from roamcast.filters.expression import names_of
-from roamcast.filters.filter import Attributes, Filter
-from roamcast.filters.own import widest
-from roamcast.filters.selector import parse
+from roamcast.filters.filter import Attributes
 from roamcast.mqtt.codec.bursts import FrameWriter
 from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packets import Will
 from roamcast.mqtt.server.access import Identity
+from roamcast.mqtt.server.choosing import Chooser, asks_more, may_want
 from roamcast.mqtt.server.in_flight import InFlight, PackedInFlight
-from roamcast.mqtt.server.marks import QOS, TOPIC
+from roamcast.mqtt.server.marks import QOS
 from roamcast.protocol.notification import Burst, decode_attributes
 from roamcast.state import State
 
 NEVER = 0xFFFF_FFFF
 """The session expiry that means: keep it for ever."""
-
-OPTIONS_KEPT_MAX = 1024
-OPTION_BYTES_KEPT_MAX = 512
-"""Options for longer topics are not remembered."""
 
 PROVISIONAL = "\0provisional/"
 """Begins the name of a session that stands for one which cannot be reached; no client id has a null in it."""
@@ -38,6 +32,12 @@ PROVISIONAL = "\0provisional/"
 def client_of(name: str) -> str:
     """The client whose session has this name, be it a stand-in."""
     return name.removeprefix(PROVISIONAL)
+
+
+def public_name(name: str) -> str:
+    """The name of a session for clients and logs. As a publisher, a stand-in is not its client: both count
+    what they publish."""
+    return f"{client_of(name)} (stand-in)" if name.startswith(PROVISIONAL) else name
 
 
 class Subscription(msgspec.Struct, frozen=True, array_like=True):
@@ -61,6 +61,10 @@ SUBSCRIPTION_BYTES = 4096
 LEVEL_BYTES = 320
 CHARACTER_BYTES = 60
 """Memory of a subscription, at all its places, and of each level and each character of its filter."""
+
+
+LEAVING_BYTES, LEAVING_BYTES_MAX = 200, 1 << 20
+"""Memory of a filter that is being withdrawn, beside its text, and of all those of a session."""
 
 
 def subscription_bytes(subscription: Subscription) -> int:
@@ -120,7 +124,7 @@ class Capsule(msgspec.Struct, frozen=True, array_like=True):
     will: Will | None = None
     will_at: float = 0.0
     hides_own: bool = False
-    leaving: dict[str, str] = {}
+    leaving: dict[str, list[str]] = {}
     silent: dict[str, int] = {}
     identity: Identity | None = None
     recalls: list[Recall] = []
@@ -142,11 +146,11 @@ class MqttSession:
     __state__ = State(
         "mqtt-session",
         3,
-        derived=("_filters", "_identities", "_options", "plans", "subscriptions_bytes"),
+        derived=("_chooser", "_filters", "_identities", "_leaving_bytes", "plans", "subscriptions_bytes"),
         lifts={1: _lift_1, 2: _lift_2},
     )
     __slots__ = (
-        "_filters", "_identities", "_options",
+        "_chooser", "_filters", "_identities", "_leaving_bytes",
         "client", "connection", "expiry_s", "hides_own", "identity", "in_flight",
         "leaving", "owner", "plans", "received", "silent", "since", "stream", "subscriptions",
         "subscriptions_bytes", "timer", "will", "will_at", "will_timer",
@@ -171,8 +175,9 @@ class MqttSession:
         self.hides_own = False
         """Whether some subscription was ever not for what the client publishes itself. What the
         subscription left queued is not, either, when it has ended."""
-        self.leaving: dict[str, str] = {}
-        """Topic filters whose UNSUBSCRIBE has not been answered, and the core's filters for them."""
+        self.leaving: dict[str, list[str]] = {}
+        """By topic filter: the core's filters that are being withdrawn, because the subscription has ended or
+        another one has replaced it. They are here until the client has been answered."""
         self.silent: dict[str, int] = {}
         """The core's filters that the client knows to be withdrawn before every broker does, and the requests
         to withdraw them. Nothing is sent because of them."""
@@ -186,7 +191,7 @@ class MqttSession:
             self.subscriptions = {one.name: one for one in capsule.subscriptions}
             self.received = dict.fromkeys(capsule.received)
             self.since, self.will, self.will_at = capsule.since, capsule.will, capsule.will_at
-            self.hides_own, self.leaving = capsule.hides_own, dict(capsule.leaving)
+            self.hides_own, self.leaving = capsule.hides_own, capsule.leaving
             self.silent, self.identity = dict(capsule.silent), capsule.identity
         self._restore()
 
@@ -199,9 +204,12 @@ class MqttSession:
         """What is asked of the core, and by how many subscriptions."""
         for subscription in self.subscriptions.values():
             self._count(subscription, +1)
+        withdrawn = [filter for filters in self.leaving.values() for filter in filters]
+        self._leaving_bytes = sum(LEAVING_BYTES + len(filter) for filter in withdrawn)
         self.plans: dict[tuple[bytes, bytes, bool], Plan] = {}
         """By attributes, marks, and whether the client published it itself, for the connection there is."""
-        self._options: dict[tuple[bytes, bool, bool], Options | None] = {}
+        self._chooser: Chooser | None = None
+        """Made when it is asked for, and dropped when the client goes."""
 
     def pack(
         self, will: Will | None = None, will_at: float = 0.0, recalls: list[Recall] | None = None
@@ -233,10 +241,15 @@ class MqttSession:
         return True
 
     @property
-    def is_idle(self) -> bool:
-        """True if the client is away, and has never got anything that it may miss."""
+    def is_unused(self) -> bool:
+        """True if the client has never asked for anything nor got anything that it may miss."""
         used = self.subscriptions or self.leaving or self.received or self.stream or self.in_flight.resend
-        return not used and not self.connection
+        return not used
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the client is away, and would miss nothing of the session."""
+        return self.is_unused and not self.connection
 
     # --- subscriptions ---
 
@@ -245,18 +258,36 @@ class MqttSession:
         former = self.subscriptions.get(subscription.name)
         self.subscriptions[subscription.name] = subscription
         self.hides_own = self.hides_own or subscription.no_local
-        self.leaving.pop(subscription.name, None)
         self.silent.pop(subscription.filter, None)
-        self._count(former, -1)
-        self._count(subscription, +1)
-        self.forget_plans()
+        self._changed(former, subscription)
+        self._withdraw(former)
+        self.has_left(subscription.name, subscription.filter)
 
     def unsubscribe(self, name: str) -> Subscription | None:
         """Remove; what was removed."""
         subscription = self.subscriptions.pop(name, None)
-        self._count(subscription, -1)
-        self.forget_plans()
+        self._changed(subscription, None)
+        self._withdraw(subscription)
         return subscription
+
+    def _withdraw(self, former: Subscription | None) -> None:
+        if former is not None and not former.group and not self.holds(former.filter):
+            self.has_left(former.name, former.filter)
+            self.leaving.setdefault(former.name, []).append(former.filter)
+            self._leaving_bytes += LEAVING_BYTES + len(former.filter)
+            while self._leaving_bytes > LEAVING_BYTES_MAX:
+                # The oldest has most likely settled; if not, an answer may come a little early.
+                name = next(iter(self.leaving))
+                self.has_left(name, self.leaving[name][0])
+
+    def has_left(self, name: str, filter: str) -> None:
+        """Forget that a filter of the core was being withdrawn for a topic filter."""
+        filters = self.leaving.get(name, [])
+        if filter in filters:
+            filters.remove(filter)
+            self._leaving_bytes -= LEAVING_BYTES + len(filter)
+            if not filters:
+                del self.leaving[name]
 
     def silence(self, filters: Mapping[str, int]) -> None:
         """The client has been told that these are withdrawn, and the core has not settled that yet."""
@@ -269,9 +300,16 @@ class MqttSession:
             self.silent = {filter: one for filter, one in self.silent.items() if one != request}
             self.forget_plans()
 
-    def _count(self, subscription: Subscription | None, change: int) -> None:
-        if subscription is None:
-            return
+    def _changed(self, former: Subscription | None, subscription: Subscription | None) -> None:
+        if former is not None:
+            self._count(former, -1)
+        if subscription is not None:
+            self._count(subscription, +1)
+        if self._chooser is not None:
+            self._chooser.change(former, subscription)
+        self.forget_plans()
+
+    def _count(self, subscription: Subscription, change: int) -> None:
         self.subscriptions_bytes += change * subscription_bytes(subscription)
         self._identities += change * subscription.identity
         if not subscription.group:
@@ -283,8 +321,12 @@ class MqttSession:
 
     def forget_plans(self) -> None:
         """Decide anew how to send: subscriptions, rules or the connection are others now."""
-        self._options.clear()
         self.plans.clear()
+
+    def forget_deliveries(self) -> None:
+        """The client has gone: keep nothing that only deliveries need."""
+        self.plans.clear()
+        self._chooser = None
 
     def holds(self, filter: str) -> bool:
         """Whether some subscription still needs this filter of the core."""
@@ -292,41 +334,39 @@ class MqttSession:
 
     # --- how to send ---
 
+    @property
+    def chooser(self) -> Chooser:
+        if self._chooser is None:
+            self._chooser = Chooser(self.subscriptions)
+        return self._chooser
+
     def options(self, attributes: bytes, own: bool, shared: bool = False) -> Options | None:
         """For a burst with these attributes; None if it depends on what is in the bodies.
 
         What comes by shared subscriptions comes by them alone, and the other way round.
         """
-        key = (attributes, own, shared)
-        try:
-            return self._options[key]
-        except KeyError:
-            options = self._common_options(own, shared)
-            if options is None and not self._needs_contents():
-                options = self.options_of(decode_attributes(attributes), own, shared)
-            if len(attributes) <= OPTION_BYTES_KEPT_MAX:
-                if len(self._options) >= OPTIONS_KEPT_MAX:
-                    self._options.clear()
-                self._options[key] = options
-            return options
+        chooser = self.chooser
+        if not self.silent and not (own and (self.hides_own or chooser.hides_own)):
+            common = chooser.common(shared)
+            if common is not None:
+                return Options(*common, (), self.wants_identity)
+        if chooser.asks_contents or any(map(asks_more, self.silent)):
+            return None
+        return self.options_of(decode_attributes(attributes), own, shared)
 
     def options_of(self, attributes: Attributes, own: bool, shared: bool = False) -> Options:
         """For one notification whose attributes are all known."""
-        wanting = [
-            one
-            for one in self._by_way(shared)
-            if not (own and one.no_local) and _may_want(parse(one.filter), attributes)
-        ]
+        wanting = [one for one in self.chooser.wanting(attributes, shared) if not (own and one.no_local)]
         if not wanting:
             # Its subscription has gone since. QoS -1: it is one's own, or the client knows that it has gone.
-            is_hidden = own and self._hides_own()
+            is_hidden = own and (self.hides_own or self.chooser.hides_own)
             if not shared:
-                is_hidden = is_hidden or any(_may_want(parse(text), attributes) for text in self.silent)
+                is_hidden = is_hidden or any(may_want(text, attributes) for text in self.silent)
             return Options(-1 if is_hidden else 2, False, (), self.wants_identity)
         return Options(
             max(one.qos for one in wanting),
             any(one.retain_as_published for one in wanting),
-            tuple(one.identifier for one in wanting if one.identifier is not None),
+            tuple(sorted(one.identifier for one in wanting if one.identifier is not None)),
             self.wants_identity,
         )
 
@@ -335,46 +375,11 @@ class MqttSession:
 
         Section 4.8.2 of MQTT 5.0: never with QoS 2, and never what this client has answered.
         """
-        wanting = [one for one in self._by_way(True) if _may_want(parse(one.filter), attributes)]
+        wanting = self.chooser.wanting(attributes, True)
         if len(wanting) != 1 or min(burst.marks[0] & QOS, wanting[0].qos) != 1:
             return None
-        identity = (burst.publisher, burst.incarnation, burst.number)
-        return wanting[0] if self.in_flight.may_go_elsewhere(identity) else None
-
-    def _by_way(self, shared: bool) -> Iterable[Subscription]:
-        return (one for one in self.subscriptions.values() if bool(one.group) is shared)
-
-    def _common_options(self, own: bool, shared: bool) -> Options | None:
-        """What all subscriptions ask for alike; then it does not matter which of them it was for."""
-        common: tuple[int, bool] | None = None
-        if (own and self._hides_own()) or self.silent:
-            return None
-        for one in self.subscriptions.values():
-            if bool(one.group) is not shared:
-                continue
-            asked = (one.qos, one.retain_as_published)
-            # How many matched would show in the identifiers.
-            if (common or asked) != asked or one.identifier is not None:
-                return None
-            common = asked
-        return None if common is None else Options(*common, (), self.wants_identity)
-
-    def _hides_own(self) -> bool:
-        return self.hides_own or any(one.no_local for one in self.subscriptions.values())
+        return wanting[0] if self.in_flight.may_go_elsewhere(burst) else None
 
     @property
     def wants_identity(self) -> bool:
         return self._identities > 0
-
-    def _needs_contents(self) -> bool:
-        filters = (*(one.filter for one in self.subscriptions.values()), *self.silent)
-        return any(_asks_more(parse(filter)) for filter in filters)
-
-
-def _asks_more(filter: Filter) -> bool:
-    return not names_of(filter.expression) <= {TOPIC}
-
-
-def _may_want(filter: Filter, attributes: Attributes) -> bool:
-    """Where the client is, the core knows; a condition on that has been looked at there."""
-    return (widest(filter) if filter.own else filter).matches(attributes)

@@ -40,6 +40,14 @@ Asked = int | tuple[str, str, int]
 """What is waited for: a request to the core, or a group and its filter, in a packet with this id."""
 
 
+class Withdrawal(msgspec.Struct, frozen=True, array_like=True):
+    """A filter of the core that is being withdrawn."""
+
+    name: str
+    """The topic filter that it was for."""
+    request: int
+
+
 class Pending(msgspec.Struct):
     """An answer that waits for the core."""
 
@@ -48,10 +56,8 @@ class Pending(msgspec.Struct):
     open: int = 0
     """Requests that have not settled."""
     recall: list[Subscription] = []
-    leaving: tuple[str, ...] = ()
-    """Topic filters that are withdrawn by it."""
-    withdrawn: dict[str, int] = {}
-    """The core's filters that are withdrawn by it, and the requests for that."""
+    withdrawn: dict[str, Withdrawal] = {}
+    """By the core's filters that are withdrawn with it."""
 
 
 class Asking(msgspec.Struct):
@@ -66,7 +72,7 @@ class Asking(msgspec.Struct):
     """Of the entries that have been dealt with."""
     refusals: list[str] = []
     recall: dict[str, Subscription] = {}
-    withdrawn: dict[str, int] = {}
+    withdrawn: dict[str, Withdrawal] = {}
 
 
 class Subscribing:
@@ -117,16 +123,13 @@ class Subscribing:
 
     def _finish(self, connection: MqttConnection, asking: Asking) -> None:
         requests, reasons, packet = list(asking.requests), tuple(asking.reasons), asking.packet
-        pending: Pending
         if isinstance(packet, packets.Subscribe):
             answer = packets.Suback(packet.packet_id, reasons)
             told = connection.explained(answer, "; ".join(asking.refusals)[:EXPLANATION_LENGTH_MAX])
-            recall = list(asking.recall.values())
-            pending = Pending(connection.id, told, len(requests), recall, withdrawn=asking.withdrawn)
+            pending = Pending(connection.id, told, len(requests), list(asking.recall.values()))
         else:
-            done = packets.Unsuback(packet.packet_id, reasons)
-            leaving, withdrawn = packet.filters, asking.withdrawn
-            pending = Pending(connection.id, done, len(requests), leaving=leaving, withdrawn=withdrawn)
+            pending = Pending(connection.id, packets.Unsuback(packet.packet_id, reasons), len(requests))
+        pending.withdrawn = asking.withdrawn
         self._wait(connection, requests, pending)
 
     def _subscribe(
@@ -152,7 +155,7 @@ class Subscribing:
             asking.refusals.append(error.text)
             return
         is_new = entry.filter not in session.subscriptions
-        asking.requests |= dict.fromkeys(self._enter(connection, session, subscription, asking.withdrawn))
+        self._enter(connection, session, asking, subscription)
         asking.reasons.append(GRANTED[subscription.qos])
         asking.granted[entry] = GRANTED[subscription.qos]
         if subscription.group:
@@ -166,13 +169,8 @@ class Subscribing:
         former = session.unsubscribe(name)
         asking.reasons.append(Reason.SUCCESS if former is not None else Reason.NO_SUBSCRIPTION_EXISTED)
         if former is not None:
-            session.leaving[name] = former.filter
-            asking.requests |= dict.fromkeys(self._withdraw(connection, session, former, asking.withdrawn))
-        elif name in session.leaving:
-            # It was asked before, without an answer: the core knows whether that has settled.
-            request = self._ask(connection, ClientUnsubscribe, session.leaving[name])
-            asking.requests[request] = None
-            asking.withdrawn[session.leaving[name]] = request
+            self._leave(connection, former)
+        self._withdraw(connection, session, asking, name)
 
     def _check_room(self, session: MqttSession, name: str, place: int) -> None:
         """Before a closer look at it, which takes longer."""
@@ -219,41 +217,39 @@ class Subscribing:
         return subscription
 
     def _enter(
-        self,
-        connection: MqttConnection,
-        session: MqttSession,
-        subscription: Subscription,
-        withdrawn: dict[str, int],
-    ) -> list[Asked]:
-        """Note the subscription; what it has to wait for."""
+        self, connection: MqttConnection, session: MqttSession, asking: Asking, subscription: Subscription
+    ) -> None:
+        """Note the subscription, and what its answer has to wait for."""
         former = session.subscriptions.get(subscription.name)
-        requests: list[Asked] = []
         session.subscribe(subscription)
         if not subscription.group:
             # Also what the session holds already: whoever asks again may not have had an answer, and
             # the core knows whether the subscription has settled.
-            requests.append(self._ask(connection, ClientSubscribe, subscription.filter))
+            asking.requests[self._ask(connection, ClientSubscribe, subscription.filter)] = None
         else:
             self._endpoint.keeper.join(connection.client, subscription, asks=True)
         if former is not None and former.filter != subscription.filter:
-            requests += self._withdraw(connection, session, former, withdrawn)
-        return requests
+            self._leave(connection, former)
+        self._withdraw(connection, session, asking, subscription.name)
 
-    def _withdraw(
-        self,
-        connection: MqttConnection,
-        session: MqttSession,
-        former: Subscription,
-        withdrawn: dict[str, int],
-    ) -> list[Asked]:
+    def _leave(self, connection: MqttConnection, former: Subscription) -> None:
         if former.group:
             self._endpoint.keeper.leave(connection.client, former)
-            return []
-        self._endpoint.keeper.end_recall(connection.client, former)
-        if not session.holds(former.filter):
-            withdrawn[former.filter] = self._ask(connection, ClientUnsubscribe, former.filter)
-            return [connection.request]
-        return []
+        else:
+            self._endpoint.keeper.end_recall(connection.client, former)
+
+    def _withdraw(
+        self, connection: MqttConnection, session: MqttSession, asking: Asking, name: str
+    ) -> None:
+        """Have the core withdraw what was asked for under a topic filter, and wait for that.
+
+        Also what was withdrawn before without an answer: the core knows whether that has settled.
+        """
+        for filter in session.leaving.get(name, ()):
+            if not session.holds(filter):  # By way of another topic filter.
+                request = self._ask(connection, ClientUnsubscribe, filter)
+                asking.requests[request] = None
+                asking.withdrawn[filter] = Withdrawal(name, request)
 
     def _ask(
         self, connection: MqttConnection, kind: type[ClientSubscribe | ClientUnsubscribe], filter: str
@@ -310,7 +306,8 @@ class Subscribing:
             del self._pending[connection, asked]
         session = self._endpoint.connections[connection].session
         if session is not None:
-            session.silence({text: one for text, one in pending.withdrawn.items() if one in unsettled})
+            withdrawn = pending.withdrawn.items()
+            session.silence({text: one.request for text, one in withdrawn if one.request in unsettled})
         self._answer(pending)
 
     def _answer(self, pending: Pending) -> None:
@@ -320,10 +317,10 @@ class Subscribing:
             return
         endpoint.touched[connection.id] = connection
         connection.out.append(write(pending.answer, connection.version))
-        if connection.session is not None:
-            for name in pending.leaving:
-                connection.session.leaving.pop(name, None)
         session = connection.session
+        if session is not None:
+            for filter, withdrawal in pending.withdrawn.items():
+                session.has_left(withdrawal.name, filter)
         if pending.recall and session is not None:
             # Those that have been replaced or withdrawn meanwhile get nothing.
             held = [one for one in pending.recall if session.subscriptions.get(one.name) is one]

@@ -34,6 +34,8 @@ class Traffic:
         self.sent = [0, 0, 0]
         self.left_out = [0, 0, 0]
         """Notifications that were too old or too large for their client."""
+        self.repeated = 0
+        """Notifications sent once more, because the connection ended before they were acknowledged."""
         self.denied = dict.fromkeys(DENIED_ACTIONS, 0)
         """What access rules kept from clients: notifications, or single requests."""
         self.welcomed = 0

@@ -82,7 +82,7 @@ class MovementGraph:
             )
 
     def ball(self, location: Value, steps: float) -> frozenset[Value]:
-        """All locations that can be reached in so many steps or fewer: the paper's ploc."""
+        """All locations that can be reached in `steps` steps or fewer: the paper's ploc."""
         radius = int(min(steps, len(self)))
         ball = self._balls.get((location, radius))
         if ball is None:

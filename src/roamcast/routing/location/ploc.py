@@ -39,7 +39,7 @@ class Rule(NamedTuple):
     rounding: Literal["up", "down"] = "up"
 
     def steps(self, round_trip_s: float, stay_s: float) -> float:
-        """For a client that stays so long at each location; both limits are inside: 0 and infinity."""
+        """For a client that stays `stay_s` at each location; 0 and infinity are valid."""
         distance_s = round_trip_s if self.distance == "round_trip" else round_trip_s / 2
         if distance_s == 0 or stay_s == math.inf:
             return 0

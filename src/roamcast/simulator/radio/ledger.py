@@ -31,7 +31,7 @@ class Ledger:
         """Reason to how many were dropped on their way; MFT-PubSub stores what it cannot send."""
 
     def published(self, notification: Notification, now: float, subscribers: int) -> None:
-        """For so many subscribers."""
+        """How many subscribers it is for."""
         self._published_at[notification] = now
         self._possible += subscribers
 

@@ -55,7 +55,7 @@ PACKET_OF_STANDARD_BYTES = 26
 
 @cache
 def ratio_needed(lost: float = 0.01, frame_bytes: int = PACKET_OF_STANDARD_BYTES) -> float:
-    """At which ratio of signal to white noise so many packets are lost."""
+    """The ratio of signal to white noise at which this share of packets is lost."""
     low, high = 0.0, CLEAR_SINR
     for _ in range(60):
         middle = (low + high) / 2.0

@@ -1,0 +1,313 @@
+"""The whole network from any of its brokers: `roamcast status|clients|sessions|subscriptions|links|top`,
+and `kick`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from roamcast.cli.operate import ConfigFile, Data, folder_of, last_answer, spoken_time, without_done
+from roamcast.cli.output import emit_json
+from roamcast.cli.output import table as print_table
+from roamcast.cli.usage import AsJson, show_examples
+
+ANSWER_S = 30.0
+EXIT_FAILING = 1
+RATES_S = 1.2
+"""Rates are those between two reports of a broker."""
+CLIENTS_IN_TOP = 10
+CLEAR = "\x1b[H\x1b[2J"
+
+STATUS = "roamcast status --data site-a"
+CLIENTS = "roamcast clients --data site-a --broker b"
+SESSIONS = "roamcast sessions --data site-a --away --queued 100"
+SUBSCRIPTIONS = "roamcast subscriptions --data site-a --topic cars/7/position"
+LINKS = "roamcast links --data site-a --down"
+TOP = "roamcast top --data site-a"
+KICK = "roamcast kick car-7 --data site-a"
+
+Search = Annotated[str, typer.Option(metavar="TEXT", help="Only clients whose id contains this.")]
+Broker = Annotated[str, typer.Option(metavar="ID", help="Only at this broker.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Ask again and again, until interrupted.")]
+Interval = Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between two looks.")]
+
+Answer = dict[str, Any]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("status", epilog=show_examples(STATUS))(status)
+    app.command("clients", epilog=show_examples(CLIENTS))(clients)
+    app.command("sessions", epilog=show_examples(SESSIONS))(sessions)
+    app.command("subscriptions", epilog=show_examples(SUBSCRIPTIONS))(subscriptions)
+    app.command("links", epilog=show_examples(LINKS))(links)
+    app.command("top", epilog=show_examples(TOP))(top)
+    app.command("kick", epilog=show_examples(KICK))(kick)
+
+
+def status(
+    data: Data = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+    watch: Watch = False,
+    interval: Interval = 2.0,
+) -> None:
+    """All brokers of the network, their links and alerts: exit code 1 if a broker is down or failing."""
+    folder = folder_of(data, config)
+    last = repeat(lambda: asked(folder, "network"), print_status, as_json, watch, interval)
+    if any(alert["level"] == "error" for alert in last["alerts"]):
+        raise typer.Exit(EXIT_FAILING)
+
+
+def print_status(network: Answer) -> None:
+    table(
+        ["broker", "state", "version", "up for s", "clients", "sessions", "queued", "journal"],
+        [
+            [
+                one["id"], "up" if one["up"] else "down", one["version"], round(one["uptime_s"]),
+                one["attached"], one["sessions"], one["queued"], one["journal"],
+            ]
+            for one in network["brokers"]
+        ],
+    )  # fmt: skip
+    up = sum(link["up"] for link in network["links"])
+    figures = network["figures"]
+    print(
+        f"links: {up} of {len(network['links'])} are up; delivered: {figures['delivered']:,}, "
+        f"queued: {figures['queued']:,}, given up: {figures['lost']:,}"
+    )
+    for alert in network["alerts"]:
+        print(f"{alert['level']}: {printable(alert['text'])} (since {spoken_time(alert['since'])})")
+
+
+def clients(
+    search: Search = "",
+    broker: Broker = "",
+    data: Data = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+    watch: Watch = False,
+    interval: Interval = 2.0,
+) -> None:
+    """Clients that are connected, wherever in the network."""
+    folder = folder_of(data, config)
+
+    def found() -> Answer:
+        return sessions_of(folder, search, broker, lambda one: bool(one["attached"]))
+
+    repeat(found, print_clients, as_json, watch, interval)
+
+
+def sessions(
+    search: Search = "",
+    broker: Broker = "",
+    away: Annotated[bool, typer.Option("--away", help="Only those whose client is away.")] = False,
+    queued: Annotated[int, typer.Option(min=0, help="Only those for which so many wait.")] = 0,
+    data: Data = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+    watch: Watch = False,
+    interval: Interval = 2.0,
+) -> None:
+    """Sessions in the network, also those whose client is away, and how much waits for each."""
+    folder = folder_of(data, config)
+
+    def is_wanted(one: Answer) -> bool:
+        return not (away and one["attached"]) and int(one["queued"]) >= queued
+
+    repeat(lambda: sessions_of(folder, search, broker, is_wanted), print_clients, as_json, watch, interval)
+
+
+def sessions_of(folder: Path, search: str, broker: str, is_wanted: Callable[[Answer], bool]) -> Answer:
+    found = asked_in_parts(folder, "clients", "clients")
+    found["clients"] = [
+        one
+        for one in found["clients"]
+        if (not broker or one["broker"] == broker) and search.lower() in one["id"].lower() and is_wanted(one)
+    ]
+    return found
+
+
+def print_clients(answer: Answer) -> None:
+    table(
+        ["client", "broker", "state", "queued", "expected next"],
+        [
+            [
+                one["id"], one["broker"], "attached" if one["attached"] else "away", one["queued"],
+                ", ".join(one["predicted"]),
+            ]
+            for one in answer["clients"]
+        ],
+    )  # fmt: skip
+    print(f"{len(answer['clients']):,} in all")
+    name_silent(answer)
+
+
+def subscriptions(
+    search: Search = "",
+    topic: Annotated[str, typer.Option(help="Only those that get what is published to this topic.")] = "",
+    broker: Broker = "",
+    data: Data = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+    watch: Watch = False,
+    interval: Interval = 2.0,
+) -> None:
+    """Subscriptions in the network, and whose they are."""
+    folder = folder_of(data, config)
+
+    def found() -> Answer:
+        return asked_in_parts(
+            folder, "subscriptions", "subscriptions", search=search, topic=topic, broker=broker
+        )
+
+    repeat(found, print_subscriptions, as_json, watch, interval)
+
+
+def print_subscriptions(answer: Answer) -> None:
+    rows = answer["subscriptions"]
+    table(
+        ["client", "broker", "filter", "qos", "group", "selector"],
+        [[row[name] or "" for name in ("client", "broker", "filter")]
+         + [row["qos"], row["group"] or "", row["selector"] or ""] for row in rows],
+    )  # fmt: skip
+    print(f"{len(rows):,} in all")
+    name_silent(answer)
+
+
+def name_silent(answer: Answer) -> None:
+    if answer["silent"]:
+        print(f"not heard: {', '.join(answer['silent'])}", file=sys.stderr)
+
+
+def links(
+    down: Annotated[bool, typer.Option("--down", help="Only those that are down.")] = False,
+    data: Data = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+    watch: Watch = False,
+    interval: Interval = 2.0,
+) -> None:
+    """Links of the network, and how much waits for the other end."""
+    folder = folder_of(data, config)
+
+    def found() -> Answer:
+        all_links = asked(folder, "network")["links"]
+        return {"links": [link for link in all_links if not (down and link["up"])]}
+
+    repeat(found, print_links, as_json, watch, interval)
+
+
+def print_links(answer: Answer) -> None:
+    table(
+        ["link", "state", "bytes kept", "why"],
+        [
+            [f"{link['a']} - {link['b']}", "up" if link["up"] else "down", link["kept_bytes"], link["why"]]
+            for link in answer["links"]
+        ],
+    )
+
+
+def top(
+    data: Data = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+    interval: Interval = 2.0,
+) -> None:
+    """Load of all brokers, and the clients for which most waits.
+
+    At a terminal it goes on until interrupted; otherwise, and with --json, it shows them once.
+    """
+    folder = folder_of(data, config)
+
+    def found() -> Answer:
+        network = asked(folder, "network")
+        rows = asked_in_parts(folder, "clients", "clients")["clients"]
+        rows.sort(key=lambda one: (-one["queued"], one["id"]))
+        return {**network, "clients": rows[:CLIENTS_IN_TOP]}
+
+    asked(folder, "network")
+    time.sleep(RATES_S)  # The brokers measure meanwhile.
+    repeat(found, print_top, as_json, sys.stdout.isatty() and not as_json, interval)
+
+
+def print_top(answer: Answer) -> None:
+    table(
+        ["broker", "cpu %", "memory MB", "clients", "queued", "in/s", "out/s", "handoffs/s", "p99 ms"],
+        [
+            [
+                one["id"] if one["up"] else f"{one['id']} (down)", round(100 * one["cpu"], 1),
+                round(one["memory_bytes"] / 1e6, 1), one["attached"], one["queued"],
+                one["rates"]["received_per_s"], one["rates"]["delivered_per_s"],
+                one["rates"]["handoffs_per_s"], one["handoff_ms"]["p99"] if one["handoff_ms"] else "",
+            ]
+            for one in answer["brokers"]
+        ],
+    )  # fmt: skip
+    waiting = [one for one in answer["clients"] if one["queued"]]
+    if waiting:
+        print_clients({"clients": waiting, "silent": []})
+
+
+def kick(
+    client: Annotated[str, typer.Argument(help="The client id.")],
+    data: Data = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Disconnect a client, wherever in the network. Its session stays, and the client may come again."""
+    answer = last_answer(folder_of(data, config), ANSWER_S, command="kick", client=client)
+    if as_json:
+        emit_json(without_done(answer))
+    else:
+        print(printable(answer["text"]))
+
+
+# --- asking and showing ---
+
+
+def asked(folder: Path, command: str) -> Answer:
+    return without_done(last_answer(folder, ANSWER_S, command=command))
+
+
+def asked_in_parts(folder: Path, command: str, name: str, **request: object) -> Answer:
+    """A long list comes in several answers; the last one has all else."""
+    from roamcast.daemon.control import ask
+
+    rows: list[Answer] = []
+    last: Answer = {}
+    for last in ask(folder, ANSWER_S, command=command, **request):
+        rows += last[name]
+    return {**without_done(last), name: rows}
+
+
+def repeat(
+    find: Callable[[], Answer], show: Callable[[Answer], None], as_json: bool, watch: bool, interval_s: float
+) -> Answer:
+    """Show what is found, once or until interrupted; the last of it."""
+    while True:
+        found = find()
+        if as_json:
+            emit_json(found)
+        else:
+            if watch and sys.stdout.isatty():
+                sys.stdout.write(CLEAR)
+            show(found)
+        if not watch:
+            return found
+        sys.stdout.flush()
+        time.sleep(interval_s)
+
+
+def table(columns: list[str], rows: list[list[object]]) -> None:
+    """Print a table of what strangers may have named."""
+    print_table(columns, [[printable(one) if isinstance(one, str) else one for one in row] for row in rows])
+
+
+def printable(text: str) -> str:
+    """The text without characters that would move a terminal's cursor, or worse."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -1,0 +1,207 @@
+"""What clients were owed, what arrived, what waited and what was lost, as a log tells it in hindsight.
+
+The rules are those of the audit (docs/pipeline.md), simplified for a picture: a notification is owed to the
+clients whose settled subscriptions match it. It is lost if a broker gave it up, or if a later one of its
+publisher arrived and this one never did; else it waits. The log of a simulated client is whole: what has not
+arrived by its end is lost. Arrivals are what clients wrote themselves; of clients that wrote nothing, what
+brokers say they acknowledged. Logs without attributes have no filters to evaluate: there a notification is
+owed to those whom it reached, and to those for whom it was given up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from roamcast.errors import InputError
+from roamcast.filters.filter import Filter
+from roamcast.filters.selector import parse
+from roamcast.protocol.notification import decode_attributes
+from roamcast.protocol.records import NO_LOCAL, RETAINED, SHARED, UNPROMISED, Row
+from roamcast.view.log import Arrival
+
+Identity = tuple[str, int, int]
+"""Publisher, incarnation, number."""
+Delivery = tuple[str, Identity]
+"""Client and notification."""
+
+SESSION_ENDED = "session ended"
+NOT_OWED = frozenset({SESSION_ENDED, UNPROMISED})
+"""Reasons of a `dropped` row after which nothing is owed."""
+UNPROMISED_SUBSCRIPTIONS = frozenset({UNPROMISED, NO_LOCAL, SHARED})
+CACHED_MAX = 4_096
+
+
+class Published(NamedTuple):
+    time: float
+    receivers: tuple[str, ...]
+    """Clients to whom it is owed."""
+
+
+class Subscriptions:
+    """Who is owed a notification with given attributes, from the rows so far."""
+
+    def __init__(self) -> None:
+        self._settled: dict[tuple[str, str], None] = {}
+        self._unpromised: dict[tuple[str, str], None] = {}
+        self._filters: dict[str, Filter | None] = {}
+        self._receivers: dict[bytes, tuple[str, ...]] = {}
+
+    def take(self, row: Row) -> None:
+        client, text = row.client or "", row.filter or ""
+        if row.kind == "subscribed" and row.reason in UNPROMISED_SUBSCRIPTIONS:
+            self._unpromised[client, text] = None
+        elif row.kind == "subscribed" and row.reason == "settled" and self._filter(text):
+            self._settled[client, text] = None
+        elif row.kind == "unsubscribed":
+            self._settled.pop((client, text), None)
+        elif row.kind == "detached" and row.reason == SESSION_ENDED:
+            self._settled = {key: None for key in self._settled if key[0] != client}
+        else:
+            return
+        self._receivers.clear()
+
+    def receivers(self, attributes: bytes) -> tuple[str, ...]:
+        known = self._receivers.get(attributes)
+        if known is not None:
+            return known
+        if len(self._receivers) >= CACHED_MAX:
+            self._receivers.clear()
+        decoded = decode_attributes(attributes)
+        matching = {text for text, filter in self._filters.items() if filter and filter.matches(decoded)}
+        found = [key[0] for key in self._settled if key[1] in matching and key not in self._unpromised]
+        self._receivers[attributes] = tuple(dict.fromkeys(found))
+        return self._receivers[attributes]
+
+    def _filter(self, text: str) -> Filter | None:
+        """None where what is owed depends on where the client is, or where the text is no filter."""
+        if text not in self._filters:
+            try:
+                filter = parse(text)
+                self._filters[text] = None if filter.own else filter
+            except InputError:
+                self._filters[text] = None
+        return self._filters[text]
+
+
+@dataclass
+class Ledger:
+    """Counts by bucket of time; `waiting` and `lost_by` are changes."""
+
+    width_s: float
+    start_s: float
+    buckets: int
+    received: list[int] = field(init=False)
+    owed: list[int] = field(init=False)
+    delivered: list[int] = field(init=False)
+    repeated: list[int] = field(init=False)
+    lost: list[int] = field(init=False)
+    given_up: Counter[tuple[int, str]] = field(default_factory=Counter)
+    latencies_ms: list[list[float]] = field(init=False)
+    waiting: list[dict[str, int]] = field(init=False)
+    lost_by: list[dict[str, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("received", "owed", "delivered", "repeated", "lost"):
+            setattr(self, name, [0] * self.buckets)
+        self.latencies_ms = [[] for _ in range(self.buckets)]
+        self.waiting = [{} for _ in range(self.buckets)]
+        self.lost_by = [{} for _ in range(self.buckets)]
+
+    def bucket(self, time_s: float) -> int:
+        return min(max(int((time_s - self.start_s) / self.width_s), 0), self.buckets - 1)
+
+    def fill(self, events: Sequence[Row], arrivals: Iterable[Arrival]) -> None:
+        arrived = self._take_arrivals(arrivals)
+        dropped = self._take_drops(events)
+        published = self._take_published(events, arrived, dropped)
+        # A process of a real client is a node of its own (`life_of`); a simulated client lives once.
+        whole = {row.client for row in events if row.client == row.node}
+        self._settle(published, arrived, dropped, whole)
+
+    def _take_arrivals(self, arrivals: Iterable[Arrival]) -> dict[Delivery, float]:
+        arrived: dict[Delivery, float] = {}
+        for time, client, publisher, incarnation, first, count, reason, published_at in arrivals:
+            bucket = self.bucket(time)
+            for number in range(first, first + (count or 1)):
+                key = client, (publisher, incarnation or 0, number)
+                if key not in arrived:
+                    arrived[key] = time
+                    self.delivered[bucket] += 1
+                elif reason is None:
+                    self.repeated[bucket] += 1
+            if published_at is not None and reason != RETAINED:
+                self.latencies_ms[bucket].append(1000 * (time - published_at))
+        return arrived
+
+    def _take_drops(self, events: Sequence[Row]) -> dict[Delivery, str]:
+        dropped = {}
+        for row in events:
+            if row.kind != "dropped":
+                continue
+            reason = row.reason or "no reason given"
+            self.given_up[self.bucket(row.time), reason] += row.notifications or 1
+            if row.client and row.publisher and row.number:
+                for number in range(row.number, row.number + (row.notifications or 1)):
+                    dropped[row.client, (row.publisher, row.incarnation or 0, number)] = reason
+        return dropped
+
+    def _take_published(
+        self, events: Sequence[Row], arrived: Iterable[Delivery], dropped: Iterable[Delivery]
+    ) -> dict[Identity, Published]:
+        reached: dict[Identity, dict[str, None]] = {}
+        if not any(row.attributes for row in events if row.kind == "published"):
+            for client, identity in (*arrived, *dropped):
+                reached.setdefault(identity, {})[client] = None
+        subscriptions, published = Subscriptions(), {}
+        for row in events:
+            if row.kind != "published":
+                subscriptions.take(row)
+                continue
+            count = row.notifications or 1
+            self.received[self.bucket(row.time)] += count
+            if row.number is None or row.publisher is None:
+                continue  # With QoS 0 nothing is promised.
+            receivers = subscriptions.receivers(row.attributes) if row.attributes else ()
+            for number in range(row.number, row.number + count):
+                identity = row.publisher, row.incarnation or 0, number
+                published[identity] = Published(row.time, receivers or tuple(reached.get(identity, ())))
+        return published
+
+    def _settle(
+        self,
+        published: Mapping[Identity, Published],
+        arrived: Mapping[Delivery, float],
+        dropped: Mapping[Delivery, str],
+        whole: Container[str],
+    ) -> None:
+        newest: dict[tuple[str, str], tuple[int, int]] = {}
+        for client, identity in arrived:
+            stream = client, identity[0]
+            if identity[1:] > newest.get(stream, (-1, -1)):
+                newest[stream] = identity[1:]
+        for identity, (time, receivers) in published.items():
+            bucket = self.bucket(time)
+            for client in receivers:
+                key, stream = (client, identity), (client, identity[0])
+                arrived_at = arrived.get(key)
+                if arrived_at is None and dropped.get(key) in NOT_OWED:
+                    continue
+                self.owed[bucket] += 1
+                if arrived_at is not None:
+                    later = self.bucket(arrived_at)
+                    if later != bucket:
+                        self._change(self.waiting, bucket, client, 1)
+                        self._change(self.waiting, later, client, -1)
+                elif client in whole or key in dropped or identity[1:] < newest.get(stream, (-1, -1)):
+                    self.lost[bucket] += 1
+                    self._change(self.lost_by, bucket, client, 1)
+                else:
+                    self._change(self.waiting, bucket, client, 1)
+
+    @staticmethod
+    def _change(changes: list[dict[str, int]], bucket: int, client: str, change: int) -> None:
+        at = changes[bucket]
+        at[client] = at.get(client, 0) + change
