@@ -151,6 +151,8 @@ def test_every_plain_key_can_be_set_by_its_variable_and_by_set(tmp_path: Path) -
     entries = {"listener": "[[listener]]", "peer": '[[peer]]\nid = "b"\naddress = "127.0.0.1:1"'}
     entries["access.rule"] = '[[access.rule]]\nverdict = "allow"'
     entries["location.state"] = '[[location.state]]\nname = "budget"'
+    entries["steering.broker"] = '[[steering.broker]]\nid = "b"\naddress = "127.0.0.1:1"'
+    entries["view.token"] = f'[[view.token]]\nname = "budget"\nsha256 = "{"0" * 64}"'
     path = write(tmp_path, "\n".join(entries.values()))
     for key in keys_of(Config):
         if key.field.is_a("path") or key.name in ("link.secret", "link.secret_variable"):
@@ -158,6 +160,7 @@ def test_every_plain_key_can_be_set_by_its_variable_and_by_set(tmp_path: Path) -
         value = key.field.default
         if key.field.required or key.name == "peer.N.address":
             given = {"id": "b", "address": "127.0.0.1:1", "verdict": "allow", "name": "budget"}
+            given["sha256"] = "0" * 64
             value = given[key.path[-1]]
         text = "none" if value is None else ",".join(value) if isinstance(value, tuple) else str(value)
         wanted = load(path, {}, {})

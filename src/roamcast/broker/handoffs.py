@@ -184,7 +184,7 @@ class Handoffs:
             attachment = here.attachment
             took_s = broker.now - attachment.at if attachment is not None else None
             queue = attachment.queue if attachment is not None else None
-            moved = len(queue) if queue is not None else 0
+            moved = queue.appended if queue is not None else 0
             broker.figures.finish(FinishedHandoff(client, came_from, broker.now, took_s, moved))
             broker.record("handoff_finished", client=client, broker=broker.id, peer=came_from)
         broker.requests.carry_on(here)

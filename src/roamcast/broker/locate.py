@@ -78,7 +78,9 @@ class Gathering:
 
 class Locator:
     __state__ = State(
-        "locator", saved=("_broker", "_clients", "_gathering", "_rounds", "unmet"), derived=("handlers",)
+        "locator",
+        saved=("_broker", "_clients", "_gathering", "_rounds", "unmet", "is_complete"),
+        derived=("handlers",),
     )
 
     def __init__(self, broker: BrokerCore) -> None:
@@ -89,6 +91,8 @@ class Locator:
         """How often this broker has asked everyone."""
         self.unmet: dict[str, None] = {}
         """Peers that are configured and were never met. They may hold the session, so questions wait."""
+        self.is_complete = False
+        """Whether there was a time at which no peer was unmet: all had been met, or there were none."""
         self._restore()
 
     def _restore(self) -> None:
@@ -160,6 +164,7 @@ class Locator:
         unmet = dict.fromkeys(command.peers)
         given_up = [peer for peer in self.unmet if peer not in unmet]
         self.unmet = unmet
+        self.is_complete = self.is_complete or not unmet
         if given_up:
             self._wait_no_more(given_up)
 
@@ -167,6 +172,7 @@ class Locator:
         """Links to these peers are there: questions that wait for one of them go there now."""
         for peer in [peer for peer in peers if peer in self.unmet]:
             del self.unmet[peer]
+            self.is_complete = self.is_complete or not self.unmet
             for key, gathering in self._gathering.items():
                 if peer in gathering.waiting:
                     self._broker.send(peer, Locate(gathering.request, key[3]))
@@ -191,7 +197,7 @@ class Locator:
             if key[0] == client and gathering.asker is None
             for peer in gathering.waiting
         }
-        return list(waiting)
+        return [f"{peer} (never met)" if peer in self.unmet else peer for peer in waiting]
 
     def ask_again(self) -> None:
         """More brokers can be asked than could when they were."""

@@ -50,20 +50,43 @@ class AddressBook:
         self._is_tls = is_tls
         self.addresses = [parse_address(text, is_tls) for text in given]
         self.current = self.addresses[0]
+        self._referred: Address | None = None
+        """Where a broker has sent the client, which has not been there yet."""
 
     def find(self, text: str) -> Address:
         """By the id of its broker, or by the address itself, which may be a new one."""
-        for address in self.addresses:
-            if address.broker == text:
-                return address
+        named = self.known(text)
+        if named is not None:
+            return named
         address = parse_address(text, self._is_tls)
         for known in self.addresses:
             if not address.broker and known[:3] == address[:3]:
                 return known
         return address
 
+    def known(self, broker: str) -> Address | None:
+        """The address that was given for this broker."""
+        return next((address for address in self.addresses if address.broker == broker), None)
+
+    def refer(self, reference: str) -> bool:
+        """Take the first address that a broker refers to as the next one; False if it may not be used.
+
+        A connection with TLS leads to no connection without.
+        """
+        try:
+            address = self.find(reference.split()[0]) if reference.split() else None
+        except InputError:
+            address = None
+        if address is None or (self.current.is_tls and not address.is_tls):
+            return False
+        self._referred = address
+        return True
+
     def go_on(self) -> Address:
-        """The next in order, and from the last to the first."""
+        """Where a broker referred to; else the next in order, and from the last to the first."""
+        if self._referred is not None:
+            self.current, self._referred = self._referred, None
+            return self.current
         place = self.addresses.index(self.current) if self.current in self.addresses else -1
         self.current = self.addresses[(place + 1) % len(self.addresses)]
         return self.current

@@ -17,13 +17,15 @@ from roamcast.client.addresses import Address, AddressBook
 from roamcast.client.errors import FINAL, ClientClosed, ClientError, ConnectError, in_words
 from roamcast.client.records import ClientLog
 from roamcast.client.wire import Wire, open_wire
-from roamcast.mqtt.client.client import Accepted, ClientSession, ConnectRefused, Ended, Event
+from roamcast.errors import InputError
+from roamcast.mqtt.client.client import Accepted, ClientSession, ConnectRefused, Ended, Event, Steered
 from roamcast.mqtt.client.outgoing import Acknowledged
 from roamcast.mqtt.client.requests import OF_ITS_OWN, Granted
 from roamcast.mqtt.codec.packets import Connack
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.user_properties import NETWORK
 from roamcast.mqtt.scram import NONCE_BYTES
+from roamcast.mqtt.server.steering import read_next
 
 if TYPE_CHECKING:
     from roamcast.client.tracing import Trace
@@ -103,16 +105,18 @@ class Attachment:
         self._unflushed = self._unflushed_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
+        """The move to where the broker has steered the client."""
         self._released: asyncio.Event | None = None
         """While the client closes: set whenever the broker may have released something."""
 
     # --- life ---
 
     async def start(self) -> None:
-        """Attach to the first broker that lets us; the last error if none does."""
+        """Attach to the first broker that lets us, or that it refers to; the last error if none does."""
         for address in self.book.addresses:
             try:
-                await self._attach(address)
+                await self._attach_or_follow(address)
                 break
             except ConnectError as error:
                 if error.is_final or address is self.book.addresses[-1]:
@@ -120,10 +124,20 @@ class Attachment:
                     raise
         self._keeper = asyncio.get_running_loop().create_task(self._keep_attached())
 
+    async def _attach_or_follow(self, address: Address) -> None:
+        """Attach, or go where the broker refers to; not further, because two could refer to each other."""
+        try:
+            await self._attach(address)
+        except ConnectError as error:
+            if not self.book.refer(error.reference):
+                raise
+            await self._attach(self.book.go_on())
+
     async def close(self, session_expiry_s: int | None) -> None:
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+        for task in (self._following, self._keeper):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         await self._finish_taken()
         self.session.leave(session_expiry_s=session_expiry_s)
         self.fail(ClientClosed("the client is closed"))
@@ -153,24 +167,36 @@ class Attachment:
         self._writable.set()
         self._arrived()
 
-    async def move(self, address: Address, destination: str) -> None:
-        """Leave the broker there is, which is told the destination if there is one, and attach to another."""
+    async def move(self, address: Address, destination: str, *, prepares: bool = False) -> None:
+        """Leave the broker there is, which is told the destination if there is one, and attach to another.
+
+        With `prepares` the connection to the other one is made first. If there is none, the client stays.
+        """
         async with self._attaching:
             if self.failure is not None:
                 raise self.failure
+            wire = await self._prepare(address) if prepares else None
             self.session.leave(destination)
             self._hang_up()
             self.book.current = address
             try:
-                await self._attach(address)
+                await self._attach(address, wire)
             except BaseException:
                 # ConnectRefused or cancelled: from here on it is as if a connection had been lost.
                 self._down.set()
                 raise
 
+    async def _prepare(self, address: Address) -> Wire:
+        try:
+            async with asyncio.timeout(self._policy.connect_timeout_s):
+                return await open_wire(address, self, self._context, self._policy.bind)
+        except TimeoutError:
+            raise ConnectError(f"{address}: no answer") from None
+
     # --- connections ---
 
-    async def _attach(self, address: Address) -> None:
+    async def _attach(self, address: Address, wire: Wire | None = None) -> None:
+        """Say CONNECT, over this wire if it was made already, and wait for the answer."""
         loop = asyncio.get_running_loop()
         self._answer = answer = loop.create_future()
         timeout_s = self._policy.connect_timeout_s
@@ -179,7 +205,7 @@ class Attachment:
         try:
             async with asyncio.timeout(timeout_s):
                 self._trace = self._new_trace()
-                self._wire = await open_wire(address, self, self._context, self._policy.bind)
+                self._wire = wire or await open_wire(address, self, self._context, self._policy.bind)
                 has_asked = True
                 self.session.begin(loop.time(), secrets.token_bytes(NONCE_BYTES))
                 self.flush()
@@ -245,6 +271,7 @@ class Attachment:
                     await self._attach(self.book.current)
                 except ConnectError as error:
                     log.info("%s", error)
+                    self.book.refer(error.reference)
                     limit_s = policy.give_up_after_s
                     if error.is_final or (limit_s is not None and loop.time() - began > limit_s):
                         raise
@@ -336,7 +363,10 @@ class Attachment:
             elif type(event) is ConnectRefused:
                 self._on_refused(event)
             elif type(event) is Ended:
+                self.book.refer(event.reference)
                 self._on_end(in_words(event.reason, event.text), self._is_taken_by_another(event))
+            elif type(event) is Steered:
+                self._on_steered(event.payload)
 
     def _is_taken_by_another(self, event: Ended) -> bool:
         """Whether another client has taken the session; coming back would only take it from that one."""
@@ -348,13 +378,35 @@ class Attachment:
     def _on_refused(self, event: ConnectRefused) -> None:
         if self._answer is not None and not self._answer.done():
             text = f"{self._connecting}: refused: {in_words(event.reason, event.text)}"
-            self._answer.set_exception(ConnectError(text, event.reason, is_final=event.reason in FINAL))
+            is_final = event.reason in FINAL
+            error = ConnectError(text, event.reason, is_final=is_final, reference=event.reference)
+            self._answer.set_exception(error)
 
     def _on_restored(self, event: Granted) -> None:
         """A subscription was made again because the session was gone; nobody else hears of a refusal."""
         for name, reason in zip(event.filters, event.reasons, strict=False):
             if reason.failed:
                 log.warning("the subscription %s could not be made again: %s", name, in_words(reason))
+
+    def _on_steered(self, payload: bytes) -> None:
+        """Go where the broker says, unless the client is on its way already."""
+        hint = read_next(payload)
+        if hint is None or (self._following is not None and not self._following.done()):
+            return
+        try:
+            address = self.book.known(hint.broker) or self.book.find(f"{hint.broker}={hint.address}")
+        except InputError:
+            return
+        if self.book.current.is_tls and not address.is_tls:
+            log.warning("the broker steers to %s without TLS: not followed", address)
+            return
+        self._following = asyncio.get_running_loop().create_task(self._follow(address))
+
+    async def _follow(self, address: Address) -> None:
+        try:
+            await self.move(address, address.broker, prepares=True)
+        except ClientError as error:
+            log.info("steered to %s: %s", address.broker, error)
 
     # --- writing ---
 

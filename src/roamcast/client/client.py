@@ -31,6 +31,7 @@ from roamcast.mqtt.client.client import ClientSession, ClientSettings
 from roamcast.mqtt.codec.packets import Publish, Unsubscribe, Version, Will
 from roamcast.mqtt.codec.user_properties import NETWORK
 from roamcast.mqtt.server.moves import LOCATION, MOVE_TOPIC, write_move
+from roamcast.mqtt.server.steering import NEXT_TOPIC, SIGNAL_TOPIC
 
 SESSION_EXPIRY_S = 3600
 """How long a broker keeps the session of a client that is away, unless told otherwise."""
@@ -70,6 +71,7 @@ def connect(
     back_off_max: float = 10.0,
     records: str | Path | None = None,
     run: str | None = None,
+    steered: bool = False,
 ) -> Client:
     """A client for the brokers at these addresses; `async with` connects it, and disconnects it at the end.
 
@@ -90,8 +92,11 @@ def connect(
     - `bind`: the address of this machine to connect from.
     - `records`: a folder for this client's own event log (Parquet): what was delivered, where it attached.
       `run` names the run to which its rows belong; by default the network that the broker tells.
+    - `steered`: go where the broker says (MQTT 5, a broker of Roamcast with `[steering]`): see `signal`.
     """
     check_version(version)
+    if steered and version != 5:
+        raise InputError("steered needs MQTT 5")
     asked = ((NETWORK, ""),) if records is not None and run is None and version == 5 else ()
     if scram and (version != 5 or username is None):
         raise InputError("scram needs MQTT 5 and a username")
@@ -112,6 +117,7 @@ def connect(
             packet_max=packet_max,
             user_properties=user_properties(properties) + asked,
             first_packet_id=random.randint(1, 65_535),
+            steered=steered,
         ),
         Policy(connect_timeout, reconnect, give_up_after, back_off_max, queue_max, bind),
         tls_context(tls, cafile, certfile, keyfile),
@@ -177,6 +183,8 @@ class Client:
         self._attachment = attachment
         try:
             await attachment.start()
+            if self._settings.steered:
+                await self.subscribe(NEXT_TOPIC)
         except BaseException:
             await self.close()
             raise
@@ -398,6 +406,14 @@ class Client:
         if not values:
             raise InputError("a move needs a location, or another variable of the client's own state")
         await self.publish(MOVE_TOPIC.decode(), write_move(values), qos=1)
+
+    async def signal(self, *heard: str) -> None:
+        """Tell the broker which access points or cells the client hears, strongest first, or its position.
+
+        A client with `steered` that should be at another broker then goes there: it connects to that one,
+        tells the old broker where it goes, and leaves. Without a word, the broker's own model decides.
+        """
+        await self.publish(SIGNAL_TOPIC.decode(), "\n".join(heard), qos=1)
 
     async def move_to(self, where: str, *, proclaimed: bool = False) -> None:
         """Leave this broker and attach to another, named by its id or its address; returns when it is done.

@@ -12,9 +12,13 @@ class ClientError(Exception):
 class ConnectError(ClientError):
     """No connection: nobody answers there, or the broker refuses. `reason` is set if a broker said no."""
 
-    def __init__(self, text: str, reason: Reason | None = None, *, is_final: bool = False) -> None:
+    def __init__(
+        self, text: str, reason: Reason | None = None, *, is_final: bool = False, reference: str = ""
+    ) -> None:
         super().__init__(text)
         self.reason = reason
+        self.reference = reference
+        """Where the broker sends the client; "" if it does not."""
         self.is_final = is_final
         """Whether trying again cannot help."""
 

@@ -251,8 +251,14 @@ class Mobility(Section, frozen=True):
     """How long to look for a session before a broker counts as unreachable."""
     meet_timeout_s: Seconds = 5.0
     """After a start: how long clients wait for the first link, over which a peer confirms that this broker
-    has its newest history, and how long questions about sessions wait for peers that were never met. A broker
-    that began with an empty folder and has met no peer waits until it meets one, or an operator decides."""
+    has its newest history, and how long questions about sessions wait for a peer that is new in the
+    configuration. A broker that began with an empty folder and has met no peer waits until it meets one, or
+    an operator decides."""
+    unmet: Literal["wait", "serve"] = "wait"
+    """While a broker that began with an empty folder has never met all its peers, one of them may hold the
+    session: refuse clients that have none here with 0x88, until all peers were met once, are removed from the
+    configuration or an operator accepts the history; or serve them with a new session after
+    meet_timeout_s."""
     seen_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1024
     """Where brokers move: how many deliveries to each of its clients a broker remembers, to repeat none."""
     model: PathText = ""
@@ -556,6 +562,35 @@ class StateSection(Section, frozen=True):
     """The highest value it can have."""
 
 
+PlaceText = Annotated[
+    str, Meta(pattern=r"^(-?\d{1,3}(\.\d+)?,-?\d{1,3}(\.\d+)?)?$", description="LATITUDE,LONGITUDE")
+]
+
+
+class SteeringBroker(Section, frozen=True):
+    """A broker that clients can be sent to; write one [[steering.broker]] for each."""
+
+    id: Name
+    """Its id."""
+    address: Endpoint
+    """Where clients reach it."""
+    position: PlaceText = ""
+    """Where it is, as 43.263,-2.935, for clients that say where they are; empty: distance does not count."""
+
+
+class Steering(Section, frozen=True):
+    """Where clients are told to go next (docs/client.md)."""
+
+    signals: PathText = ""
+    """A file with a line `NAME BROKER` for each access point (BSSID) or cell that clients can hear."""
+    clients_max: Count | None = None
+    """With so many clients connected, those whose session is not here are sent to `overflow`: CONNACK says
+    "use another server", and where."""
+    overflow: str = ""
+    """The id of that broker, which must be one of those below."""
+    brokers: tuple[SteeringBroker, ...] = field(name="broker", default=())
+
+
 class Location(Section, frozen=True):
     """Logical mobility: filters that depend on where the client is; the same at every broker."""
 
@@ -601,6 +636,7 @@ class Config(Section, frozen=True):
     log: Log = Log()
     events: Events = Events()
     location: Location = Location()
+    steering: Steering = Steering()
 
     @property
     def serves_view(self) -> bool:

@@ -17,8 +17,18 @@ import msgspec
 from roamcast.config.addresses import is_loopback, join_endpoint, split_endpoint
 from roamcast.config.loading import Program, Warn, check_secret
 from roamcast.config.private_files import check_readable
-from roamcast.config.sections import Config, Link, Listener, Location, Peer, StateSection, ViewToken
-from roamcast.daemon.settings import read_zones
+from roamcast.config.sections import (
+    Config,
+    Link,
+    Listener,
+    Location,
+    Peer,
+    StateSection,
+    Steering,
+    SteeringBroker,
+    ViewToken,
+)
+from roamcast.daemon.settings import read_steering, read_zones
 from roamcast.errors import InputError, did_you_mean
 from roamcast.filters.patterns import TopicPattern
 from roamcast.mobility import MOBILE_PROTOCOLS, PROTOCOLS, check_combination
@@ -74,6 +84,7 @@ def check(config: Config, warn: Warn) -> None:
         warn("the event log names clients as they are; events.pseudonym_key_file replaces their names")
     check_http(config, warn)
     check_location(config.location)
+    check_steering(config.steering)
 
 
 def check_http(config: Config, warn: Warn) -> None:
@@ -124,6 +135,12 @@ def check_location(location: Location) -> None:
             check_readable(state.graph, f"{key}.graph")
         elif state.lowest > state.highest:
             raise InputError(f"{key}: lowest = {state.lowest:g} is above highest = {state.highest:g}")
+
+
+def check_steering(steering: Steering) -> None:
+    if steering.signals:
+        check_readable(steering.signals, "steering.signals")
+    read_steering(steering)
 
 
 def check_addresses(config: Config) -> None:
@@ -417,6 +434,7 @@ BROKER = Program(
         "peer": Peer(id="b", address="127.0.0.1:7001"),
         "access.rule": Rule(verdict="allow", topic="cars/%c/#", user="user:*"),
         "view.token": ViewToken(name="dashboard", sha256="0123456789abcdef" * 4),
+        "steering.broker": SteeringBroker(id="b", address="127.0.0.1:1884"),
         "location.state": StateSection(name="budget", fall=10.0, lowest=0.0, highest=100.0),
     },
     flag_names=FLAGS,

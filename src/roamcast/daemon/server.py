@@ -275,11 +275,11 @@ class Server:
             return
         self.config = msgspec.structs.replace(
             self.config, listeners=listeners, access=config.access, link=config.link, peers=config.peers,
-            view=config.view, quotas=config.quotas,
+            view=config.view, quotas=config.quotas, steering=config.steering,
             mobility=msgspec.structs.replace(
                 self.config.mobility, unreachable=config.mobility.unreachable,
                 locate_timeout_s=config.mobility.locate_timeout_s,
-                meet_timeout_s=config.mobility.meet_timeout_s,
+                meet_timeout_s=config.mobility.meet_timeout_s, unmet=config.mobility.unmet,
             ),
             log=msgspec.structs.replace(self.config.log, level=config.log.level),
         )  # fmt: skip
@@ -487,8 +487,18 @@ class Server:
         refusal = self.kept_out.refusal("client", client_id)
         if refusal:
             raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, refusal)
+        self._check_load(client_id)
         self._check_flapping(client_id, connect)
         return admitted
+
+    def _check_load(self, client_id: str) -> None:
+        """Send a client elsewhere if many are here. One whose session is here would only come back."""
+        steering = self.config.steering
+        if steering.clients_max is None or client_id in self.site.endpoint.sessions:
+            return
+        if len(self.site.endpoint.connections) >= steering.clients_max:
+            address = self.site.settings.endpoint.steering.address_of(steering.overflow)
+            raise ConnectionRefused(Reason.USE_ANOTHER_SERVER, "many clients are connected here", address)
 
     def _check_flapping(self, client_id: str, connect: Connect) -> None:
         """Refuse a client that moves between brokers more often than its quota allows."""

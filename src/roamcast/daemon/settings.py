@@ -12,12 +12,14 @@ from roamcast.broker.core import CoreSettings
 from roamcast.broker.links.rules import PeerRules
 from roamcast.broker.settings import MachineSettings, StateSettings
 from roamcast.config.sections import Config, Peer, StateSection
+from roamcast.config.sections import Steering as SteeringSection
 from roamcast.errors import InputError
 from roamcast.filters.geography import NamedZone, read_geojson
 from roamcast.mobility import MOBILE_PROTOCOLS
 from roamcast.mobility.base import Settings
 from roamcast.mobility.prediction import why_unusable
 from roamcast.mqtt.server.endpoint import EndpointSettings
+from roamcast.mqtt.server.steering import SteeredBroker, Steering
 from roamcast.protocol.queues import QueueLimits
 from roamcast.routing.location.movement_graph import parse_movement_graph
 
@@ -66,6 +68,7 @@ def site_settings(config: Config) -> MachineSettings:
             shared=mqtt.shared_subscriptions,
             serves_unreachable=mobility.unreachable == "serve",
             network=config.network,
+            steering=read_steering(config.steering),
         ),
         movement_graph=_read_graph(config.location.movement_graph),
         position_step_m=config.location.position_step_m or 0.0,
@@ -80,9 +83,30 @@ def site_settings(config: Config) -> MachineSettings:
         border=None if config.mobility.protocol in MOBILE_PROTOCOLS else border_rules(config),
         peers=tuple(peer.id for peer in config.peers if not peer.is_guest),
         meet_timeout_s=mobility.meet_timeout_s,
+        serves_unmet=mobility.unmet == "serve",
         election=config.election,
         seen_max=mobility.seen_max,
     )
+
+
+def read_steering(section: SteeringSection) -> Steering:
+    brokers = tuple(SteeredBroker(one.id, one.address, one.position) for one in section.brokers)
+    known = {one.id for one in brokers}
+    if (section.overflow or section.clients_max) and section.overflow not in known:
+        raise InputError(f"steering.overflow {section.overflow!r}: no [[steering.broker]] has this id")
+    signals: dict[str, str] = {}
+    lines = Path(section.signals).read_text(encoding="utf-8").splitlines() if section.signals else []
+    for number, line in enumerate(lines, start=1):
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or words[1] not in known:
+            raise InputError(
+                f"steering.signals: {section.signals}, line {number}: valid is NAME BROKER,"
+                f" with a broker among {', '.join(sorted(known)) or 'those of [[steering.broker]]'}"
+            )
+        signals[words[0]] = words[1]
+    return Steering(brokers, signals)
 
 
 def protocol_settings(config: Config) -> Settings:

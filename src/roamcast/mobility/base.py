@@ -419,7 +419,7 @@ class MobilityProtocol:
         self.host.handoff_finished(client)
 
     def likely_next(self, session: Session) -> list[str]:
-        """Where the client is expected next, the most likely first; for operators."""
+        """Where the client is expected next, the most likely first; for operators and steering."""
         return []
 
     def keep(self, queue: DeliveryQueue, client: str, burst: Burst) -> None:

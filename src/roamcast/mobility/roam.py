@@ -252,8 +252,12 @@ class Roam(MultiHopHandoff):
             return
         if self.host.is_attached(client) and queue.waiting:
             return  # What a slow client leaves in a full queue gets other sequences than in a copy.
-        bursts, likely = self.head_of(queue, queue.base), self.likely_next(session)
-        is_wide = len(self.predictor.predict(session.last_broker, MASS)) > len(likely)
+        bursts = self.head_of(queue, queue.base)
+        predicted = self.predictor.predict(session.last_broker, MASS)
+        likely = [
+            broker for broker in predicted if broker != self.host.id and self.host.is_reachable(broker)
+        ][: self.settings.copies_max]  # fmt: skip
+        is_wide = len(predicted) > len(likely)
         if not likely or (queue and not bursts):
             return
         copied = queue.base + count_of(bursts)
@@ -278,7 +282,7 @@ class Roam(MultiHopHandoff):
         return tuple(taken)
 
     def likely_next(self, session: Session) -> list[str]:
-        likely = self.predictor.predict(session.last_broker, MASS)
+        likely = self.predictor.predict(session.last_broker)
         there = [one for one in likely if one != self.host.id and self.host.is_reachable(one)]
         return there[: self.settings.copies_max]
 

@@ -73,9 +73,11 @@ def _ignore(data: bytes) -> None:
 class ConnectionRefused(Exception):
     """A client may not come in."""
 
-    def __init__(self, reason: Reason, text: str) -> None:
+    def __init__(self, reason: Reason, text: str, reference: str = "") -> None:
         super().__init__(text)
         self.reason = reason
+        self.reference = reference
+        """The address of a broker where it may; "" if that is not known."""
 
 
 def without_secrets(connect: Connect, answer: bytes = b"") -> Connect:
@@ -352,7 +354,7 @@ class ClientConnection(asyncio.Protocol):
         except ConnectionRefused as error:
             self._door.count_refusal(error.reason)
             log.info("client %s refused (%s): %s", line(connect.client_id), self.address, error)
-            self.finish(refused(connect, error.reason, str(error)))
+            self.finish(refused(connect, error.reason, str(error), error.reference))
             return
         finally:
             self._admission = None

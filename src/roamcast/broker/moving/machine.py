@@ -196,6 +196,9 @@ class MovingMachine(MachineBase[MqttFront]):
     def likely_next(self, session: Session) -> list[str]:
         return []
 
+    def unmet(self) -> list[str]:
+        return []
+
     def members(self) -> Mapping[str, bool]:
         return {peer: end.is_up for peer, end in self.links.ends.items()}
 
@@ -514,3 +517,6 @@ class MovingMachine(MachineBase[MqttFront]):
 
     def refusal_of_move(self, values: dict[str, Value]) -> str:
         return NO_PLACES
+
+    def next_of(self, client: str, said: str) -> bytes | None:
+        return self.settings.endpoint.steering.answer(self.id, said, ())

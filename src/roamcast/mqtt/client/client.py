@@ -28,6 +28,7 @@ from roamcast.mqtt.codec.reasons import IN_CLIENT_DISCONNECT, Reason
 from roamcast.mqtt.codec.topics import decode_topic
 from roamcast.mqtt.codec.user_properties import DESTINATION
 from roamcast.mqtt.codec.writing import write
+from roamcast.mqtt.server.steering import NEXT_TOPIC
 
 FRAME_MAX = VARIABLE_MAX + 5
 """The largest packet that can be."""
@@ -61,6 +62,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The largest packet that a broker may send; it is told so, and leaves out what is larger."""
     first_packet_id: int = 1
     user_properties: packets.UserProperties = ()
+    steered: bool = False
+    """Messages under `$roamcast/next` are for the client itself, not for its application."""
 
 
 class Accepted(NamedTuple):
@@ -74,6 +77,8 @@ class ConnectRefused(NamedTuple):
 
     reason: Reason
     text: str
+    reference: str = ""
+    """Where the broker sends the client, if it does."""
 
 
 class Ended(NamedTuple):
@@ -81,9 +86,17 @@ class Ended(NamedTuple):
 
     reason: Reason
     text: str
+    reference: str = ""
+    """Where the broker sends the client, if it does."""
 
 
-Event = Accepted | ConnectRefused | Ended | Acknowledged | Granted
+class Steered(NamedTuple):
+    """The broker says where to go next."""
+
+    payload: bytes
+
+
+Event = Accepted | ConnectRefused | Ended | Acknowledged | Granted | Steered
 
 
 class ClientSession:
@@ -292,7 +305,13 @@ class ClientSession:
         retain, dup = bool(first & 1), bool(first & 8)
         ids = consecutive(packet_id, len(payloads)) if packet_id else [0] * len(payloads)
         for one, payload in zip(ids, payloads, strict=True):
-            self.incoming.on_publish(Publish(topic, payload, qos, retain, dup, one, described), self._out)
+            self._on_publish(Publish(topic, payload, qos, retain, dup, one, described))
+
+    def _on_publish(self, publish: Publish) -> None:
+        if self.settings.steered and publish.topic == NEXT_TOPIC and not publish.qos:
+            self._events.append(Steered(publish.payload))
+        else:
+            self.incoming.on_publish(publish, self._out)
 
     def _on_acknowledgements(self, data: bytes, position: int) -> int:
         """As many of one kind and without properties as follow each other; where they end."""
@@ -332,7 +351,7 @@ class ClientSession:
             return
         match packet:
             case packets.Publish():
-                self.incoming.on_publish(packet, self._out)
+                self._on_publish(packet)
             case packets.Puback():
                 self._note(self.outgoing.on_last(packet.packet_id, 1, packet.reason, _text(packet)))
             case packets.Pubrec():
@@ -348,7 +367,8 @@ class ClientSession:
                 pass
             case packets.Disconnect():
                 self.is_connected, self._is_over = False, True
-                self._events.append(Ended(packet.reason, packet.reason_string or ""))
+                reference = packet.server_reference or ""
+                self._events.append(Ended(packet.reason, packet.reason_string or "", reference))
             case _:
                 raise protocol_error(f"a {type(packet).__name__.upper()} is not expected here")
 
@@ -376,7 +396,8 @@ class ClientSession:
     def _on_connack(self, packet: Connack) -> None:
         if packet.reason:
             self._is_over = True
-            self._events.append(ConnectRefused(packet.reason, packet.reason_string or ""))
+            reference = packet.server_reference or ""
+            self._events.append(ConnectRefused(packet.reason, packet.reason_string or "", reference))
             return
         if self._exchange is not None and not self._exchange.is_server(packet.authentication_data or b""):
             raise protocol_error("the broker has not proved that it knows the password")

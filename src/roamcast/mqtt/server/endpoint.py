@@ -33,6 +33,7 @@ from roamcast.mqtt.server.moves import CONTROL, MOVE_TOPIC, read_move
 from roamcast.mqtt.server.outgoing import Encoder
 from roamcast.mqtt.server.publishing import Described, PropertyReader, described
 from roamcast.mqtt.server.sessions import NEVER, PROVISIONAL, MqttSession, Recall, Subscription, client_of
+from roamcast.mqtt.server.steering import NEXT_TOPIC, SIGNAL_TOPIC, Steering
 from roamcast.mqtt.server.subscribing import Subscribing
 from roamcast.mqtt.server.timers import Timers
 from roamcast.mqtt.server.traffic import Note, Traffic
@@ -124,6 +125,7 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     retain: bool = True
     network: str = ""
     """Its name, for clients that ask."""
+    steering: Steering = Steering()
 
 
 class Keeper(Protocol):
@@ -171,6 +173,9 @@ class Keeper(Protocol):
 
     def refusal_of_move(self, values: dict[str, Value]) -> str:
         """Why a client cannot be there; "" if it can."""
+
+    def next_of(self, client: str, said: str) -> bytes | None:
+        """What to tell a client that says this of its surroundings, if it should go to another broker."""
 
 
 class Endpoint:
@@ -665,6 +670,8 @@ class Endpoint:
         return known
 
     def on_control(self, connection: MqttConnection, topic: bytes, payloads: list[bytes]) -> Refusals:
+        if topic == SIGNAL_TOPIC:
+            return [self._steer(connection, payload) for payload in payloads]
         if topic != MOVE_TOPIC:
             self.traffic.denied["publish"] += len(payloads)
             return [DENIED] * len(payloads)
@@ -683,6 +690,19 @@ class Endpoint:
         self.inputs.append(Submitted(connection.client, connection.id, Move(connection.request, values)))
         refusal = self.keeper.refusal_of_move(values)
         return Refusal(Reason.IMPLEMENTATION_SPECIFIC_ERROR, refusal) if refusal else None
+
+    def _steer(self, connection: MqttConnection, payload: bytes) -> Refusal | None:
+        """A client says what it hears of the network. The answer promises nothing, so nothing is kept."""
+        try:
+            said = payload.decode()
+        except UnicodeDecodeError:
+            return Refusal(Reason.PAYLOAD_FORMAT_INVALID, "a signal: valid is UTF-8")
+        session = connection.session
+        if session is not None and NEXT_TOPIC in session.subscriptions:
+            answer = self.keeper.next_of(connection.client, said)
+            if answer is not None:
+                self._write(connection, packets.Publish(NEXT_TOPIC, answer))
+        return None
 
     def check_size(self, topic: str, reason: Reason = Reason.TOPIC_NAME_INVALID) -> None:
         check_topic_size(topic, self.settings, reason)

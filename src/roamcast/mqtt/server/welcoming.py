@@ -73,11 +73,12 @@ def keep_alive_of(connect: Connect, longest_s: int) -> int:
     return longest_s if is_too_long and connect.version == 5 else asked
 
 
-def refused(connect: Connect, reason: Reason, text: str) -> bytes:
+def refused(connect: Connect, reason: Reason, text: str, reference: str = "") -> bytes:
     """A CONNACK that lets nobody in: with a text if the client takes so much; empty if it takes neither."""
     size_max = connect.maximum_packet_size
     for told in (text, None):
-        answer = write(Connack(reason=reason, reason_string=told), connect.version)
+        where = reference or None
+        answer = write(Connack(reason=reason, reason_string=told, server_reference=where), connect.version)
         if size_max is None or len(answer) <= size_max:
             return answer
     return b""
