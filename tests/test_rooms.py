@@ -32,7 +32,7 @@ SEES: dict[str, set[str]] = {
     "mobility": {"filters", "protocol", "routing"},
     "mqtt": {"filters", "protocol"},
     "broker": PRODUCT - {"broker"},
-    "records": {"protocol.records"},
+    "records": {"protocol.records", "protocol.notification"},
     "client": {"filters", "protocol.records", "mqtt", "records"},
     "view": {"filters", "protocol.records", "protocol.notification", "records", "lab.figures"},
     "pipeline": {"filters", "protocol.records", "models", "client", "lab.figures", "lab.words"},

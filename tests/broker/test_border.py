@@ -9,6 +9,7 @@ from roamcast.broker.links.border import Border
 from roamcast.broker.links.reach import Join, Reach, Reaches
 from roamcast.broker.links.rules import USUAL, ClientRules, PeerRules, TopicRules, Translation
 from roamcast.broker.retained import Retain
+from roamcast.broker.reunion import Claim, Claims, Rival
 from roamcast.broker.shared_messages import GroupOver
 from roamcast.filters.selector import parse, parse_subscription
 from roamcast.mobility import find_protocol
@@ -180,6 +181,8 @@ def test_an_asker_behind_a_guest_hears_that_a_session_is_not_for_it() -> None:
         (Retain("t", 1.0, 0, "b", 1.0, b"\x01", b"x"), "source"),
         (Retain("$SYS/x", 1.0, 0, "g", 1.0, b"\x01", b"x"), "topic"),
         (Settled(-1), "form"),
+        (Rival(Claim("c", "g", (1.0, "g"), 1 << 61, 1)), "form"),
+        (Claims("g", ("a",), (Claim("c", "g", (1.0, "g"), 1, -1),), is_last=True), "form"),
         (Reaches(), "area"),
     ],
 )

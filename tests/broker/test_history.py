@@ -147,8 +147,26 @@ def test_a_client_that_moves_before_the_first_link_waits_for_its_session() -> No
     assert len(world.clients["car"].received) == 1
 
 
-def test_a_peer_that_never_comes_is_not_waited_for_for_ever() -> None:
+def test_a_first_peer_that_never_comes_is_waited_for_until_an_operator_decides() -> None:
     world = Lined()
+    world.link("b1", "b2")
+    assert not world.arrive("car", "b2")
+    world.tick(1000.0)
+    world.settle()
+    assert world.clients["car"].presents == []
+    world.step("b1", [HistoryAccepted("b1")])
+    world.settle()
+    assert world.arrive("car", "b2")
+    assert world.clients["car"].presents == [False]
+
+
+class Hasty(Lined):
+    def settings(self, id: str) -> MachineSettings:
+        return msgspec.structs.replace(super().settings(id), serves_unmet=True)
+
+
+def test_a_peer_that_never_comes_need_not_be_waited_for_for_ever() -> None:
+    world = Hasty()
     world.link("b1", "b2")
     assert not world.arrive("car", "b2")
     site = world.sites["b1"]

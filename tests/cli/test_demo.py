@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import time
 from inspect import signature
 from pathlib import Path
@@ -45,7 +46,10 @@ def test_the_defaults_are_those_of_the_settings() -> None:
     assert given["seed"].default == default.seed
 
 
-def test_a_person_sees_a_table_and_where_everything_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_person_sees_a_table_and_where_everything_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
     assert run(build_app(), SMALL) == 0
     output = capsys.readouterr()
     lines = output.out.splitlines()
@@ -54,7 +58,12 @@ def test_a_person_sees_a_table_and_where_everything_is(capsys: pytest.CaptureFix
     assert list(lost_and_such) == demo_protocols()
     assert int(lost_and_such["none"][0]) > 0, "without support something is lost"
     assert lost_and_such["sub_unsub"] == ["0", "0", "0"]
-    assert lines[-2:] == ["Logs, figures and pictures are in demo", "The report of it all: demo/report.html"]
+    assert lines[-4:-1] == [
+        "Logs, figures and pictures are in demo",
+        "The report of it all: demo/report.html",
+        "Watch it again in the browser: roamcast view demo/log",
+    ]
+    assert lines[-1] == f'To call it by its name: export PATH="{Path(sys.executable).parent}:$PATH"'
     (lost,) = re.findall(r"^  none: (\d+) of 60 notifications lost$", output.out, re.MULTILINE)
     assert int(lost) >= 20, "everything that was published in ten seconds, twice a second"
     assert "  sub_unsub: 0 of 60 notifications lost" in lines
@@ -132,7 +141,7 @@ def test_without_java_the_demo_says_so_in_one_line(
     assert run(build_app(), [*SMALL, "--audit"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "The Spark audit is left out: Spark needs Java 17 or 21 and none was found" in lines
-    assert lines[-1] == "The report of it all: demo/report.html"
+    assert "The report of it all: demo/report.html" in lines
 
 
 def test_an_empty_folder_is_taken() -> None:

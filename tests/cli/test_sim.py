@@ -82,6 +82,23 @@ def test_a_neighbour_graph_is_read_and_stays_as_it_is(
     assert (mobility.neighbours_online, mobility.neighbours_directed) == (False, True)
 
 
+def test_a_neighbour_graph_of_other_brokers_is_left_out_with_a_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built: list[Scenario] = []
+
+    def keep(scenario: Scenario) -> tuple[Any, Any]:
+        built.append(scenario)
+        raise InputError("enough")
+
+    monkeypatch.setattr(sim, "prepare", keep)
+    graph = tmp_path / "neighbours.json"
+    graph.write_text('{"brokers": {"x": {"y": {"probability": 1}}}}')
+    assert run(build_app(), ["sim", "run", "--neighbours", str(graph)]) == 2
+    assert built[0].network.mobility.neighbour_graph == ""
+    assert capsys.readouterr().err.count("is of other brokers and is not used") == 1
+
+
 def test_every_field_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Scenario] = []
 

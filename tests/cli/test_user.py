@@ -1,5 +1,6 @@
 """`roamcast user`: passwords that nobody sees, and one line for whatever is wrong."""
 
+import hashlib
 import io
 import json
 import os
@@ -13,6 +14,7 @@ import pytest
 from tests.cli.terminals import read_all
 
 from roamcast.cli import build_app, run
+from roamcast.daemon.config import load
 from roamcast.mqtt.scram import ScramVerifier
 from roamcast.net.passwords import is_password
 from roamcast.net.users import read_users, verifier_of
@@ -168,3 +170,17 @@ def test_a_user_can_be_given_a_scram_verifier(users: str, monkeypatch: pytest.Mo
     assert verifier == ScramVerifier.of(b"open sesame", verifier.salt)
     assert is_password(stored, b"open sesame")
     assert verifier_of(read_users(users)["alice"]) is None
+
+
+def test_a_token_is_shown_once_and_its_hash_is_a_valid_setting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert user(monkeypatch, "token", "dashboard", "--may", "operate") == 0
+    out, err = capsys.readouterr()
+    token = err.split()[-1]
+    assert token not in out
+    config = tmp_path / "site.toml"
+    config.write_text(out)
+    (read,) = load(config, {}, {}, lambda line: None).view.tokens
+    assert (read.name, read.may) == ("dashboard", "operate")
+    assert read.sha256 == hashlib.sha256(token.encode()).hexdigest()

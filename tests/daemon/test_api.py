@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import http.client
 import json
@@ -17,6 +18,9 @@ from typing import Any
 import pytest
 import yaml
 from tests.daemon.brokers import ROAMCAST, BrokerProcess, MqttClient, free_port, wait_until
+
+from roamcast.daemon.api import STREAM_BYTES_MAX, Page
+from roamcast.daemon.http import TooSlow
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 TOKEN = "a token that only the tests know"
@@ -430,7 +434,20 @@ def test_nothing_is_computed_when_nobody_looks(tmp_path: Path) -> None:
         wait_until(is_quiet, lambda: f"reports go on: {made[-5:]}")
 
 
-def test_a_slow_page_is_dropped_and_pages_are_counted(tmp_path: Path) -> None:
+def test_a_page_that_does_not_keep_up_is_dropped() -> None:
+    page = Page(True, str)
+
+    async def story() -> None:
+        page.put(b"x" * STREAM_BYTES_MAX)
+        page.put(b"y")
+        page.put(b"never")
+        with pytest.raises(TooSlow):
+            await page.next()
+
+    asyncio.run(story())
+
+
+def test_pages_are_counted_and_bounded(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path, "a", "view.streams_max=2")
     try:
         pages = [Events(broker) for _ in range(2)]

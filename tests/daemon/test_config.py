@@ -1,7 +1,9 @@
 """A broker's configuration: every source, every line that refuses one, and the default file."""
 
+import json
 import os
 import re
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from roamcast.config.schema import docs_of, fields_of, keys_of
 from roamcast.config.sections import Config, Link, Listener, Peer
 from roamcast.daemon.config import BROKER, load
+from roamcast.daemon.settings import read_model, site_settings
 from roamcast.errors import InputError
 from roamcast.mqtt.server.access import AccessRules, Rule
 
@@ -582,3 +585,29 @@ def test_the_process_environment_is_a_valid_source() -> None:
 def test_fields_are_found_by_the_names_that_files_use() -> None:
     assert fields_of(Config)["listener"].attribute == "listeners"
     assert tomllib.loads(BROKER.default_file())["listener"][0]["port"] == 1883
+
+
+# The model of where clients go.
+
+
+def test_a_model_is_read_and_one_that_is_of_no_use_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    text = 'id = "b"\n[mobility]\nprotocol = "roam"\nmodel = "model.json"\nmodel_age_s_max = 100.0\n'
+
+    def read(model: object = None) -> tuple[str, str]:
+        path.unlink(missing_ok=True)
+        if model is not None:
+            path.write_text(json.dumps(model))
+        config = load_text(tmp_path, text)
+        found, why = read_model(config)
+        assert site_settings(config).broker.protocol.neighbour_graph == found
+        return found, why
+
+    rows = {"b": {"a": {"probability": 1.0}}}
+    usable = {"brokers": rows, "about": {"made_at_s": time.time()}}
+    assert read(usable) == (json.dumps(usable), "")
+    assert read() == ("", "it cannot be read (No such file or directory)")
+    assert read({"brokers": rows, "about": {"made_at_s": 0}})[1].startswith("the model was made ")
+    assert read({"brokers": {"x": {}}})[1] == "the model is of other brokers: b is not one of them"
+    assert read([])[1].startswith("the model: expected an object")
+    assert read_model(load_text(tmp_path, 'id = "b"\n')) == ("", "")

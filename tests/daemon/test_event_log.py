@@ -14,6 +14,8 @@ from tests.daemon.brokers import BrokerProcess, MqttClient, roamcast, wait_until
 
 from roamcast.config.sections import Config, Events
 from roamcast.daemon.event_log import EventLog
+from roamcast.mqtt.server.identities import identity_properties
+from roamcast.mqtt.server.sessions import PROVISIONAL, public_name
 from roamcast.protocol.notification import decode_attributes
 from roamcast.protocol.records import FREQUENT_KINDS, Row
 from roamcast.records.parquet import log_files, read_log
@@ -143,3 +145,14 @@ def test_counters_leave_out_every_hop(tmp_path: Path) -> None:
     acknowledged = [row for row in rows if row.kind == "acknowledged"]
     assert sum(row.notifications or 0 for row in acknowledged) == 3
     assert {(row.client, row.publisher) for row in acknowledged} == {("car", "car")}
+
+
+def test_stand_ins_show_up_by_names_for_people(config: Config) -> None:
+    log = EventLog(config)
+    log.take([a_row(1)._replace(client=PROVISIONAL + "car", publisher=PROVISIONAL + "car")])
+    log.close()
+    (row,) = rows_of(config.events_folder)
+    # As a publisher it is not its client: both count what they publish.
+    assert (row.client, row.publisher) == ("car", "car (stand-in)")
+    told = identity_properties(public_name(PROVISIONAL + "car"), 0, 1)
+    assert b"car (stand-in)" in told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = ("numpy", "pyarrow", "matplotlib", "networkx", "scipy")
+HEAVY = ("numpy", "pyarrow", "matplotlib", "networkx", "scipy", "lark", "prometheus_client", "wsproto")
 """Together they take more memory than everything else of a broker."""
 
 

@@ -1,6 +1,8 @@
 """The comparison: its figures are what they say, its judgement can fail, and its pictures are labelled."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -66,8 +68,8 @@ def rows() -> list[Row]:
         patch.setattr(ComparisonJob, "scenario", smaller)
         patch.setattr(comparison, "compared", lambda: ["none", "multi_hop_handoff"])
         findings = comparison.comparison(True, Sweep(1))
-    assert findings.outcomes[0].holds is True
-    assert len(findings.figures) == len(comparison.MOVEMENTS)
+    assert [outcome.holds for outcome in findings.outcomes] == [True, None]
+    assert len(findings.figures) == len(comparison.QUESTIONS)
     for draw in findings.figures.values():
         figure = drawn(draw)
         assert all(axes.get_xlabel() and axes.get_ylabel() for axes in figure.axes)
@@ -93,6 +95,65 @@ def test_sums_and_means(rows: list[Row]) -> None:
     (summary,) = comparison.summarise([first, second])
     assert (summary["runs"], summary["lost"]) == (2, 7)
     assert (summary["delay_mean_s"], summary["hops_per_notification"]) == (0.5, 2.5)
+
+
+def test_round_trips_are_those_between_the_two_brokers(rows: list[Row]) -> None:
+    handoff = rows[1]
+    assert handoff["delay_round_trips"] == pytest.approx(1.0, abs=0.3)
+
+
+def test_a_roaming_publisher_is_watched_from_its_attach_on() -> None:
+    story = parse_story(
+        "brokers a-b\nprotocol multi_hop_handoff\nat 0 p attach a\nat 0 c attach b\nat 1 c subscribe TRUE\n"
+        "at 2 p leave\nat 3 p publish {}\nat 4 p attach b\nat 9 p publish {}\n"
+    )
+    watch = Watch(0.0, 10.0, story.topology, story.settings)
+    run_checked(story.topology, story.settings, watch.along(story.with_homecoming()), watch.observe)
+    # A round trip for the session, and the way to the broker and from there to the subscriber.
+    assert watch.publisher_delays_s == [pytest.approx(0.08, abs=0.03)]
+
+
+def test_the_busiest_hour_of_the_last_third_of_a_trace_is_replayed(tmp_path: Path) -> None:
+    trace, overlay = tmp_path / "walk.csv", tmp_path / "walk.txt"
+    overlay.write_text("a b\n")
+    stays = [
+        ("a", 0.0, 20_000.0),
+        ("b", 20_001.0, 29_000.0),
+        ("a", 29_001.0, 29_500.0),
+        ("b", 29_501.0, 36_000.0),
+    ]
+    lines = [f"c,{broker},{attach_s},{leave_s}" for broker, attach_s, leave_s in stays]
+    trace.write_text("client,broker,attach_s,leave_s\n" + "\n".join(lines) + "\n")
+    replayed = comparison.replayed_trace(trace, overlay)
+    assert (replayed.from_s, replayed.clients) == (28_800.0, 1)
+    learned = json.loads(comparison.model_before(replayed))
+    assert list(learned["brokers"]["a"]) == ["b"]
+    row = comparison.compare(ComparisonJob("roam", "walk", 1, False, replayed))
+    assert (row["handoffs"], row["lost"], row["violations"]) == (2, 0, 0)
+
+
+def test_p2_can_fail(rows: list[Row]) -> None:
+    better = {"delay_p50_s": 0.04, "delay_p95_s": 0.1, "copies_per_handoff": 1.0}
+    costs = {"overhead_per_handoff_hops": 20.0, "hops_per_notification": 2.0}
+    plain = {
+        **rows[1],
+        "movement": "NBR",
+        "delay_p50_s": 0.08,
+        "delay_p95_s": 0.1,
+        "copies_per_handoff": 0.0,
+        **costs,
+    }
+    roam = {**plain, "protocol": "roam", **better}
+    proactive = {**plain, "protocol": "proactive", "copies_per_handoff": 2.0, "hops_per_notification": 3.0}
+    assert comparison.judge_p2([plain, roam, proactive]).holds is True
+    for worse in ({"delay_p50_s": 0.2}, {"delay_p95_s": 0.2}, {"overhead_per_handoff_hops": 41.0},
+                  {"copies_per_handoff": 3.0}, {"hops_per_notification": 4.0}):  # fmt: skip
+        assert comparison.judge_p2([plain, {**roam, **worse}, proactive]).holds is False
+    on_trace = [{**row, "movement": "trace"} for row in (plain, roam, proactive)]
+    assert comparison.judge_p2(on_trace).holds is True
+    assert (
+        comparison.judge_p2([on_trace[0], {**on_trace[1], "delay_p50_s": 0.05}, on_trace[2]]).holds is False
+    )
 
 
 def test_p1_can_fail(rows: list[Row]) -> None:

@@ -54,7 +54,7 @@ def test_what_cannot_be_is_told(
 
     file, overlay = trace
     assert "give both" in said("N1", "--trace", file)
-    assert "takes none; learned-neighbours does" in said("W6", "--trace", file, "--overlay", overlay)
+    assert "takes none; comparison and" in said("W6", "--trace", file, "--overlay", overlay)
     assert "is replayed as it is" in said("N1", "--trace", file, "--overlay", overlay, "--quick")
     assert not (tmp_path / "out").exists()
 

@@ -14,16 +14,17 @@ from tests.mobility.seeds import first_failing_seed
 
 from roamcast.errors import InputError
 from roamcast.mobility import MobilityProtocol, Settings
-from roamcast.mobility.multi_hop_handoff import Hold, Reference, SubMigration
-from roamcast.mobility.prediction import Predictor
-from roamcast.mobility.roam import CopyServed, DropCopy, FeedCopy, Roam, Spread, StoreCopy
+from roamcast.mobility.multi_hop_handoff import FIRST_CREDIT, Hold, Reference, SubMigration
+from roamcast.mobility.prediction import Predictor, why_unusable
+from roamcast.mobility.roam import HEAD_MAX, CopyServed, DropCopy, FeedCopy, Roam, Spread, StoreCopy
+from roamcast.protocol.messages import Hello
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.records import Row
 from roamcast.protocol.session import Session
 from roamcast.simulator.fuzz import draw_story, fuzz
 from roamcast.simulator.run import Run
-from roamcast.simulator.story import parse_story, verdict
+from roamcast.simulator.story import Story, parse_story, verdict
 
 # --- stories ---
 
@@ -90,6 +91,61 @@ def test_what_is_too_large_is_not_copied() -> None:
     assert figures_of(parse_story(story).run()) == {"miss": 2, "copies": 1, "recalled": 1}
 
 
+def test_a_copy_has_the_head_of_a_long_queue_and_the_rest_is_pulled() -> None:
+    waiting = "".join(f'at 4.{number:02} p publish {{"x": 1}}\n' for number in range(10, 40))
+    story = EXPECTED.replace("at 5", waiting + "at 5", 1)
+    times = [round(time, 2) for time in times_of(story).values()]
+    assert times[: HEAD_MAX + FIRST_CREDIT] == [5.04] * HEAD_MAX + [5.24] * FIRST_CREDIT
+    assert times[-2] < 5.5
+    run = parse_story(story).run()
+    assert (run.result.violations, run.result.lost, figures_of(run)["hit"]) == ([], 0, 1)
+    assert not any(one.segments for one in protocols_of(run))
+
+
+def protocols_of(run: Run) -> list[Roam]:
+    protocols = [broker.protocol for broker in run.network.brokers.values()]
+    return [one for one in protocols if isinstance(one, Roam)]
+
+
+WIDE = """
+brokers h-m m-n n-a h-z
+protocol roam
+copies_max 1
+link 0.1
+at 0 c attach h
+at 0 p attach z
+at 1 c subscribe x > 0
+at 2 c leave
+at 3 p publish {"x": 1}
+at 5 c attach m
+at 6 p publish {"x": 2}
+"""
+
+
+def wide(story: str) -> Story:
+    """Nobody knows where clients of h go: to a or to z, so copies are kept on the way, too."""
+    told, graph = parse_story(story), model({"h": {"a": 0.6, "z": 0.4}}, {})
+    mobility = msgspec.structs.replace(told.settings.mobility, neighbour_graph=graph)
+    return replace(told, settings=replace(told.settings, mobility=mobility))
+
+
+def test_where_prediction_is_weak_brokers_on_the_way_keep_copies_too() -> None:
+    rows: list[Row] = []
+    run = wide(WIDE).run(rows.extend)
+    got = [row.time for row in rows if row.kind == "delivered"]
+    assert run.result.violations == []
+    assert got[0] == pytest.approx(5.04)
+    assert figures_of(run) == {"copies": 3, "served": 1, "hit": 1, "recalled": 1}
+    assert not any(one.copies or one.segments for one in protocols_of(run))
+
+
+@pytest.mark.parametrize("destination", ["n", "a", "z", "h"])
+def test_no_copy_is_left_wherever_the_client_appears(destination: str) -> None:
+    run = wide(WIDE.replace("c attach m", f"c attach {destination}")).run()
+    assert (run.result.violations, run.result.lost) == ([], 0)
+    assert not any(one.copies or one.segments for one in protocols_of(run))
+
+
 def test_no_copies_without_room_for_them() -> None:
     story = EXPECTED.replace("link 0.1", "link 0.1\ncopies_max 0")
     assert figures_of(parse_story(story).run()) == {"miss": 2}
@@ -98,7 +154,7 @@ def test_no_copies_without_room_for_them() -> None:
 
 
 def test_a_client_that_is_away_for_too_long_has_no_copies() -> None:
-    story = EXPECTED.replace("link 0.1", "link 0.1\ncontext_timeout_s 1.5")
+    story = EXPECTED.replace("link 0.1", "link 0.1\ncopies_for_s 1.5")
     assert figures_of(parse_story(story).run()) == {"miss": 2, "copies": 1, "recalled": 1}
 
 
@@ -117,6 +173,24 @@ def test_second_order_decides_where_it_was_learned() -> None:
     assert predictor.predict("a") == ["c", "a"]
     assert predictor.predict("elsewhere") == ["a", "c"]
     assert Predictor("other", learned).predict("a") == []
+
+
+def test_no_more_brokers_than_make_up_the_probability() -> None:
+    predictor = Predictor("b", model({"b": {"a": 0.7, "c": 0.2, "d": 0.1}}, {}))
+    assert predictor.predict("", 0.7) == ["a"]
+    assert predictor.predict("", 0.8) == ["a", "c"]
+
+
+def test_a_model_is_used_only_by_brokers_it_is_of_and_while_it_is_new() -> None:
+    text = model({"b": {"a": 0.7}}, {})
+    made = json.dumps({**json.loads(text), "about": {"made_at_s": 1000.0}})
+    assert why_unusable(text, "a", 1e9, 1.0) == "", "who says nothing about its age is believed"
+    assert why_unusable(made, "b", 1000.0 + 86_400, 100_000.0) == ""
+    assert why_unusable(made, "b", 1e9, None) == ""
+    assert why_unusable(made, "b", 1000.0 + 864_000, 100.0) == "the model was made 10 days ago"
+    assert why_unusable(made, "x", 1000.0, 100.0) == "the model is of other brokers: x is not one of them"
+    assert "expected JSON" in why_unusable("{", "b", 0.0, None)
+    assert "about.second_order" in why_unusable(model({"b": {}}, {"a": 1}), "b", 0.0, None)
 
 
 def test_moves_correct_what_was_learned() -> None:
@@ -145,12 +219,14 @@ class Observed(Roam):
     name = "roam_observed"
     seen: ClassVar[Counter[str]] = Counter()
 
-    def serve_ahead(self, client: str, owner: str, moves: int, received: Mapping[str, int]) -> None:
-        copy = self.copies.get(client)
-        self.seen["came back to a copy of an earlier stay"] += copy is not None and moves > copy.moves + 1
-        super().serve_ahead(client, owner, moves, received)
+    def serve_ahead(self, hello: Hello, is_asked: bool) -> Mapping[str, int]:
+        client, copy = hello.client, self.copies.get(hello.client)
+        is_earlier = copy is not None and hello.moves > copy.moves + 1
+        self.seen["came back to a copy of an earlier stay"] += is_earlier
+        received = super().serve_ahead(hello, is_asked)
         is_served = copy is not None and self.host.is_read(client, copy.queue)
         self.seen["served before the session came"] += is_served
+        return received
 
     def on_feed_copy(self, sender: str, message: FeedCopy) -> None:
         copy = self.copy_of(message)
@@ -273,7 +349,7 @@ class SpreadsTooEarly(Roam):
         super().spread(session)
         hold.own = own
 
-    def is_complete(self, queue: DeliveryQueue, spread: Spread) -> bool:
+    def is_aligned(self, queue: DeliveryQueue, spread: Spread) -> bool:
         return True
 
 

@@ -14,7 +14,7 @@ starts = st.sampled_from([1, PACKET_ID_MAX - 3])
 
 
 def burst(number: int, count: int) -> Burst:
-    return Burst("p", 1, number, b"", 0.0, (b"",) * count, count)
+    return Burst("p", 1, number, b"", 0.0, (b"",) * count, count, marks=b"\0" * count)
 
 
 class Sent:
@@ -75,7 +75,7 @@ def test_a_gap_does_not_make_later_acknowledgements_slow() -> None:
             return bool(super().holds(packet_id))
 
     in_flight._runs = type(in_flight._runs)(
-        Counting(one.packet_id, one.count, one.sequence, one.qos, "p", 1, one.number)
+        Counting(one.packet_id, one.count, one.sequence, one.qos, "p", 1, one.number, 0)
         for one in in_flight._runs
     )
     for packet_id in range(2, 2001):

@@ -1,4 +1,4 @@
-"""The page: complete in itself, with everything that is in the folders, and nothing of it as markup."""
+"""The page: the answer first, complete in itself, each figure once, and no name as markup."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import pytest
 
 from roamcast.cli import build_app, run
 from roamcast.errors import InputError
-from roamcast.pipeline.report import ROWS_MAX, collect, page
+from roamcast.pipeline.report import COLUMNS_MAX, ROWS_MAX, collect, page
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -59,8 +59,8 @@ def test_the_page_has_pictures_first_and_needs_no_other_file(tmp_path: Path) -> 
 
 def test_claims_show_the_documents_word_what_was_measured_and_the_verdict(tmp_path: Path) -> None:
     text = page("t", [collect(lab_folder(tmp_path / "lab"))])
-    assert re.search(r'<td>W1</td><td>less &lt;b&gt;</td><td>hops: 3.25<br>in: 1, 2</td>.*?holds', text)
-    assert re.search(r"<td>W2</td>.*?does not hold.*?not at 5 s", text)
+    assert re.search(r">W1</td><td[^>]*>less &lt;b&gt;</td><td[^>]*>hops: 3.25<br>in: 1, 2</td>.*?hold", text)
+    assert re.search(r">W2</td>.*?does not hold.*?not at 5 s", text)
     assert "3 claims:" in text
     assert ">1 holds<" in text
     assert f"The first {ROWS_MAX} of {ROWS_MAX + 1} rows." in text
@@ -71,7 +71,7 @@ def test_runs_are_set_side_by_side(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "summary.json").write_text(json.dumps({"protocol": name, "lost": lost}))
     text = page("t", [collect(tmp_path / "none"), collect(tmp_path / "reactive")])
-    assert '<tr><td>lost</td><td class="number">17</td><td class="number">0</td></tr>' in text
+    assert re.search(r"<tr><td[^>]*>lost</td><td[^>]*>17</td><td[^>]*>0</td></tr>", text)
 
 
 def results_of_spark(folder: Path) -> Path:
@@ -86,9 +86,10 @@ def results_of_spark(folder: Path) -> Path:
     measure = {"unit": "s", "what": "how long", **shares}
     groups = {"none": {"latency": measure, "handoff_delay": measure}}
     (folder / "metrics.json").write_text(json.dumps({"runs": 2, "groups": groups}))
-    clients = pa.table({"client": ["bus", "car"], "lost": [0, 4_321]})
-    pq.write_table(clients, folder / "clients.parquet")
-    pq.write_table(pa.table({"kind": ["lost"], "client": ["<car>"]}), folder / "findings" / "part-0.parquet")
+    of_clients = {"run": ["none", "none"], "client": ["bus", "<car>"], "expected": [10, 5_000]}
+    pq.write_table(pa.table({**of_clients, "lost": [0, 4_321]}), folder / "clients.parquet")
+    finding = {"kind": "lost", "run": "none", "client": "<car>", "published_at": 12.5, "was_away": True}
+    pq.write_table(pa.Table.from_pylist([finding]), folder / "findings" / "part-0.parquet")
     (folder / "log" / "part-00000.parquet").write_text("an event log is not read")
     minute = {"minute": datetime(2026, 1, 1, tzinfo=UTC), "expected": 4, "lost": 1, "duplicates": 0}
     delays = {"handoff_delay_p95_s": 0.5, "transfer_p95_s": None}
@@ -108,10 +109,15 @@ def test_audit_metrics_and_stream_are_drawn_and_their_tables_shown(
     text = (out / "report.html").read_text()
     outline = Outline()
     outline.feed(text)
-    assert outline.tags.index("img") < outline.tags.index("table")
     assert "<h2>none: measures</h2>" in text
-    assert "<td>&lt;car&gt;</td>" in text
-    assert text.index("4,321") < text.index("<td>bus</td>"), "the worst first"
+    assert "<car>" not in text
+    assert "Of 5,010 deliveries that were owed in run none, 4,321 lost." in text
+    answer, _, rest = text.partition("<img")
+    for figure in ("4,321", "1 of 2", "&lt;car&gt; in none", "12.5", "published while the client was away"):
+        assert figure in answer, figure
+    assert "bus" not in answer, "nothing went wrong for it"
+    assert rest.index("<details>") < rest.index(">bus</td>"), "what nobody asks for first is folded"
+    assert outline.tags.count("h2") == len(set(re.findall(r"<h2>(.*?)</h2>", text))), "nothing comes twice"
     (folder / "clients.parquet").write_bytes(b"PAR1")
     with pytest.raises(InputError, match="is no whole Parquet file"):
         collect(folder)
@@ -137,3 +143,25 @@ def test_what_cannot_be_shown_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(InputError, match="is no JSON"):
         collect(tmp_path)
+
+
+def test_when_nothing_went_wrong_the_page_says_so(tmp_path: Path) -> None:
+    good = {"expected": 7, "lost": 0, "duplicates": 0, "protocol": "roam"}
+    (tmp_path / "summary.json").write_text(json.dumps(good))
+    text = page("t", [collect(tmp_path)], "What was <done>")
+    assert "Nothing was lost, repeated or out of order: 7 deliveries were owed in run roam." in text
+    assert "What was &lt;done&gt;" in text
+
+
+def test_wide_tables_are_continued_below_and_constant_columns_said_once(tmp_path: Path) -> None:
+    columns = [f"c{number}" for number in range(20)]
+    rows = [",".join(str(row * number) for number in range(20)) for row in (1, 2)]
+    (tmp_path / "wide.csv").write_text("\n".join([",".join(columns), *rows]) + "\n")
+    text = page("t", [collect(tmp_path)])
+    widths = [row.count("<th") for row in re.findall(r"<tr>(<th.*?)</tr>", text)]
+    assert max(widths) <= COLUMNS_MAX
+    assert len(widths) == 4
+    (tmp_path / "wide.csv").write_text("name,seed,lost\na,7,0\nb,7,1\n")
+    text = page("t", [collect(tmp_path)])
+    assert "In all rows: seed 7." in text
+    assert text.count("<th") == 2

@@ -441,3 +441,48 @@ def test_the_table_remembers_routes_only_while_they_hold() -> None:
             assert list(peers) == sorted(one for one in wanted if isinstance(one, str))
             assert len(owners) == len(set(owners))
             assert set(owners) == {one for one in wanted if not isinstance(one, str)}
+
+
+def client_of_name(subscriber: str) -> str:
+    return subscriber.partition(" ")[0]
+
+
+def test_the_way_to_a_client_is_the_same_with_an_index_that_grew_and_a_new_one() -> None:
+    rng = random.Random(5)
+    grown, fresh = (Router("simple", lambda peer, message: None, lambda token: None) for _ in range(2))
+    for router in (grown, fresh):
+        router.add_peer("left")
+        router.add_peer("right")
+    assert grown.way_to("c0", client_of_name) is None
+    held: list[tuple[str, tuple[Filter, str]]] = []
+    for _ in range(300):
+        if held and rng.random() < 0.45:
+            peer, entry = held.pop(rng.randrange(len(held)))
+            update = Update(unsubscribe=(entry,))
+        else:
+            entry = (parse(f"x = {rng.randrange(3)}"), f"c{rng.randrange(5)} {rng.randrange(2)}")
+            peer, update = rng.choice(("left", "right")), Update(subscribe=(entry,))
+            held.append((peer, entry))
+        for router in (grown, fresh):
+            router.on_update(peer, update)
+        fresh.connect(lambda peer, message: None, lambda token: None)  # As after thawing: no index.
+        for number in range(5):
+            ways = {peer for peer, (_, name) in held if client_of_name(name) == f"c{number}"}
+            way = grown.way_to(f"c{number}", client_of_name)
+            assert way == fresh.way_to(f"c{number}", client_of_name) == min(ways, default=None)
+
+
+def test_the_way_to_a_client_is_found_without_looking_at_others() -> None:
+    router, asked = Router("simple", lambda peer, message: None, lambda token: None), []
+
+    def client_named(subscriber: str) -> str:
+        asked.append(subscriber)
+        return client_of_name(subscriber)
+
+    router.add_peer("left")
+    entries = tuple((parse("x = 1"), f"c{number} 0") for number in range(100))
+    router.on_update("left", Update(subscribe=entries))
+    assert router.way_to("c1", client_named) == "left"
+    asked.clear()
+    assert [router.way_to(f"c{number}", client_named) for number in range(3)] == ["left"] * 3
+    assert asked == []

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, Route, sync_playwright
+from playwright.sync_api import Browser, Page, Request, Response, Route, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or ""
 FLAGS = [
@@ -44,6 +44,7 @@ class Screen:
         self.page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
         self.page.on("console", self._on_console)
         self.page.on("dialog", lambda dialog: self.problems.append(f"dialog: {dialog.message}"))
+        self.page.on("response", self._on_response)
         self.page.route("**/*", self._route)
 
     def _on_console(self, message: object) -> None:
@@ -52,6 +53,10 @@ class Screen:
             one in text for one in self.expected
         ):
             self.problems.append(f"console: {text}")
+
+    def _on_response(self, response: Response) -> None:
+        if response.status >= 400 and not any(one in str(response.status) for one in self.expected):
+            self.problems.append(f"answer {response.status}: {response.request.method} {response.url}")
 
     def _route(self, route: Route, request: Request) -> None:
         if urlsplit(request.url).hostname == "127.0.0.1":
@@ -72,7 +77,7 @@ class Screen:
         return bool(self.page.evaluate("document.documentElement.scrollWidth > window.innerWidth"))
 
     def until(self, script: str) -> None:
-        """Wait until an expression is true. Playwright's own waiting would be refused by the policy."""
+        """Until an expression is true on the page; Playwright's own waiting is refused by the policy."""
         end = time.monotonic() + PATIENCE_MS / 1000
         while not self.page.evaluate(f"window.roamcastScene && ({script})"):
             assert time.monotonic() < end, script

@@ -112,6 +112,9 @@ class AnyMachine(Protocol):
     def likely_next(self, session: Session) -> list[str]:
         """The brokers where the client of a session is expected next."""
 
+    def unmet(self) -> list[str]:
+        """Peers that are configured and were never met, while sessions are not made anew without them."""
+
     def members(self) -> Mapping[str, bool]:
         """The other brokers of this organisation that are known, and whether each can be reached."""
 

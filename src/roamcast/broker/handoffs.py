@@ -69,10 +69,10 @@ class Handoffs:
         if hello.fresh and here.search is Search.IDLE:
             self.begin_session(Session(item.client, owner=hello.owner))
             return
-        if here.search is Search.IDLE:
-            broker.locator.ask(here, item.connection, hello)
-        if not hello.clean:
-            broker.protocol.serve_ahead(item.client, hello.owner, hello.moves, hello.received)
+        is_asked = here.search is not Search.IDLE
+        received = hello.received if hello.clean else broker.protocol.serve_ahead(hello, is_asked)
+        if not is_asked:
+            broker.locator.ask(here, item.connection, hello, received)
 
     def _refusal(self, here: ClientHere, hello: Hello) -> str:
         """Why whoever says hello cannot attach: somebody else's session, or an old connection."""
@@ -184,7 +184,7 @@ class Handoffs:
             attachment = here.attachment
             took_s = broker.now - attachment.at if attachment is not None else None
             queue = attachment.queue if attachment is not None else None
-            moved = len(queue) if queue is not None else 0
+            moved = queue.appended if queue is not None else 0
             broker.figures.finish(FinishedHandoff(client, came_from, broker.now, took_s, moved))
             broker.record("handoff_finished", client=client, broker=broker.id, peer=came_from)
         broker.requests.carry_on(here)

@@ -15,7 +15,7 @@ confirmation does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -78,7 +78,9 @@ class Gathering:
 
 class Locator:
     __state__ = State(
-        "locator", saved=("_broker", "_clients", "_gathering", "_rounds", "unmet"), derived=("handlers",)
+        "locator",
+        saved=("_broker", "_clients", "_gathering", "_rounds", "unmet", "is_complete"),
+        derived=("handlers",),
     )
 
     def __init__(self, broker: BrokerCore) -> None:
@@ -89,6 +91,8 @@ class Locator:
         """How often this broker has asked everyone."""
         self.unmet: dict[str, None] = {}
         """Peers that are configured and were never met. They may hold the session, so questions wait."""
+        self.is_complete = False
+        """Whether there was a time at which no peer was unmet: all had been met, or there were none."""
         self._restore()
 
     def _restore(self) -> None:
@@ -107,11 +111,14 @@ class Locator:
 
     # --- at the broker where the client is ---
 
-    def ask(self, here: ClientHere, connection: int, hello: Hello) -> None:
-        """Get the session here, for a client that has attached."""
+    def ask(
+        self, here: ClientHere, connection: int, hello: Hello, received: Mapping[str, int] | None = None
+    ) -> None:
+        """Get the session here, for a client that has attached; `received` if it says more than `hello`."""
         broker = self._broker
+        had = hello.received if received is None else dict(received)
         here.request = AttachRequest(
-            hello.client, broker.id, connection, hello.moves, hello.received, owner=hello.owner
+            hello.client, broker.id, connection, hello.moves, had, owner=hello.owner
         )
         if here.departed is not None:
             here.on(Event.FOLLOWED)
@@ -157,6 +164,7 @@ class Locator:
         unmet = dict.fromkeys(command.peers)
         given_up = [peer for peer in self.unmet if peer not in unmet]
         self.unmet = unmet
+        self.is_complete = self.is_complete or not unmet
         if given_up:
             self._wait_no_more(given_up)
 
@@ -164,6 +172,7 @@ class Locator:
         """Links to these peers are there: questions that wait for one of them go there now."""
         for peer in [peer for peer in peers if peer in self.unmet]:
             del self.unmet[peer]
+            self.is_complete = self.is_complete or not self.unmet
             for key, gathering in self._gathering.items():
                 if peer in gathering.waiting:
                     self._broker.send(peer, Locate(gathering.request, key[3]))
@@ -188,7 +197,7 @@ class Locator:
             if key[0] == client and gathering.asker is None
             for peer in gathering.waiting
         }
-        return list(waiting)
+        return [f"{peer} (never met)" if peer in self.unmet else peer for peer in waiting]
 
     def ask_again(self) -> None:
         """More brokers can be asked than could when they were."""
@@ -276,7 +285,6 @@ class Locator:
         asking everyone. Others who wait for each other might wait for ever.
         """
         broker, here = self._broker, self._clients.here.get(request.client)
-        trail = broker.protocol.trail_of(request.client)
         if not broker.is_reachable(request.broker):
             return  # It was forgotten: a session that went there would be lost.
         if request.broker == broker.id:
@@ -288,7 +296,14 @@ class Locator:
             broker.send(here.asked, msgspec.structs.replace(request, detours=request.detours + 1))
         elif here is not None and here.request is not None and not here.asked and request.deferred:
             here.wait(request)
-        elif trail not in ("", sender, request.broker) and request.detours < DETOURS_MAX:
+        else:
+            self._follow_trail(sender, request)
+
+    def _follow_trail(self, sender: str, request: AttachRequest) -> None:
+        """Pass a request on where the protocol says that the session is to be found."""
+        broker = self._broker
+        trail = broker.protocol.trail_of(request.client)
+        if trail not in ("", sender, request.broker) and request.detours < DETOURS_MAX:
             broker.send(trail, request)
         else:
             broker.send(request.broker, HolderUnknown(request.client, request.connection))

@@ -176,8 +176,17 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     @property
     def _waits_for_peers(self) -> bool:
-        """True while a peer that was never met may hold sessions. Who has met nobody waits for ever."""
-        return bool(self.broker.locator.unmet) and self.history.is_settled
+        """True while questions wait for a peer that was never met, and will not for long: there is no
+        connection to it, and all others were met before it was configured."""
+        locator = self.broker.locator
+        if not locator.unmet or not self.history.is_settled:
+            return False
+        is_short = locator.is_complete or self.settings.serves_unmet
+        return is_short and not all(map(self._is_connected, locator.unmet))
+
+    def _is_connected(self, peer: str) -> bool:
+        end = self.links.ends.get(peer)
+        return end is not None and end.is_up
 
     def deadline(self) -> float | None:
         broker = self.broker
@@ -244,6 +253,9 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     def likely_next(self, session: Session) -> list[str]:
         return self.broker.protocol.likely_next(session)
+
+    def unmet(self) -> list[str]:
+        return list(self.broker.locator.unmet)
 
     def members(self) -> Mapping[str, bool]:
         reach = self.links.reach
@@ -338,7 +350,8 @@ class BrokerMachine(MachineBase[ClientFront]):
 
     def _on_tick(self, item: Tick) -> None:
         if self._waits_for_peers and self._now >= self._meet_until:
-            self._expect()
+            # A peer that is connected is met as soon as its first frames come, however long that takes.
+            self._expect(*filter(self._is_connected, self.broker.locator.unmet))
         self.front.on_deadline()
         self.front.inputs.append(Deadline())
         if not (self.retained.recalls or self.retained.untold):
@@ -373,7 +386,10 @@ class BrokerMachine(MachineBase[ClientFront]):
         self._follow(self.links.set_guests(self.border.guest_peers))
         self.history.expect(settings.peers)
         known = self.links.reach.members
-        self._expect(*(peer for peer in settings.peers if peer not in known))
+        unmet = [peer for peer in settings.peers if peer not in known]
+        self._expect(*unmet)
+        if not unmet:
+            self.broker.locator.is_complete = True
         self._meet_until = self._now + settings.meet_timeout_s
 
     # --- histories (see history.py) ---

@@ -62,6 +62,8 @@ class MachineSettings(msgspec.Struct, frozen=True):
     peers: tuple[str, ...] = ()
     """The peers that are configured."""
     meet_timeout_s: float = 5.0
+    serves_unmet: bool = False
+    """Whether, after that time, sessions are also made anew by a broker that has never met all its peers."""
     """How long after a start to wait for a peer that was never met and may hold a session."""
     election: ElectionSettings = ElectionSettings()
     """For brokers that move, and …"""

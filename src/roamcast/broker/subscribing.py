@@ -102,8 +102,8 @@ class Subscribing:
     ) -> str | Owner | None:
         return self._router.direction(self._filters(subscriptions, client), subscriber)
 
-    def way_to(self, is_theirs: Callable[[str], bool]) -> str | Owner | None:
-        return self._router.way_to(is_theirs)
+    def way_to(self, client: str, client_named: Callable[[str], str]) -> str | Owner | None:
+        return self._router.way_to(client, client_named)
 
     def divert(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,6 +72,9 @@ def demo(
         show_audit_of_demo(result.get("audit"))
         print(f"Logs, figures and pictures are in {out}")
         print(f"The report of it all: {report}")
+        print(f"Watch it again in the browser: {replay_command(out)}")
+        if hint := path_hint():
+            print(hint)
     if violations:
         raise typer.Exit(EXIT_VIOLATIONS)
 
@@ -149,6 +154,23 @@ def show_audit_of_demo(figures: dict[str, Any] | None) -> None:
     print(f"Audited in {figures['wall_s']:.1f} s, after {figures['spark_start_s']:.1f} s for Spark to start")
 
 
+LEAD = """\
+Clients that move change their broker. What is published while they are on their way must still reach them, \
+once and in order. This demo shows what becomes of it.
+
+First, a car roams between three real broker processes, one of which is killed with kill -9 on the way (the \
+run "brokers"). Then the same roaming clients are simulated under each mobility protocol. "none" is what a \
+plain broker does; the table "protocols" says what each promises. Less than "exactly once" may lose or repeat.
+
+To watch it again: {replay}
+"""
+CAPTIONS = {
+    "roaming_brokers": "Real brokers: how long each notification took; one broker was down in the red time",
+    "departure_arrival": "Simulated: one client ten seconds away, without and with support for mobility",
+    "audit": "What went wrong under each protocol, as a share of what was owed",
+}
+
+
 def write_report(out: Path) -> Path:
     from roamcast.pipeline.report import collect, page, write_page
     from roamcast.pipeline.report_figures import draw_into
@@ -156,5 +178,18 @@ def write_report(out: Path) -> Path:
     part = collect(out)
     part.pictures += draw_into(part, out)
     report = out / "report.html"
-    write_page(report, page("Roamcast demo", [part]))
+    write_page(report, page("Roamcast demo", [part], LEAD.format(replay=replay_command(out)), CAPTIONS))
     return report
+
+
+def replay_command(out: Path) -> str:
+    return f"roamcast view {out / 'log'}"
+
+
+def path_hint() -> str:
+    """How to call `roamcast` by its name, where the shell does not find it; empty where it does."""
+    if shutil.which("roamcast"):
+        return ""
+    folder = Path(sys.executable).parent
+    shown = f"$PWD/{folder.relative_to(Path.cwd())}" if folder.is_relative_to(Path.cwd()) else str(folder)
+    return f'To call it by its name: export PATH="{shown}:$PATH"'

@@ -91,7 +91,7 @@ def run(
     ] = False,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Your own trace for an experiment that takes one (learned-neighbours)."),
+        typer.Option(help="Your own trace for an experiment that takes one (comparison, for instance)."),
     ] = None,
     overlay: Annotated[Path | None, typer.Option(help="File with an overlay of the trace's brokers.")] = None,
     workers: Workers = None,
@@ -235,7 +235,8 @@ def given_trace(
     if trace is None and overlay is None:
         return None
     if experiment.run_on_trace is None:
-        raise InputError(f"--trace: experiment {experiment.id} takes none; learned-neighbours does")
+        takers = "comparison and learned-neighbours do"
+        raise InputError(f"--trace: experiment {experiment.id} takes none; {takers}")
     if trace is None or overlay is None:
         raise InputError("--trace and --overlay: give both; `roamcast trace import` writes both")
     if quick:

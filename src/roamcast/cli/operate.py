@@ -96,6 +96,9 @@ def print_status(answer: dict[str, Any]) -> None:
     print(f"history: epoch {history['epoch']}, position {history['position']:,}: {history['refusal']}")
     for peer, why in history["refused"].items():
         print(f"history of {peer} refused: {why}")
+    if answer["unmet"]:
+        names = ", ".join(answer["unmet"])
+        print(f"never met: {names}; clients without a session here are refused until then (mobility.unmet)")
     if "tree" in answer:
         tree = answer["tree"]
         parent = f"parent {tree['parent']}" if tree["parent"] else "no parent"
@@ -214,9 +217,17 @@ def explain(
     key_file: Annotated[
         Path | None, typer.Option(help="The pseudonym key of the logs (events.pseudonym_key_file).")
     ] = None,
+    otlp: Annotated[
+        str,
+        typer.Option(metavar="FILE|URL", help="Write the same as a trace of OpenTelemetry (OTLP, JSON)."),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """What happened to a notification on its way to a client, from the event logs of all brokers."""
+    """What happened to a notification on its way to a client, from the event logs of all brokers.
+
+    --otlp adds a trace to a file, one line of JSON for each, or sends it to a collector, as in
+    http://127.0.0.1:4318/v1/traces.
+    """
     from roamcast.records.explaining import Identity
     from roamcast.records.explaining import explain as explain_rows
     from roamcast.records.pseudonyms import pseudonyms
@@ -230,14 +241,40 @@ def explain(
         names = (pseudonym(client), pseudonym(wanted.publisher))
     if not logs:
         raise InputError("no logs: name their folders with --log, once for each broker")
-    rows = rows_about(logs, *names)
-    found = explain_rows(rows, names[0], Identity(names[1], wanted.number, wanted.incarnation))
+    rows = list(rows_about(logs, *names))
+    wanted = Identity(names[1], wanted.number, wanted.incarnation)
+    found = explain_rows(rows, names[0], wanted)
+    if otlp:
+        write_trace(otlp, rows, names[0], wanted)
     if as_json:
         emit_json({"steps": [step._asdict() for step in found.steps], "outcome": found.outcome})
         return
     for step in found.steps:
         print(f"{spoken_time(step.time)}  {step.node}: {step.what}")
     print(found.outcome)
+
+
+def write_trace(where: str, rows: list[Row], client: str, wanted: Identity) -> None:
+    """Add a trace to a file, or send it to a collector."""
+    import json
+
+    from roamcast.records.spans import as_otlp, trace_of
+
+    trace = trace_of(rows, client, wanted)
+    if not trace.spans:
+        raise InputError(f"--otlp {where}: the logs have nothing of this notification")
+    text = json.dumps(as_otlp(trace))
+    try:
+        if where.startswith(("http://", "https://")):
+            from urllib.request import Request, urlopen
+
+            headers = {"Content-Type": "application/json"}
+            urlopen(Request(where, text.encode(), headers), timeout=ANSWER_S).close()
+        else:
+            with open(where, "a", encoding="utf-8") as file:
+                file.write(text + "\n")
+    except OSError as error:
+        raise InputError(f"--otlp {where}: cannot be written ({error})") from None
 
 
 def rows_about(folders: list[Path], client: str, publisher: str) -> Iterator[Row]:

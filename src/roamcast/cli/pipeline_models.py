@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,6 +66,7 @@ def neighbours(
         visits = visits_of_log(read_log(spark, log)) if log else read_visits(spark, trace or Path())
         with progress("learning where clients go next") as report, watched(spark, report):
             document = learn(visits, settings)
+    document["about"]["made_at_s"] = round(time.time())
     write_json(out, document)
     if figures is not None:
         from roamcast.pipeline.mobility_figures import save_figures

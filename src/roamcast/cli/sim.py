@@ -6,10 +6,12 @@ import math
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from roamcast.cli.output import Report, emit_json, leaves, prepare_new_folder, progress, table
@@ -172,6 +174,7 @@ def run(
             seed=seed,
         ),
     )
+    scenario = without_foreign_model(scenario)
     network, actions = prepare(scenario)
     if out is not None:
         prepare_new_folder(out, "summary.json", "log")
@@ -180,6 +183,20 @@ def run(
     show(summary, as_json=as_json)
     if summary["violations"]:
         raise typer.Exit(EXIT_VIOLATIONS)
+
+
+def without_foreign_model(scenario: Scenario) -> Scenario:
+    """Without a neighbour graph of other brokers; a line says so, and brokers learn from moves alone."""
+    from roamcast.mobility.prediction import why_unusable
+
+    network = scenario.network
+    model = network.mobility.neighbour_graph
+    brokers = scenario.make_topology().brokers if model else ()
+    if not model or not all(why_unusable(model, broker, 0.0, None) for broker in brokers):
+        return scenario
+    typer.echo("--neighbours is of other brokers and is not used: brokers learn from moves alone", err=True)
+    mobility = msgspec.structs.replace(network.mobility, neighbour_graph="")
+    return replace(scenario, network=replace(network, mobility=mobility))
 
 
 def read_graph(file: Path | None) -> str:

@@ -251,10 +251,21 @@ class Mobility(Section, frozen=True):
     """How long to look for a session before a broker counts as unreachable."""
     meet_timeout_s: Seconds = 5.0
     """After a start: how long clients wait for the first link, over which a peer confirms that this broker
-    has its newest history, and how long questions about sessions wait for peers that were never met. A broker
-    that began with an empty folder and has met no peer waits until it meets one, or an operator decides."""
+    has its newest history, and how long questions about sessions wait for a peer that is new in the
+    configuration. A broker that began with an empty folder and has met no peer waits until it meets one, or
+    an operator decides."""
+    unmet: Literal["wait", "serve"] = "wait"
+    """While a broker that began with an empty folder has never met all its peers, one of them may hold the
+    session: refuse clients that have none here with 0x88, until all peers were met once, are removed from the
+    configuration or an operator accepts the history; or serve them with a new session after
+    meet_timeout_s."""
     seen_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1024
     """Where brokers move: how many deliveries to each of its clients a broker remembers, to repeat none."""
+    model: PathText = ""
+    """Where clients go next, for proactive and roam: a file of 'roamcast pipeline neighbours'. If the file is
+    missing, too old or of other brokers, a warning says so, and the broker learns from moves alone."""
+    model_age_s_max: Seconds | None = 2_592_000.0
+    """How old the model may be; "none": any age."""
     settings: ProtocolSettings = field(default_factory=ProtocolSettings)
 
 

@@ -283,7 +283,7 @@ class Engine:
     def _let_out(self, effects: MachineEffects) -> None:
         """All but the writes, which come first."""
         rare = effects.closes or effects.notes or effects.unread or effects.deferred
-        if rare or effects.answers or effects.auths:
+        if rare or effects.answers or effects.auths or effects.news:
             self._tell(effects)
         for peer, why in effects.link_closes:
             self._output.close_link(peer, why)

@@ -165,8 +165,8 @@ class Linking:
         """What an operator's decision about a history means; InputError if there is nothing to decide."""
         history = self._site.history
         if broker == self._site.id:
-            if not history.refusal:
-                raise InputError(f"nobody refuses the history of {broker}")
+            if not history.refusal and not self._site.unmet():
+                raise InputError(f"nobody refuses the history of {broker}, and all its peers were met")
             return HistoryAccepted(broker)
         if broker not in self.refused:
             names = ", ".join(self.refused) or "none"

@@ -188,6 +188,7 @@ class Operations:
             "queued": sum(figures.queues().notifications),
             "journal": self._engine.failure or "ok",
             "history": history_of(self._engine.site, self._server.linking.refused),
+            "unmet": self._engine.site.unmet(),
             "links": [msgspec.structs.asdict(link) for link in figures.links()],
             **fail_stops_of(figures),
             **tree_of(figures),

@@ -39,7 +39,7 @@ from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
 from roamcast.daemon.pressure import held_bytes
-from roamcast.daemon.settings import site_settings
+from roamcast.daemon.settings import read_model, site_settings
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError, cannot_listen
 from roamcast.mqtt.codec.errors import PacketError
@@ -165,6 +165,9 @@ class Server:
             await self._listen(number, listener)
         tasks = [loop.create_task(self._sweep()), loop.create_task(self._watch_memory())]
         log.info("mobility %s: %s", self.config.mobility.protocol, self.site.promise)
+        _, why = read_model(self.config)
+        if why:
+            log.warning("mobility.model is not used, and the broker learns from moves alone: %s", why)
         log.info("broker %s listens on %s", self.config.id, ", ".join(map(str, self.ports)))
         try:
             await self._stopping.wait()
@@ -276,7 +279,7 @@ class Server:
             mobility=msgspec.structs.replace(
                 self.config.mobility, unreachable=config.mobility.unreachable,
                 locate_timeout_s=config.mobility.locate_timeout_s,
-                meet_timeout_s=config.mobility.meet_timeout_s,
+                meet_timeout_s=config.mobility.meet_timeout_s, unmet=config.mobility.unmet,
             ),
             log=msgspec.structs.replace(self.config.log, level=config.log.level),
         )  # fmt: skip

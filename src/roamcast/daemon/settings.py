@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from roamcast.errors import InputError
 from roamcast.filters.geography import NamedZone, read_geojson
 from roamcast.mobility import MOBILE_PROTOCOLS
 from roamcast.mobility.base import Settings
+from roamcast.mobility.prediction import why_unusable
 from roamcast.mqtt.server.endpoint import EndpointSettings
 from roamcast.mqtt.server.steering import SteeredBroker, Steering
 from roamcast.protocol.queues import QueueLimits
@@ -39,7 +41,7 @@ def site_settings(config: Config) -> MachineSettings:
             clock_error_s=None,
             realm=config.access.realm,
             realm_brokers=config.access.realm_brokers,
-            protocol=Settings(**msgspec.structs.asdict(mobility.settings)),
+            protocol=protocol_settings(config),
         ),
         endpoint=EndpointSettings(
             packet_max=mqtt.packet_bytes_max,
@@ -81,6 +83,7 @@ def site_settings(config: Config) -> MachineSettings:
         border=None if config.mobility.protocol in MOBILE_PROTOCOLS else border_rules(config),
         peers=tuple(peer.id for peer in config.peers if not peer.is_guest),
         meet_timeout_s=mobility.meet_timeout_s,
+        serves_unmet=mobility.unmet == "serve",
         election=config.election,
         seen_max=mobility.seen_max,
     )
@@ -104,6 +107,26 @@ def read_steering(section: SteeringSection) -> Steering:
             )
         signals[words[0]] = words[1]
     return Steering(brokers, signals)
+
+
+def protocol_settings(config: Config) -> Settings:
+    """What the mobility protocol is told, with the model of where clients go if that can be used."""
+    settings = Settings(**msgspec.structs.asdict(config.mobility.settings))
+    model, _ = read_model(config)
+    return msgspec.structs.replace(settings, neighbour_graph=model) if model else settings
+
+
+def read_model(config: Config) -> tuple[str, str]:
+    """The model of where clients go, or why it cannot be used; both are empty if there is none."""
+    path = config.mobility.model
+    if not path:
+        return "", ""
+    try:
+        model = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        return "", f"it cannot be read ({getattr(error, 'strerror', None) or 'not a text in UTF-8'})"
+    why = why_unusable(model, config.id, time.time(), config.mobility.model_age_s_max)
+    return ("", why) if why else (model, "")
 
 
 def border_rules(config: Config) -> dict[str, PeerRules]:

@@ -5,8 +5,9 @@ Each part holds entry numbers. Where the attribute decides alone, a number is
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 
 from roamcast.filters.compiling import Predicate
 from roamcast.filters.expression import Attributes
@@ -18,34 +19,43 @@ from roamcast.filters.values import FALSE, TRUE, ValueSet, number_points, string
 _TRUE, _FALSE = object(), object()
 
 
+_NO_CHECKS: Mapping[int, Predicate] = MappingProxyType({})
+
+
 class Bucket:
     """Entries found in one place. `sure` rises, because entry numbers do and are appended."""
 
-    __slots__ = ("checks", "sure")
+    __slots__ = ("_checks", "sure")
 
     def __init__(self) -> None:
         self.sure: list[int] = []
-        self.checks: dict[int, Predicate] = {}
+        self._checks: dict[int, Predicate] | None = None
+
+    @property
+    def checks(self) -> Mapping[int, Predicate]:
+        return _NO_CHECKS if self._checks is None else self._checks
 
     def add(self, number: int, check: Predicate | None) -> None:
         if check is None:
             self.sure.append(number)
-        else:
-            self.checks[number] = check
+            return
+        if self._checks is None:
+            self._checks = {}
+        self._checks[number] = check
 
     def discard(self, number: int) -> None:
-        if self.checks.pop(number, None) is None:
+        if self._checks is None or self._checks.pop(number, None) is None:
             place = bisect_left(self.sure, number)
             if place < len(self.sure) and self.sure[place] == number:
                 del self.sure[place]
 
     def collect(self, attributes: Attributes, found: list[int]) -> None:
         found += self.sure
-        if self.checks:
-            found += [number for number, check in self.checks.items() if check(attributes)]
+        if self._checks:
+            found += [number for number, check in self._checks.items() if check(attributes)]
 
     def __bool__(self) -> bool:
-        return bool(self.sure or self.checks)
+        return bool(self.sure or self._checks)
 
 
 class Column:
@@ -54,7 +64,8 @@ class Column:
     __slots__ = ("_equal", "_regions", "_topics")
 
     def __init__(self) -> None:
-        self._equal: dict[object, Bucket] = {}
+        self._equal: dict[object, Bucket | int] = {}
+        """An entry that is alone with its value needs no bucket."""
         self._topics: TopicTree | None = None
         self._regions: RegionIndex | None = None
 
@@ -75,21 +86,46 @@ class Column:
             self._topics.bucket(values.topic).add(number, check)
             return partial(self._topics.remove, number, values.topic)
         for point in points:
-            bucket = self._equal.get(point)
-            if bucket is None:
-                bucket = self._equal[point] = Bucket()
-            bucket.add(number, check)
+            self._add_point(number, point, check)
         return partial(self._remove_points, number, points)
+
+    def _add_point(self, number: int, point: object, check: Predicate | None) -> None:
+        known = self._equal.get(point)
+        if known is None and check is None:
+            self._equal[point] = number
+            return
+        if not isinstance(known, Bucket):
+            bucket = self._equal[point] = Bucket()
+            if known is not None:
+                bucket.add(known, None)
+            known = bucket
+        known.add(number, check)
+
+    def add_plain(self, number: int, asked: str | TopicPattern) -> None:
+        """Enter one string, or a topic filter: most filters are like that."""
+        if isinstance(asked, str):
+            self._add_point(number, asked, None)
+            return
+        if self._topics is None:
+            self._topics = TopicTree()
+        self._topics.bucket(asked).add(number, None)
+
+    def remove_plain(self, number: int, asked: str | TopicPattern) -> None:
+        if isinstance(asked, str):
+            self._remove_points(number, [asked])
+        elif self._topics is not None:
+            self._topics.remove(number, asked)
 
     def waiting(self, values: ValueSet) -> int:
         """How many entries are asked where this value or topic filter is met."""
         points = points_of(values)
+        bucket: Bucket | int | None
         if points is not None:
             bucket = self._equal.get(points[0])
         else:
             assert values.topic is not None
             bucket = None if self._topics is None else self._topics.find(values.topic)
-        return 0 if bucket is None else len(bucket.checks)
+        return len(bucket.checks) if isinstance(bucket, Bucket) else 0
 
     def __bool__(self) -> bool:
         return bool(self._equal or self._topics or self._regions)
@@ -98,8 +134,10 @@ class Column:
         if self._equal and value is not None:
             key = value if value.__class__ is not bool else _TRUE if value else _FALSE
             bucket = self._equal.get(key)
-            if bucket is not None:
-                bucket.collect(attributes, found)
+            if bucket.__class__ is int:
+                found.append(bucket)
+            elif bucket is not None:
+                bucket.collect(attributes, found)  # type: ignore[union-attr]
         if value.__class__ is str and self._topics is not None:
             self._topics.collect(str(value), attributes, found)
         if value.__class__ is str and self._regions is not None:
@@ -108,11 +146,12 @@ class Column:
     def _remove_points(self, number: int, points: list[object]) -> None:
         for point in points:
             bucket = self._equal.get(point)
-            if bucket is None:
+            if isinstance(bucket, Bucket):
+                bucket.discard(number)
+                if not bucket:
+                    del self._equal[point]
+            elif bucket == number:
                 # Two boxes of one entry can meet here, and the first has taken both out.
-                continue
-            bucket.discard(number)
-            if not bucket:
                 del self._equal[point]
 
 
@@ -135,11 +174,15 @@ def points_of(values: ValueSet) -> list[object] | None:
     return points
 
 
+NO_LEVELS: "dict[str, _Level]" = {}
+"""The children of every level that has none; it stays empty."""
+
+
 class _Level:
     __slots__ = ("children", "here", "rest")
 
     def __init__(self) -> None:
-        self.children: dict[str, _Level] = {}
+        self.children: dict[str, _Level] = NO_LEVELS
         self.here: Bucket | None = None
         """Filters that end at this level…"""
         self.rest: Bucket | None = None
@@ -161,7 +204,12 @@ class TopicTree:
         """The place of a topic filter, made if it is new."""
         level = self._root
         for name in _names(pattern):
-            level = level.children.setdefault(name, _Level())
+            child = level.children.get(name)
+            if child is None:
+                if level.children is NO_LEVELS:
+                    level.children = {}
+                child = level.children[name] = _Level()
+            level = child
         bucket: Bucket | None = getattr(level, _kind(pattern))
         if bucket is None:
             bucket = Bucket()

@@ -30,13 +30,13 @@ class Filter:
     on the client's own state matches nothing as it is: see `own.py`.
     """
 
-    __slots__ = ("__weakref__", "_boxes", "expression", "matches", "own", "text")
+    __slots__ = ("__weakref__", "_boxes", "_matches", "expression", "own", "text")
 
     text: str
     expression: Expression
-    matches: Callable[[Attributes], bool]
     own: tuple[Own, ...]
     _boxes: covering.Boxes | bool | None
+    _matches: Callable[[Attributes], bool] | None
 
     def __new__(cls, expression: Expression, length_max: int = MAX_TEXT_LENGTH) -> "Filter":
         text = expression.text()
@@ -52,11 +52,21 @@ class Filter:
         fill = object.__setattr__
         fill(self, "text", text)
         fill(self, "expression", expression)
-        fill(self, "matches", compile_predicate(expression))
+        fill(self, "_matches", None)
         fill(self, "own", own_conditions(expression))
         fill(self, "_boxes", False)
         _interned[text] = self
         return self
+
+    @property
+    def matches(self) -> Callable[[Attributes], bool]:
+        """Whether a notification with these attributes matches. Compiled when first asked for: most filters
+        of a broker are topics, which are looked up."""
+        matches = self._matches
+        if matches is None:
+            matches = compile_predicate(self.expression)
+            object.__setattr__(self, "_matches", matches)
+        return matches
 
     def covers(self, other: "Filter") -> bool:
         """Whether this matches everything `other` matches; False when that cannot be decided."""

@@ -2,6 +2,7 @@
 
 A filter is a union of boxes (covering.py). Each box is entered in one place:
 
+- a filter that asks for one string or matches one topic filter, in that attribute's column: no box is made;
 - a box with a region, in the column of that attribute: few others are there;
 - a box with one attribute, in that attribute's column if it lists values or is a
   topic filter, else in a table of the boxes with this attribute alone;
@@ -20,8 +21,9 @@ from roamcast.filters.box_table import BoxTable
 from roamcast.filters.columns import Column, is_looked_up, points_of
 from roamcast.filters.compiling import Predicate
 from roamcast.filters.covering import Box
-from roamcast.filters.expression import Attributes
+from roamcast.filters.expression import Attributes, Compare, Expression, Matches
 from roamcast.filters.filter import Filter
+from roamcast.filters.patterns import TopicPattern
 from roamcast.state import State
 
 K = TypeVar("K", bound=Hashable)
@@ -47,7 +49,8 @@ class FilterIndex(Generic[K]):
         # Entries are numbered as they come: numbers are what the parts below hold, and give the order.
         self._next_number = 0
         self._key_of: dict[int, K] = {}
-        self._entries: dict[K, tuple[int, list[Callable[[], None]]]] = {}
+        self._entries: dict[K, int | tuple[int, list[Callable[[], None]]]] = {}
+        """The number of a key, and how to take it out where its filter does not say that."""
         self._columns: dict[str, Column] = {}
         self._label_of: dict[int, Hashable] = {}
         self._tables: dict[str | None, BoxTable] = {}
@@ -74,6 +77,17 @@ class FilterIndex(Generic[K]):
         if key in self._entries:
             self.remove(key)
         number, self._next_number = self._next_number, self._next_number + 1
+        self._key_of[number] = key
+        self._filters[key] = filter
+        plain = _plain(filter.expression)
+        if plain is not None:
+            name, asked = plain
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = Column()
+            column.add_plain(number, asked)
+            self._entries[key] = number
+            return
         boxes = filter.boxes
         if boxes is None or boxes == ({},):
             self._asked[number] = filter.matches
@@ -81,22 +95,29 @@ class FilterIndex(Generic[K]):
         else:
             places = [self._enter(number, box, filter.matches) for box in boxes]
         self._repeating += len(places) > 1
-        self._key_of[number] = key
         self._entries[key] = (number, places)
-        self._filters[key] = filter
 
     def label(self, key: K, label: Hashable) -> None:
         """Give a key a label, which other keys may have too: see `labels`. No snapshot holds it."""
-        self._label_of[self._entries[key][0]] = label
+        entry = self._entries[key]
+        self._label_of[entry if isinstance(entry, int) else entry[0]] = label
         for table in self._tables.values():
             for masks in table.sets:
                 masks.relabel()
 
     def remove(self, key: K) -> None:
         """Take a key out; KeyError if it is not there."""
-        number, places = self._entries.pop(key)
-        del self._key_of[number], self._filters[key]
+        entry, filter = self._entries.pop(key), self._filters.pop(key)
+        number, places = (entry, []) if isinstance(entry, int) else entry
+        del self._key_of[number]
         self._label_of.pop(number, None)
+        plain = _plain(filter.expression)
+        if plain is not None:
+            name, asked = plain
+            self._columns[name].remove_plain(number, asked)
+            if not self._columns[name]:
+                del self._columns[name]
+            return
         self._repeating -= len(places) > 1
         for take_out in places:
             take_out()
@@ -175,6 +196,16 @@ class FilterIndex(Generic[K]):
             if waiting < fewest:
                 best, fewest = name, waiting
         return best
+
+
+def _plain(expression: Expression) -> tuple[str, str | TopicPattern] | None:
+    """The attribute, and the string or topic filter that it has to match, if nothing else is asked for."""
+    if type(expression) is Compare:
+        value = expression.value
+        return (expression.name, value) if expression.operator == "=" and isinstance(value, str) else None
+    if type(expression) is Matches and not expression.negative:
+        return expression.name, expression.pattern
+    return None
 
 
 def _leave(places: dict[Any, Any], name: str | None, take_out: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.mobility.moving.mobile import MOBILE_PROTOCOLS
-from roamcast.protocol.messages import Cause, Message, Update
+from roamcast.protocol.messages import Cause, Hello, Message, Update
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import Buffer, DeliveryQueue
 from roamcast.protocol.session import Session
@@ -89,12 +89,14 @@ class Settings(msgspec.Struct, frozen=True):
     """How often neighbours that store for each other's clients say that they are there; "none": never."""
     heartbeats_missed_max: int = 3
     """For how many periods nothing may be heard of a neighbour before it counts as failed."""
-    copies_max: int = 3
+    copies_max: int = 6
     """Brokers that keep a copy of one client's queue, at most: those where it is likely to appear."""
     copies_after_s: float | None = None
     """How long a client stays before its copies begin; "none": when it leaves."""
+    copies_for_s: float | None = 14_400.0
+    """How long copies are kept for a client that is away; "none": as long as its session."""
     copy_bytes_max: int = 1 << 20
-    """Size of one copy; a client for whom more is queued has none."""
+    """Size of one copy, which has what is queued first."""
     fetch_max: int = 64
     """Notifications that are fetched at once for a client that reads as fast as they come; at least 64."""
 
@@ -153,8 +155,8 @@ class Host(Protocol):
         The client is the subscriber, unless its protocol has another name for it (`subscriber_of`).
         """
 
-    def way_to(self, is_theirs: Callable[[str], bool]) -> str | Owner | None:
-        """Where entries of such a subscriber lead; without any, the only peer with advertisements."""
+    def way_to(self, client: str, client_named: Callable[[str], str]) -> str | Owner | None:
+        """Where entries of the client lead; see `Router.way_to`."""
 
     def divert(
         self,
@@ -290,11 +292,14 @@ class MobilityProtocol:
         """The client is attached at another broker, which asks for the session. It is not attached here."""
         self.host.hand_over(session, destination)
 
-    def serve_ahead(self, client: str, owner: str, moves: int, received: Mapping[str, int]) -> None:
-        """The client is attached here and its session has been asked for: a copy may serve it meanwhile.
+    def serve_ahead(self, hello: Hello, is_asked: bool) -> Mapping[str, int]:
+        """The client is attached here and its session is not: a copy may serve the client meanwhile.
 
-        Only here can a protocol do something for a client whose session is not there yet.
+        Only here can a protocol do something for a client whose session is not there yet. Returns what
+        the request for the session says that the client has received; with `is_asked`, a request for an
+        earlier attach here is already on its way.
         """
+        return hello.received
 
     def on_end(self, session: Session) -> None:
         """The session is over, and nothing is owed to it. No handoff of it is under way."""

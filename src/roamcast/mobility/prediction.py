@@ -53,8 +53,11 @@ class Predictor:
         if previous:
             _count(self._second.setdefault(previous, {}), destination)
 
-    def predict(self, previous: str) -> list[str]:
-        """Where a client that came from there may go next, the most likely first."""
+    def predict(self, previous: str, mass: float = 1.0) -> list[str]:
+        """Where a client that came from there may go next, the most likely first.
+
+        No more brokers than make up the probability `mass`.
+        """
         second = self._second.get(previous, {})
         seen = sum(second.values())
         trust = seen / (seen + MOVES_TO_TRUST)
@@ -62,7 +65,30 @@ class Predictor:
         likely = {one: (1 - trust) * weight / total for one, weight in self._first.items()}
         for one, weight in second.items():
             likely[one] = likely.get(one, 0.0) + trust * weight / seen
-        return sorted(likely, key=lambda one: (-likely[one], one))
+        chosen: list[str] = []
+        covered = 0.0
+        for one in sorted(likely, key=lambda one: (-likely[one], one)):
+            if covered >= mass:
+                break
+            chosen.append(one)
+            covered += likely[one]
+        return chosen
+
+
+def why_unusable(model: str, here: str, now_s: float, age_s_max: float | None) -> str:
+    """Why a model file is of no use to the broker `here`; "" if it is. Times are Unix time, in seconds."""
+    try:
+        graph = parse_graph(model, "the model")
+        second_order(model)
+    except InputError as error:
+        return str(error)
+    about = json.loads(model).get("about")
+    made_at_s = about.get("made_at_s") if isinstance(about, dict) else None
+    if age_s_max is not None and isinstance(made_at_s, int | float) and now_s - made_at_s > age_s_max:
+        return f"the model was made {(now_s - made_at_s) / 86_400:.0f} days ago"
+    if here not in graph and not any(here in row for row in graph.values()):
+        return f"the model is of other brokers: {here} is not one of them"
+    return ""
 
 
 def second_order(model: str) -> Mapping[str, Mapping[str, Mapping[str, float]]]:

@@ -37,6 +37,11 @@ What is completed:
   departure: the reactive fallback is the same exchange, later.
 - What the client had not received when it left goes, ahead of the session, to where
   it turns up, and not to every neighbour.
+- A copy that has everything serves the client at once, and control is transferred behind
+  that (`serve_ahead`). Each store has an order of its own, so what a client read there
+  is numbered in a stream of its own, and the request for the session says which copy
+  serves. If the client moves on first, only that copy knows what it still lacks: whoever
+  gets the session gets the rest from there (`SendServed`).
 - A client may leave while its store is still being completed: then the store
   forwards to the next one what is forwarded to it.
 - Copies are activated only when a handoff is complete and the client's own changes
@@ -81,18 +86,23 @@ from roamcast.mobility.proactive_messages import (
     ForwardStored,
     NeighbourList,
     PassiveCopy,
+    SendServed,
     ServeFromCopy,
+    StoredAside,
     StoredBefore,
     Subscriptions,
 )
 from roamcast.mobility.proactive_state import Copy, Reader, Remote, Stay, Store, uncovered
 from roamcast.mobility.shared_buffer import SharedBuffer
-from roamcast.protocol.messages import Message
+from roamcast.protocol.messages import Hello, Message
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner, Token
 from roamcast.state import State
+
+SERVES = "#"
+"""Behind a broker's id, in what a request says of the client: its copy serves the client."""
 
 __all__ = ["Proactive", "ProactivePublished", "Stay", "Store"]
 
@@ -105,7 +115,13 @@ class Luggage(msgspec.Struct, frozen=True, array_like=True):
     left_in_place: list[str]
     """Where passive copies were left."""
     base: int
-    """The last sequence that the client has."""
+    """The last sequence that the client has, …"""
+    stream: str = STREAM
+    """… and the stream that it belongs to."""
+    source: str = ""
+    """Who sends the context and what is stored, if it is not the old broker itself."""
+    lent: dict[str, int] = {}
+    """See `Stay.lent`."""
 
 
 class Proactive(MobilityProtocol):
@@ -166,29 +182,42 @@ class Proactive(MobilityProtocol):
             stay = self.current[client] = Stay(session, self.open_store(client, 0))
         elif came_from == self.host.id:
             stay = self.current[client]
+            # A copy that served the client is asked for what it has left, so it must not forget that.
+            self.forget_copy(stay, self.read_elsewhere(stay, received))
             self.deactivate(stay)
         else:
             stay = self.current[client] = self.move_in(session, came_from)
             if not self.host.is_reachable(came_from):
                 self.failures.on_lost((came_from,))
         stay.is_away = stay.is_timed_out = False
-        stay.store.queue.rewind(received.get(STREAM, 0))
-        self.host.deliver_from(client, stay.store.queue)
+        if self.host.is_attached(client):
+            self.follow_reader(stay, received)
+        queue = stay.store.queue
+        if not self.host.is_read(client, queue):
+            queue.rewind(received.get(queue.stream, 0))
+            self.host.deliver_from(client, queue)
         self.try_finish(stay)
 
     def move_in(self, session: Session, came_from: str) -> Stay:
         """The copy, which was activated before the session came, becomes the client's own."""
         luggage = msgspec.msgpack.decode(session.luggage, type=Luggage)
         copy = self.copies.pop(session.client, None)
+        if copy is not None and luggage.source and not (copy.late and copy.holder == luggage.source):
+            self.end_copy(copy)
+            copy = None
         if copy is None or copy.store is None:
             self.figures["miss"] += 1
-            stay = Stay(session, self.failures.await_context(session, luggage.base, came_from))
+            source, base, stream = luggage.source or came_from, luggage.base, luggage.stream
+            store = self.failures.await_context(session.client, session.number - 1, base, stream, source)
+            stay = Stay(session, store)
         else:
             complete = copy.store.complete
             self.figures["miss" if copy.late else "hit" if complete else "hit_activating"] += 1
             stay = Stay(session, copy.store)
             self.subscribe_rest(stay)
         stay.copies = {broker: Remote(is_known=True) for broker in luggage.left_in_place}
+        stay.lent = dict(luggage.lent)
+        stay.lent.pop(self.host.id, None)
         if self.graph.on_reconnect(came_from, self.host.now):
             self.tell_neighbours()
         return stay
@@ -273,20 +302,37 @@ class Proactive(MobilityProtocol):
             self.figures["copies"] += context is not None
             self.figures["activated"] += 1
             remote.active_from, remote.active_base = queue.appended, queue.base + len(queue)
-            remote.activation = self.send_activation(stay.store, broker, session.number, context, late=False)
+            remote.activation = self.send_activation(
+                stay.store, broker, session.number, context, late=False, session=session
+            )
             remote.is_known = True
+            if session.moves >= 0:  # Others are not served ahead of their session.
+                stay.lent[broker] = session.moves
         self.failures.watch()
 
     def send_activation(
-        self, store: Store, broker: str, number: int, context: Subscriptions | None, late: bool
+        self,
+        store: Store,
+        broker: str,
+        number: int,
+        context: Subscriptions | None,
+        late: bool,
+        session: Session | None = None,
     ) -> int:
+        """Have a copy store; with the session, so that the copy can tell whose it is and who may read it."""
         self._serial += 1
         activation, queue = self._serial, store.queue
         store.readers[activation] = Reader(broker, number)
         self.activations[activation] = store
         bursts = tuple(queue.bursts()) if late else ()
         base = queue.base if late else queue.base + len(queue)
-        self.host.send(broker, ActivateCopy(store.client, number, activation, base, context, bursts, late))
+        moves, owner = (session.moves, session.owner) if session is not None else (-1, "")
+        self.host.send(
+            broker,
+            ActivateCopy(
+                store.client, number, activation, base, context, bursts, late, moves, owner, queue.stream
+            ),
+        )
         return activation
 
     def deactivate(self, stay: Stay) -> None:
@@ -294,12 +340,15 @@ class Proactive(MobilityProtocol):
         for broker, remote in stay.copies.items():
             if remote.activation:
                 self.forget_reader(stay.store, remote)
-                self.host.send(broker, DeactivateCopy(stay.session.client, stay.session.number))
+                self.send_deactivation(broker, stay.session, stay.session.number)
+
+    def send_deactivation(self, broker: str, session: Session, number: int) -> None:
+        self.host.send(broker, DeactivateCopy(session.client, number, session.moves))
 
     def delete(self, stay: Stay, brokers: Iterable[str], number: int) -> None:
         for broker in brokers:
             self.forget_reader(stay.store, stay.copies.pop(broker))
-            self.host.send(broker, DeleteCopy(stay.session.client, number))
+            self.host.send(broker, DeleteCopy(stay.session.client, number, stay.session.moves))
 
     def forget_reader(self, store: Store, remote: Remote) -> None:
         store.readers.pop(remote.activation, None)
@@ -311,23 +360,145 @@ class Proactive(MobilityProtocol):
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
         stay = self.current.pop(session.client)
         store, number = stay.store, session.number - 1
-        store.queue.rewind(received.get(STREAM, 0))
+        queue = store.queue
+        queue.rewind(received.get(queue.stream, 0))
         if self.graph.on_context_request(destination, self.host.now):
             self.tell_neighbours()
-        self.serve_destination(stay, destination, number)
+        source = self.read_elsewhere(stay, received)
+        if source == destination:
+            source = ""
+            self.serve_reader(stay, destination)
+        elif source:
+            self.send_served(stay, source, destination, number, received)
+        else:
+            self.serve_destination(stay, destination, number)
         # What the new broker needs stays in place, and it hears of that with the session.
         needed = self.neighbour_lists.get(destination, ())
         left = [broker for broker, remote in stay.copies.items() if broker in needed and remote.is_known]
-        session.luggage = msgspec.msgpack.encode(Luggage(left, store.queue.base))
+        has_attached = any(session.moves > moves for moves in stay.lent.values())
+        lent = {} if has_attached else stay.lent
+        session.luggage = msgspec.msgpack.encode(Luggage(left, queue.base, queue.stream, source, lent))
         self.host.hand_over(session, destination)
+        if has_attached:
+            self.end_lent(stay, number, (source, destination))
         for broker in left:
             remote = stay.copies.pop(broker)
             if remote.activation:
                 self.forget_reader(store, remote)
-                self.host.send(broker, DeactivateCopy(session.client, number))
+                self.send_deactivation(broker, session, number)
         self.delete(stay, list(stay.copies), number)
         store.departed = True
         self.serve_readers(store)
+
+    # --- the client reads at a neighbour, and its session is not there yet ---
+
+    def serve_ahead(self, hello: Hello, is_asked: bool) -> Mapping[str, int]:
+        """Deliver from an active copy at once, while the session is fetched behind it.
+
+        Only if the copy has everything that the client has not received: it is complete, the client has all
+        that came before it, and was nowhere else since. The copy then has an order of its own, so it numbers
+        a stream of its own, and whoever holds the session hears with the request that the copy serves.
+        """
+        copy = self.copies.get(hello.client)
+        if copy is None or copy.store is None or copy.late or not copy.store.complete:
+            return hello.received
+        queue = copy.store.queue
+        is_next = hello.moves == copy.moves_served + 1 and copy.client_owner == hello.owner
+        if copy.moves < 0 or not is_next:
+            return hello.received
+        if not copy.is_served:
+            if is_asked or hello.received.get(queue.stream, 0) < queue.base:
+                return hello.received
+            self.figures["served_ahead"] += 1
+            copy.is_served = copy.is_expected = True
+            first, second = self.streams_of(self.host.id)
+            queue.stream = second if queue.stream == first else first
+        copy.moves_served = hello.moves
+        queue.rewind(hello.received.get(queue.stream, 0))
+        self.host.deliver_from(hello.client, queue)
+        return {**hello.received, self.host.id + SERVES: 1}
+
+    def streams_of(self, broker: str) -> tuple[str, str]:
+        """The streams of copies that serve there. Sequences only grow, so two in turn are enough."""
+        return f"{broker}#0", f"{broker}#1"
+
+    def read_there(self, stay: Stay, broker: str, received: Mapping[str, int]) -> tuple[int, str]:
+        """What the client has received of the copy there since it left, and of which stream."""
+        queue = stay.store.queue
+        names = [name for name in self.streams_of(broker) if name != queue.stream]
+        return max((received.get(name, 0), name) for name in names)
+
+    def read_elsewhere(self, stay: Stay, received: Mapping[str, int]) -> str:
+        """The broker whose copy serves the client, or has served it; "" if none does."""
+        for broker in stay.lent:
+            if self.host.is_reachable(broker) and (
+                broker + SERVES in received
+                or self.read_there(stay, broker, received)[0] > stay.store.queue.base
+            ):
+                return broker
+        return ""
+
+    def serve_reader(self, stay: Stay, destination: str) -> None:
+        """The copy at the destination serves the client, and misses only what was picked for the client."""
+        self.forget_copy(stay, destination)
+        picked = _picked(stay.store.queue)
+        if picked:
+            self.host.send(destination, StoredAside(stay.session.client, picked))
+
+    def on_stored_aside(self, sender: str, message: StoredAside) -> None:
+        copy = self.copies.get(message.client)
+        if copy is not None and copy.store is not None:
+            for burst in message.bursts:
+                self.append(copy.store, burst)
+
+    def send_served(
+        self, stay: Stay, source: str, destination: str, number: int, received: Mapping[str, int]
+    ) -> None:
+        """Only the copy that served the client knows what that has: the rest comes from there."""
+        self.figures["served_elsewhere"] += 1
+        self.forget_copy(stay, source)
+        last, _ = self.read_there(stay, source, received)
+        picked = _picked(stay.store.queue)
+        self.host.send(source, SendServed(stay.session.client, destination, number, last, picked))
+
+    def on_send_served(self, sender: str, message: SendServed) -> None:
+        copy = self.copies.get(message.client)
+        if copy is None or copy.store is None or not copy.is_served:
+            return
+        del self.copies[message.client]
+        store = copy.store
+        store.queue.rewind(message.received)
+        for burst in message.bursts:
+            self.append(store, burst)
+        store.departed = True
+        self.send_activation(store, message.destination, message.number, copy.subscriptions, late=True)
+
+    def follow_reader(self, stay: Stay, received: Mapping[str, int]) -> None:
+        """The client is here and has read from a copy elsewhere: what it misses is there, not here."""
+        session, former = stay.session, stay.store
+        source = self.read_elsewhere(stay, received)
+        if source:
+            base, stream = self.read_there(stay, source, received)
+            self.send_served(stay, source, self.host.id, session.number, received)
+            stay.store = self.failures.await_context(session.client, session.number, base, stream, source)
+            former.departed = True
+            self.serve_readers(former)
+        self.end_lent(stay, session.number, (source,))
+
+    def end_lent(self, stay: Stay, number: int, spared: Collection[str]) -> None:
+        """The client has attached since it left: copies that the holder does not know of are of no use."""
+        session = stay.session
+        for broker in stay.lent:
+            if broker not in stay.copies and broker not in spared and self.host.is_reachable(broker):
+                self.host.send(broker, DeleteCopy(session.client, number, session.moves))
+        stay.lent = {}
+
+    def forget_copy(self, stay: Stay, broker: str) -> None:
+        remote = stay.copies.pop(broker, None)
+        if remote is not None:
+            self.forget_reader(stay.store, remote)
+
+    # --- what the destination of a move needs ---
 
     def serve_destination(self, stay: Stay, destination: str, number: int) -> None:
         """See to it that the destination has an active copy, and what comes before, ahead of the session."""
@@ -345,6 +516,7 @@ class Proactive(MobilityProtocol):
             # A store on the way has the rest: it need not come from here (section 3.4).
             self.figures["served_nearer"] += 1
             stay.counted_on = stay.copies.pop(nearer)
+            stay.lent.pop(nearer, None)
             before, entrusted = self.stored_before(stay), self.failures.entrust(stay, destination, number)
             self.host.send(nearer, ServeFromCopy(client, destination, base, before, entrusted))
             return
@@ -361,7 +533,7 @@ class Proactive(MobilityProtocol):
         store = self.failures.take(sender, message)
         if store is not None:
             after = store.queue.drain()
-            store.queue = DeliveryQueue(STREAM, message.base, self.buffer)
+            store.queue = DeliveryQueue(store.queue.stream, message.base, self.buffer)
             for burst in (*message.bursts, *after):
                 self.keep(store.queue, message.client, burst)
         return store
@@ -386,7 +558,7 @@ class Proactive(MobilityProtocol):
         if self.failures.fill(sender, message):
             return
         # The session is right behind one that is late: a copy that says more is of one before, which is lost.
-        is_foreign = not self.is_controlled(client, message.number)
+        is_foreign = not self.is_controlled(client, message.number, message.moves)
         if is_foreign and not message.late:
             return
         context = message.subscriptions
@@ -395,13 +567,15 @@ class Proactive(MobilityProtocol):
             return
         if context is None:
             context = self.copies[client].subscriptions
-        store = self.open_store(client, message.base, sender, message.activation)
+        store = self.open_store(client, message.base, sender, message.activation, message.stream)
         for burst in message.bursts:
             self.keep(store.queue, client, burst)
         self.subscribe_store(store, context)
         # Only now, so that no route is taken down that the new store needs, too.
         self.drop_copy(client)
-        self.copies[client] = Copy(sender, message.number, context, store, message.late)
+        self.copies[client] = Copy(
+            sender, message.number, context, store, message.late, message.moves, message.owner
+        )
         self.failures.watch()
 
     def subscribe_store(self, store: Store, context: Subscriptions) -> None:
@@ -415,23 +589,33 @@ class Proactive(MobilityProtocol):
 
     def on_deactivate_copy(self, sender: str, message: DeactivateCopy) -> None:
         copy = self.copies.get(message.client)
-        if copy is not None and self.is_controlled(message.client, message.number):
+        if copy is not None and self.is_controlled(message.client, message.number, message.moves):
             self.drop_copy(message.client)
-            copy.holder, copy.number, copy.store = sender, message.number, None
-            self.copies[message.client] = copy
+            self.copies[message.client] = Copy(
+                sender, message.number, copy.subscriptions, None, late=False
+            )
 
     def on_delete_copy(self, sender: str, message: DeleteCopy) -> None:
-        if self.is_controlled(message.client, message.number):
+        if self.is_controlled(message.client, message.number, message.moves):
             self.drop_copy(message.client)
 
-    def is_controlled(self, client: str, number: int) -> bool:
-        """Whether the holder of this attach number has the control: none after it has spoken."""
+    def is_controlled(self, client: str, number: int, moves: int | None = None) -> bool:
+        """Whether the holder of this attach number has the control: none after it has spoken.
+
+        Nobody has it while the copy serves the client, until the holder has heard of a later attach.
+        """
         copy = self.copies.get(client)
-        return copy is None or copy.number <= number
+        if copy is None:
+            return True
+        return copy.number <= number and not (moves is not None and copy.is_kept_from(moves))
 
     def drop_copy(self, client: str) -> None:
         copy = self.copies.pop(client, None)
-        if copy is not None and copy.store is not None:
+        if copy is not None:
+            self.end_copy(copy)
+
+    def end_copy(self, copy: Copy) -> None:
+        if copy.store is not None:
             self.end(copy.store)
 
     # --- completing a store that begins with holes ---
@@ -525,13 +709,14 @@ class Proactive(MobilityProtocol):
         self.keep(store.queue, store.client, burst)
         for activation, reader in store.readers.items():
             self.host.send(reader.broker, ForwardStored(store.client, activation, (burst,), last=False))
-        stay = self.current.get(store.client)
-        if stay is not None and stay.store is store:
+        if self.host.is_read(store.client, store.queue):
             self.host.pump(store.client)
 
-    def open_store(self, client: str, base: int, source: str = "", activation: int = 0) -> Store:
+    def open_store(
+        self, client: str, base: int, source: str = "", activation: int = 0, stream: str = STREAM
+    ) -> Store:
         self._serial += 1
-        queue = DeliveryQueue(STREAM, base, self.buffer)
+        queue = DeliveryQueue(stream, base, self.buffer)
         store = self.stores[self._serial] = Store(client, self._serial, queue, source, activation)
         if activation:
             self.fed[source, activation] = store
@@ -622,6 +807,11 @@ class Proactive(MobilityProtocol):
             yield store.client, store.queue
             if store.early:
                 yield store.client, queue_of(store.early)
+
+
+def _picked(queue: DeliveryQueue) -> tuple[Burst, ...]:
+    """What was picked for the client alone, and so came to the holder and to no copy."""
+    return tuple(burst for burst in queue.bursts() if burst.is_picked)
 
 
 def _first(bursts: Iterable[Burst], count: int) -> tuple[Burst, ...]:

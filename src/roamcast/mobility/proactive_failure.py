@@ -66,7 +66,6 @@ from roamcast.mobility.proactive_messages import (
 )
 from roamcast.mobility.proactive_state import Remote, Stay, Store, uncovered
 from roamcast.protocol.messages import Message
-from roamcast.protocol.session import Session
 from roamcast.routing.router import Token
 from roamcast.state import State
 
@@ -335,7 +334,7 @@ class Failures:
         if stay.is_timed_out:
             self.protocol.delete(stay, [broker], number)
         elif held.activation and not stay.is_active:
-            self.host.send(broker, DeactivateCopy(client, number))
+            self.host.send(broker, DeactivateCopy(client, number, stay.session.moves))
 
     # --- counting on a copy that may be gone ---
 
@@ -401,10 +400,10 @@ class Failures:
         context = self.protocol.context(store.subscriptions)
         self.protocol.send_activation(store, destination, number, context, late=True)
 
-    def await_context(self, session: Session, base: int, came_from: str) -> Store:
-        """The session has come and the copy is not there: the old broker knows, and sends the context."""
-        store = self.protocol.open_store(session.client, base, came_from)
-        self.awaited[session.client, session.number - 1] = store
+    def await_context(self, client: str, number: int, base: int, stream: str, source: str) -> Store:
+        """The session is here and the copy is not: the source knows, and sends the context."""
+        store = self.protocol.open_store(client, base, source, stream=stream)
+        self.awaited[client, number] = store
         return store
 
     def on_lost(self, brokers: Collection[str]) -> None:

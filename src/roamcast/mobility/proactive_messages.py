@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import msgspec
 
+from roamcast.mobility.base import STREAM
 from roamcast.protocol.messages import Cause, Message
 from roamcast.protocol.notification import Burst
 
@@ -43,6 +44,11 @@ class ActivateCopy(Message, frozen=True):
     subscriptions: Subscriptions | None
     bursts: tuple[Burst, ...]
     late: bool
+    moves: int = -1
+    """The client's own count of attaches at the holder."""
+    owner: str = ""
+    stream: str = STREAM
+    """The stream to which the sequences belong."""
 
     @property
     def cause(self) -> Cause:
@@ -84,18 +90,23 @@ class StoredBefore(Message, frozen=True):
 
 
 class DeactivateCopy(Message, frozen=True):
-    """Stop storing, forget what is stored, keep the context."""
+    """Stop storing, forget what is stored, keep the context.
+
+    A copy that serves the client obeys only if the holder has heard of a later attach than that (`moves`).
+    """
 
     client: str
     number: int
+    moves: int = -1
     cause: ClassVar[Cause] = "handoff"
 
 
 class DeleteCopy(Message, frozen=True):
-    """Forget the context and what is stored."""
+    """Forget the context and what is stored; `moves` as in `DeactivateCopy`."""
 
     client: str
     number: int
+    moves: int = -1
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -108,6 +119,28 @@ class ServeFromCopy(Message, frozen=True):
     bursts: tuple[Burst, ...]
     activation: int = 0
     cause: ClassVar[Cause] = "transfer"
+
+
+class StoredAside(Message, frozen=True):
+    """Your copy serves the client. These notifications came to the holder alone; their order is free."""
+
+    client: str
+    bursts: tuple[Burst, ...]
+    cause: ClassVar[Cause] = "transfer"
+
+
+class SendServed(Message, frozen=True):
+    """Your copy served the client, which is at the destination now and has received this much of it.
+
+    Send the rest there. `bursts` came to the holder alone.
+    """
+
+    client: str
+    destination: str
+    number: int
+    received: int
+    bursts: tuple[Burst, ...]
+    cause: ClassVar[Cause] = "handoff"
 
 
 class NeighbourList(Message, frozen=True):

@@ -86,6 +86,7 @@ class Stay:
         "proactive-stay",
         saved=(
             "session", "store", "copies", "changing", "is_away", "is_active", "is_timed_out", "counted_on",
+            "lent",
         ),
     )  # fmt: skip
 
@@ -101,6 +102,9 @@ class Stay:
         self.is_timed_out = False
         self.counted_on: Remote | None = None
         """The copy that serves the client when it departs, if one does."""
+        self.lent: dict[str, int] = {}
+        """Brokers whose copies were active since the client left, so that one of them may serve the client by
+        now, and the client's count of attaches when it left."""
 
 
 class Copy:
@@ -108,11 +112,21 @@ class Copy:
 
     __state__ = State(
         "proactive-copy",
-        saved=("holder", "number", "subscriptions", "store", "late", "is_expected"),
+        saved=(
+            "holder", "number", "subscriptions", "store", "late", "is_expected", "moves", "moves_served",
+            "client_owner", "is_served",
+        ),
     )  # fmt: skip
 
     def __init__(
-        self, holder: str, number: int, subscriptions: Subscriptions, store: Store | None, late: bool
+        self,
+        holder: str,
+        number: int,
+        subscriptions: Subscriptions,
+        store: Store | None,
+        late: bool,
+        moves: int = -1,
+        client_owner: str = "",
     ) -> None:
         self.holder = holder
         """The broker that spoke last of it…"""
@@ -124,6 +138,17 @@ class Copy:
         self.late = late
         self.is_expected = late
         """Whether the client's session is on its way here."""
+        self.moves = moves
+        """The client's own count of attaches when the copy was activated, and …"""
+        self.moves_served = moves
+        """… when it last read from the copy."""
+        self.client_owner = client_owner
+        self.is_served = False
+        """Whether the client reads, or has read, from this copy ahead of its session."""
+
+    def is_kept_from(self, moves: int) -> bool:
+        """Whether the copy serves the client, as far as a holder knows that has heard of so many attaches."""
+        return self.is_served and moves <= self.moves
 
     def is_of(self, holder: str, activation: int) -> bool:
         """Whether it is active because of this activation, and not of one for a session that was lost."""

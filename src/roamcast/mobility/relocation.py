@@ -396,7 +396,7 @@ class Relocation(MobilityProtocol):
 
     def trail_of(self, client: str) -> str:
         """Where the entries of the client lead; where there are none, where the only producers are."""
-        way = self.host.way_to(lambda subscriber: client_named(subscriber) == client)
+        way = self.host.way_to(client, client_named)
         return way if isinstance(way, str) else ""
 
     # --- the rest ---

@@ -1,21 +1,21 @@
 """Roam: a multi-hop handoff that is over before it begins, where the client was expected. See docs/roam.md.
 
-The holder of a session keeps copies of the client's queue at the few brokers where the
-client is likely to appear next (`prediction.py`). A copy begins when the client leaves
-(or has stayed for `copies_after_s`), and the holder feeds it with whatever it queues, in
-the order in which it queues it. So every copy is a prefix of one sequence, and what a client
-says it has received means the same at every broker.
+The holder of a session keeps copies of the head of the client's queue at the few brokers where
+the client is likely to appear next (`prediction.py`). A copy begins when the client leaves
+(or has stayed for `copies_after_s`), and the holder feeds it with what it queues, in the order
+in which it queues it, until the copy has `HEAD_MAX` notifications. So every copy is a prefix of
+one sequence, and what a client says it has received means the same at every broker.
 
 A client that attaches where its copy is reads at once, from what it has not received: zero
 round trips. Behind that the session comes by a plain multi-hop handoff. Its list of what is to
-be read begins with the copy, which is already there; the former holder forgets its own when
-the copy has taken its place. The other copies go. A client that attaches elsewhere is handed
-off as in `multi_hop_handoff`.
+be read begins with the copy, which is already there; the former holder forgets what the copy
+has, and the rest is pulled while the client reads. The other copies go. A client that attaches
+elsewhere is handed off as in `multi_hop_handoff`.
 
     StoreCopy    holder to copy     a copy begins: what is queued, after `base`
     FeedCopy     holder to copy     what was queued since
     DropCopy     holder to copy     the copy is of no use any more
-    CopyServed   copy to holder     the token is here and the copy is the queue: forget yours
+    CopyServed   copy to holder     the token is here and the copy is (the head of) the queue: forget that
 
 A copy is of one stay: the attach number tells the messages of two holders apart, and the
 client's own count of attaches tells whether it has been elsewhere since. A client that does
@@ -24,19 +24,19 @@ not count (standard MQTT) is not served from a copy before its session is there.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar
 
 import msgspec
 
 from roamcast.errors import InputError
-from roamcast.mobility.base import STREAM, Host, Settings, register
-from roamcast.mobility.multi_hop_handoff import Hold, MultiHopHandoff, Reference, SubMigration
+from roamcast.mobility.base import STREAM, Host, Settings, queue_of, register
+from roamcast.mobility.multi_hop_handoff import FIRST_CREDIT, Hold, MultiHopHandoff, Reference, SubMigration
 from roamcast.mobility.neighbour_graph import parse_graph
 from roamcast.mobility.prediction import Predictor, second_order
 from roamcast.mobility.proactive_messages import ClientGone
-from roamcast.protocol.messages import Cause, Message
+from roamcast.protocol.messages import Cause, Hello, Message
 from roamcast.protocol.notification import Burst, count_of
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
@@ -46,8 +46,18 @@ from roamcast.state import State
 TRIM_AFTER_S = 1.0
 """While a client reads at the holder, its copies hear of that once in this time."""
 
-COPY = "copy"
-"""In a list of segments: the first is the copy at the destination, under the attach number of its stay."""
+HEAD_MAX = 4
+"""Notifications in a copy, at most. A client reads these while the rest of its queue is pulled."""
+
+MASS = 0.8
+"""Copies are begun at no more brokers than make up this probability."""
+
+COPY_HERE = "#copy"
+"""In what a request says of the client: there is a copy where the client is, of the stay of this number."""
+
+COPY, HEAD = "copy", "head"
+"""In a list of segments: the first is the copy at the destination, under the attach number of its stay, and
+has all that the second has, or only the head of it."""
 
 
 class ToCopies(Message, frozen=True, tag=False):
@@ -80,6 +90,8 @@ class StoreCopy(ToCopies, frozen=True, tag=True):
     owner: str
     base: int
     bursts: tuple[Burst, ...]
+    is_kept_on_the_way: bool = False
+    """Also by the brokers that it passes."""
 
     def _carried(self) -> tuple[Burst, ...]:
         return self.bursts
@@ -96,28 +108,40 @@ class FeedCopy(ToCopies, frozen=True, tag=True):
 
 
 class DropCopy(ToCopies, frozen=True, tag=True):
-    """The client is elsewhere, or was away for too long, or too much is stored for it."""
+    """The client is elsewhere, or was away for too long."""
+
+    kept_at: str = ""
+    """The broker on the way to which the session goes, and which needs its copy."""
 
 
 class CopyServed(Message, frozen=True):
-    """The session is at the sender, which has everything: the queue of the stay `number` can go."""
+    """The session is at the sender, which has so many notifications of the queue of the stay `number`.
+
+    They can go; without a `count`, all can.
+    """
 
     client: str
     number: int
+    count: int | None = None
     cause: ClassVar[Cause] = "handoff"
 
 
 class Spread:
     """The copies of a session, as its holder knows them."""
 
-    __state__ = State("roam-spread", saved=("number", "brokers", "end", "size_bytes", "is_trimmed_soon"))
+    __state__ = State(
+        "roam-spread", saved=("number", "brokers", "is_wide", "copied", "end", "is_trimmed_soon")
+    )
 
-    def __init__(self, number: int, brokers: Collection[str], end: int, size_bytes: int) -> None:
+    def __init__(self, number: int, brokers: Collection[str], is_wide: bool, copied: int, end: int) -> None:
         self.number = number
         self.brokers = dict.fromkeys(brokers)
+        self.is_wide = is_wide
+        """Whether brokers on the way to these keep copies, too."""
+        self.copied = copied
+        """The last sequence that the copies have, …"""
         self.end = end
-        """The last sequence that the copies have."""
-        self.size_bytes = size_bytes
+        """… and that of the queue, as long as it gives up nothing but its front."""
         self.is_trimmed_soon = False
         """Whether the copies will be told what the client has acknowledged."""
 
@@ -125,16 +149,25 @@ class Spread:
 class Replica:
     """A copy, at the broker where the client may appear."""
 
-    __state__ = State("roam-replica", saved=("holder", "number", "moves", "owner", "queue"))
+    __state__ = State("roam-replica", saved=("holder", "number", "moves", "owner", "is_named", "queue"))
 
-    def __init__(self, message: StoreCopy) -> None:
+    def __init__(self, message: StoreCopy, is_named: bool) -> None:
         self.holder = message.holder
         self.number = message.number
         self.moves = message.moves
         self.owner = message.owner
+        self.is_named = is_named
+        """Whether the holder knows of this copy: it is not one on the way to others."""
         self.queue = DeliveryQueue(STREAM, message.base)
         """Not in the broker's buffer: what is stored here is stored at the holder, too."""
         self.queue.extend(message.bursts)
+
+    def follow(self, base: int) -> None:
+        """Forget what the client has acknowledged at the holder, be it more than is here."""
+        queue = self.queue
+        queue.acknowledge(base)
+        if not queue:
+            queue.base = queue.sent = max(queue.base, base)
 
 
 class Roam(MultiHopHandoff):
@@ -199,8 +232,8 @@ class Roam(MultiHopHandoff):
         if session is None or session.number != message.number or self.host.is_attached(client):
             return  # It has come again, or is elsewhere.
         self.spread(session)
-        if self.settings.context_timeout_s is not None:
-            timeout_at = self.host.now + self.settings.context_timeout_s
+        if self.settings.copies_for_s is not None:
+            timeout_at = self.host.now + self.settings.copies_for_s
             self.host.set_timer(timeout_at, ("give up", client, session.number))
 
     def go_on(self, client: str, hold: Hold) -> None:
@@ -219,15 +252,34 @@ class Roam(MultiHopHandoff):
             return
         if self.host.is_attached(client) and queue.waiting:
             return  # What a slow client leaves in a full queue gets other sequences than in a copy.
-        bursts = tuple(queue.bursts())
-        size_bytes = sum(burst.size for burst in bursts)
-        likely = self.likely_next(session)
-        if not likely or size_bytes > self.settings.copy_bytes_max:
+        bursts = self.head_of(queue, queue.base)
+        predicted = self.predictor.predict(session.last_broker, MASS)
+        likely = [
+            broker for broker in predicted if broker != self.host.id and self.host.is_reachable(broker)
+        ][: self.settings.copies_max]  # fmt: skip
+        is_wide = len(predicted) > len(likely)
+        if not likely or (queue and not bursts):
             return
-        self.spreads[client] = Spread(session.number, likely, queue.base + len(queue), size_bytes)
-        self.figures["copies"] += len(likely)
-        moves, owner, here = session.moves, session.owner, self.host.id
-        self.send_on(StoreCopy(client, here, session.number, tuple(likely), moves, owner, queue.base, bursts))
+        copied = queue.base + count_of(bursts)
+        self.spreads[client] = Spread(session.number, likely, is_wide, copied, queue.base + len(queue))
+        self.send_on(
+            StoreCopy(
+                client, self.host.id, session.number, tuple(likely), session.moves, session.owner,
+                queue.base, bursts, is_wide,
+            )
+        )  # fmt: skip
+
+    def head_of(self, queue: DeliveryQueue, after: int, count: int = HEAD_MAX) -> tuple[Burst, ...]:
+        """What a copy that ends with the sequence `after` lacks of the first notifications of the queue."""
+        skip, room, taken = max(after - queue.base, 0), self.settings.copy_bytes_max, []
+        for burst in queue.up_to(queue.base + count):
+            room -= burst.size
+            if room < 0:
+                break
+            if skip < burst.count:
+                taken.append(burst.tail(skip) if skip else burst)
+            skip = max(skip - burst.count, 0)
+        return tuple(taken)
 
     def likely_next(self, session: Session) -> list[str]:
         likely = self.predictor.predict(session.last_broker)
@@ -241,16 +293,26 @@ class Roam(MultiHopHandoff):
             self.feed(owner[0], spread, burst)
 
     def feed(self, client: str, spread: Spread, burst: Burst) -> None:
-        """The copies get what was queued. The budget ends them, or a client that reads too slowly."""
+        """The copies get what was queued, until they are full. A client that reads too slowly ends them."""
         queue = self.holds[client].queue
         is_slow = self.host.is_attached(client) and bool(queue.waiting)
-        is_first = len(queue) == burst.count
-        spread.size_bytes = burst.size if is_first else spread.size_bytes + burst.size
         spread.end += burst.count
-        if is_slow or not self.is_complete(queue, spread) or spread.size_bytes > self.settings.copy_bytes_max:
+        if is_slow or not self.is_aligned(queue, spread):
             self.recall(client)
             return
-        self.send_feed(client, spread, (burst,))
+        self.top_up(client, spread)
+        if queue and spread.copied <= queue.base:
+            self.recall(client)  # Nothing that the client has to read fits into them.
+
+    def top_up(self, client: str, spread: Spread) -> bool:
+        """Feed the copies with what they lack of the head of the queue; False if that is nothing."""
+        queue = self.holds[client].queue
+        spread.copied = max(spread.copied, queue.base)
+        lacking = self.head_of(queue, spread.copied)
+        if lacking:
+            spread.copied += count_of(lacking)
+            self.send_feed(client, spread, lacking)
+        return bool(lacking)
 
     def send_feed(self, client: str, spread: Spread, bursts: tuple[Burst, ...]) -> None:
         base, brokers = self.holds[client].queue.base, tuple(spread.brokers)
@@ -268,10 +330,11 @@ class Roam(MultiHopHandoff):
         spread = self.spreads.get(client)
         if spread is not None:
             spread.is_trimmed_soon = False
-            self.send_feed(client, spread, ())
+            if not self.top_up(client, spread):
+                self.send_feed(client, spread, ())
 
-    def is_complete(self, queue: DeliveryQueue, spread: Spread) -> bool:
-        """Whether the queue ends where the copies end; not, if a full queue gave up what came last.
+    def is_aligned(self, queue: DeliveryQueue, spread: Spread) -> bool:
+        """Whether sequences mean the same here and in the copies; not, if a full queue gave up its end.
 
         What was given up at the front is in the copies, and has the same sequence there.
         """
@@ -283,7 +346,7 @@ class Roam(MultiHopHandoff):
         brokers = tuple(one for one in spread.brokers if one != but) if spread is not None else ()
         if spread is not None and brokers:
             self.figures["recalled"] += len(brokers)
-            self.send_on(DropCopy(client, self.host.id, spread.number, brokers))
+            self.send_on(DropCopy(client, self.host.id, spread.number, brokers, but))
 
     def send_on(self, message: ToCopies) -> None:
         """Towards the copies, except one that is here; those of brokers that are gone are no copies."""
@@ -298,7 +361,8 @@ class Roam(MultiHopHandoff):
     def on_message(self, sender: str, message: Message) -> None:
         if isinstance(message, ToCopies):
             self.send_on(message)
-            if self.host.id not in message.brokers:
+            is_passing = self.host.id not in message.brokers
+            if is_passing and isinstance(message, StoreCopy) and not message.is_kept_on_the_way:
                 return
         super().on_message(sender, message)
 
@@ -307,7 +371,8 @@ class Roam(MultiHopHandoff):
     def on_store_copy(self, sender: str, message: StoreCopy) -> None:
         copy = self.copies.get(message.client)
         if message.client not in self.holds and (copy is None or copy.number <= message.number):
-            self.copies[message.client] = Replica(message)
+            self.figures["copies"] += 1
+            self.copies[message.client] = Replica(message, self.host.id in message.brokers)
 
     def copy_of(self, message: ToCopies) -> Replica | None:
         copy = self.copies.get(message.client)
@@ -317,61 +382,90 @@ class Roam(MultiHopHandoff):
     def on_feed_copy(self, sender: str, message: FeedCopy) -> None:
         copy = self.copy_of(message)
         if copy is not None:
+            copy.follow(message.base)
             copy.queue.extend(message.bursts)
-            copy.queue.acknowledge(message.base)
             if self.host.is_read(message.client, copy.queue):
                 self.host.pump(message.client)
 
     def on_drop_copy(self, sender: str, message: DropCopy) -> None:
-        if self.copy_of(message) is not None:
+        if self.copy_of(message) is not None and message.kept_at != self.host.id:
             del self.copies[message.client]
 
-    def serve_ahead(self, client: str, owner: str, moves: int, received: Mapping[str, int]) -> None:
+    def serve_ahead(self, hello: Hello, is_asked: bool) -> Mapping[str, int]:
         """The client is here and its session is not: it reads from the copy, if it was nowhere else since."""
-        copy = self.copies.get(client)
-        if copy is not None and copy.owner == owner and moves == copy.moves + 1:
+        copy = self.copies.get(hello.client)
+        if copy is None or copy.owner != hello.owner:
+            return hello.received
+        if hello.moves == copy.moves + 1:
             self.figures["served"] += 1
-            copy.queue.rewind(received.get(STREAM, 0))
-            self.host.deliver_from(client, copy.queue)
+            copy.queue.rewind(hello.received.get(STREAM, 0))
+            self.host.deliver_from(hello.client, copy.queue)
+        return {**hello.received, COPY_HERE: copy.number}
 
     # --- the session follows: a multi-hop handoff whose list begins with the copy ---
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
         del self.held[session.client]
         self.predictor.learn(session.last_broker, destination)
+        spread = self.spreads.get(session.client)
+        if spread is not None and received.get(COPY_HERE) == spread.number:
+            spread.brokers[destination] = None
         super().on_depart(session, destination, received)
 
     def to_be_read(self, client: str, hold: Hold, destination: str) -> list[Reference]:
         """A copy at the destination comes first; what is left behind is read if the copy is not there."""
-        spread = self.spreads.get(client)
-        is_hit = (
-            spread is not None and destination in spread.brokers and self.is_complete(hold.queue, spread)
-        )
-        self.recall(client, destination if is_hit else "")
-        left = super().to_be_read(client, hold, destination)
-        return [(destination, spread.number, COPY), *left] if spread is not None and is_hit else left
+        spread, queue = self.spreads.get(client), hold.queue
+        if spread is None or destination not in spread.brokers or not self.is_aligned(queue, spread):
+            self.recall(client)
+            return super().to_be_read(client, hold, destination)
+        spread.copied = max(spread.copied, queue.base)
+        # As much more as a handoff without a copy would send at once, ahead of the session.
+        more = self.head_of(queue, spread.copied, spread.copied - queue.base + FIRST_CREDIT)
+        if more:
+            spread.copied += count_of(more)
+            self.send_on(FeedCopy(client, self.host.id, spread.number, (destination,), queue.base, more))
+        kind = COPY if spread.copied >= spread.end else HEAD
+        self.recall(client, destination)
+        return [(destination, spread.number, kind), *super().to_be_read(client, hold, destination)]
+
+    def on_sub_migration(self, sender: str, message: SubMigration) -> None:
+        if message.destination != self.host.id:
+            self.copies.pop(message.session.client, None)  # It was kept on the way.
+        super().on_sub_migration(sender, message)
 
     def receive_token(self, message: SubMigration, sender: str) -> None:
         super().receive_token(message, sender)
         client = message.session.client
         hold, copy = self.holds[client], self.copies.pop(client, None)
-        if not hold.segments or hold.segments[0][2] != COPY:
+        if not hold.segments or hold.segments[0][2] not in (COPY, HEAD):
             self.figures["miss"] += 1
             return
-        (_, number, _), *left = hold.segments
+        (_, number, kind), *left = hold.segments
+        hold.segments = left
         if copy is None or copy.number != number:
-            hold.segments = left  # The broker of the copy is gone, and the session stays here.
-            return
+            return  # The broker of the copy is gone, and the session stays here.
         self.figures["hit"] += 1
-        hold.queue, hold.segments = copy.queue, []
-        hold.queue.acknowledge(message.base)  # Perhaps by a client that cannot say what it has received.
+        copy.follow(message.base)  # Perhaps the client cannot say what it has received.
+        hold.queue = copy.queue
+        copied = hold.queue.base + len(hold.queue) - message.base
         for evicted_from, evicted in hold.queue.join(self.host.buffer):
             self.host.dropped(self.client_of(evicted_from) or client, evicted, "overflow")
-        for broker, stay, _ in left:
-            self.host.send(broker, CopyServed(client, stay))
+        if kind == COPY:
+            hold.segments = []
+            for broker, stay, _ in left:
+                self.host.send(broker, CopyServed(client, stay))
+        else:
+            broker, stay, _ = left[0]
+            self.host.send(broker, CopyServed(client, stay, copied))
 
     def on_copy_served(self, sender: str, message: CopyServed) -> None:
-        self.segments.pop((message.client, message.number, "in"), None)
+        segment = self.segments.get((message.client, message.number, "in"))
+        if segment is not None and message.count is not None:
+            queue = queue_of(segment.bursts)
+            queue.acknowledge(message.count)
+            segment.bursts = deque(queue.drain())
+        elif segment is not None:
+            del self.segments[message.client, message.number, "in"]
 
     # --- the rest ---
 
@@ -381,12 +475,18 @@ class Roam(MultiHopHandoff):
         self.recall(session.client)
 
     def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:
-        """A broker that is gone keeps no copy; copies of its sessions stay while they are read."""
-        for spread in self.spreads.values():
+        """A broker that is gone keeps no copy; copies of its sessions stay while they are read.
+
+        Those on the way to it may not hear any more of their holders.
+        """
+        for client, spread in list(self.spreads.items()):
+            is_hit = any(one in brokers for one in spread.brokers)
             spread.brokers = {one: None for one in spread.brokers if one not in brokers}
+            if is_hit and spread.is_wide:
+                self.recall(client)
         self.copies = {
             client: copy for client, copy in self.copies.items()
-            if copy.holder not in brokers or self.host.is_read(client, copy.queue)
+            if (copy.is_named and copy.holder not in brokers) or self.host.is_read(client, copy.queue)
         }  # fmt: skip
         super().on_lost(peers, brokers)
 

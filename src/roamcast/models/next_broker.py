@@ -7,7 +7,7 @@ every broker, the few others at which a copy of a client's context is worth its 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from roamcast.errors import InputError
@@ -77,3 +77,24 @@ def graph_document(
 ) -> dict[str, Any]:
     """What is written to a file that `proactive` reads; it looks at nothing but the brokers."""
     return {**({"about": dict(about)} if about else {}), "brokers": graph}
+
+
+def learned_document(visits: Iterable[Iterable[tuple[str, float]]], until_s: float) -> dict[str, Any]:
+    """The model file of some clients' visits: first order, and second order by where a client came from."""
+    kept = [list(of_client) for of_client in visits]
+    counted: dict[str, dict[str, dict[str, int]]] = {}
+    for of_client in kept:
+        brokers = [broker for broker, _ in groupby(broker for broker, _ in of_client)]
+        for previous, here, target in zip(brokers, brokers[1:], brokers[2:], strict=False):
+            row = counted.setdefault(previous, {}).setdefault(here, {})
+            row[target] = row.get(target, 0) + 1
+    second_order = {
+        previous: {here: _shares(row) for here, row in rows.items()} for previous, rows in counted.items()
+    }
+    graph = bounded_graph(count_moves(kept), until_s)
+    return graph_document(graph, {"learned_until_s": until_s, "second_order": second_order})
+
+
+def _shares(moves: Mapping[str, int]) -> dict[str, float]:
+    total = sum(moves.values())
+    return {target: count / total for target, count in moves.items()}

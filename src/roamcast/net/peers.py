@@ -14,7 +14,6 @@ import logging
 import random
 import secrets
 import socket
-import ssl
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Protocol
@@ -404,8 +403,9 @@ class Peers:
                 )
         except (OSError, TimeoutError) as error:
             why = getattr(error, "reason", "") or getattr(error, "strerror", "") or str(error) or "no answer"
-            if isinstance(error, ssl.SSLError) and "WRONG_VERSION" in str(why):
-                why = "it does not speak TLS; set link.tls alike at both ends"
+            is_broken_off = isinstance(error, ConnectionResetError | ConnectionAbortedError)
+            if context is not None and (is_broken_off or "WRONG_VERSION" in str(why)):
+                why = f"no TLS there ({type(error).__name__}); set link.tls alike at both ends"
             self._whys[peer] = f"{address} cannot be reached: {why}"
             self._complain(peer, peer, self._whys[peer], logging.INFO)
             return None

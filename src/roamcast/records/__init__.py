@@ -1,5 +1,17 @@
 """Writing and reading the event log as Parquet."""
 
-from roamcast.records.parquet import LogWriter, read_log, schema
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roamcast.records.parquet import LogWriter, read_log, schema
 
 __all__ = ["LogWriter", "read_log", "schema"]
+
+
+def __getattr__(name: str) -> Any:
+    """Parquet takes more memory than all the rest of a broker: it is loaded when it is used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from roamcast.records import parquet
+
+    return getattr(parquet, name)

@@ -16,6 +16,9 @@ class Identity(NamedTuple):
     incarnation: int | None = None
     """None: of the last session of the publisher that has published so much."""
 
+    def is_in(self, row: Row) -> bool:
+        return _is_about(row, self) and (row.incarnation or 0) == self.incarnation
+
 
 class Step(NamedTuple):
     """One thing that happened."""
@@ -33,14 +36,20 @@ class Explanation(NamedTuple):
 
 def explain(rows: Iterable[Row], client: str, wanted: Identity) -> Explanation:
     """From rows in any order; names as they are in the logs."""
+    wanted, ordered = rows_of(rows, wanted)
+    telling = _Telling(client, wanted)
+    for row in ordered:
+        telling.read(row)
+    return Explanation(telling.steps, telling.outcome())
+
+
+def rows_of(rows: Iterable[Row], wanted: Identity) -> tuple[Identity, list[Row]]:
+    """The notification with its incarnation, and the rows in the order of time."""
     # A log may hold a row twice, if it was copied; a row is told apart by node and sequence.
     once = {(row.node, row.sequence): row for row in rows if row.sequence is not None}
     if wanted.incarnation is None:
         wanted = wanted._replace(incarnation=_last_incarnation(once.values(), wanted))
-    telling = _Telling(client, wanted)
-    for row in sorted(once.values(), key=lambda row: (row.time, row.node, row.sequence)):
-        telling.read(row)
-    return Explanation(telling.steps, telling.outcome())
+    return wanted, sorted(once.values(), key=lambda row: (row.time, row.node, row.sequence))
 
 
 def _is_about(row: Row, wanted: Identity) -> bool:
@@ -67,7 +76,7 @@ class _Telling:
         self._is_full = self._is_full or row.kind in FULL_KINDS
         if row.client == self.client:
             self._read_of_client(row)
-        is_ours = self._is_ours(row)
+        is_ours = self.wanted.is_in(row)
         if is_ours and row.kind == "published":
             self._tell(row, f"published by {row.publisher} ({_bytes(row)})")
         elif is_ours and row.kind == "forwarded":
@@ -86,9 +95,6 @@ class _Telling:
             self._tell(row, f"the client {row.kind}{f' ({row.reason})' if row.reason else ''}")
         elif row.kind == "handoff_finished":
             self._tell(row, f"the client’s session has come from {row.peer}")
-
-    def _is_ours(self, row: Row) -> bool:
-        return _is_about(row, self.wanted) and (row.incarnation or 0) == self.wanted.incarnation
 
     def _tell(self, row: Row, what: str) -> None:
         self._happened.add(row.kind)

@@ -86,8 +86,10 @@ class MatchingTable:
         self._parts: dict[tuple[tuple[str, ...], tuple[Owner, ...]], Parts] = {}
         """By the peers and owners that want all of a route's notifications."""
         self._parts_kept = 0
-        self._divisions = {filter: self._divided(filter) for filter in self._interfaces}
-        for filter in self._interfaces:
+        divided = ((filter, self._divided(filter)) for filter in self._interfaces)
+        self._divisions = {filter: parts for filter, parts in divided if parts is not None}
+        """The filters of groups: what of each the attributes outside the bodies decide, and the rest."""
+        for filter in self._divisions:
             self._label(filter)
 
     def __len__(self) -> int:
@@ -103,11 +105,12 @@ class MatchingTable:
         interfaces = self._interfaces.get(filter)
         if interfaces is None:
             interfaces = self._interfaces[filter] = {}
-            decided, rest = self._divisions[filter] = self._divided(filter)
-            if rest is None:
+            divided = self._divided(filter)
+            if divided is None:
                 self._index.add(filter, filter)
             else:
-                self._enter(decided, rest, filter)
+                self._divisions[filter] = divided
+                self._enter(*divided, filter)
         interfaces[interface] = interfaces.get(interface, 0) + 1
         if interfaces[interface] == 1:
             self._changed(filter)
@@ -122,33 +125,32 @@ class MatchingTable:
         if interfaces:
             return
         del self._interfaces[filter]
-        decided, rest = self._divisions.pop(filter)
-        if rest is None:
+        divided = self._divisions.pop(filter, None)
+        if divided is None:
             self._index.remove(filter)
         else:
-            self._leave(decided, filter)
+            self._leave(divided[0], filter)
 
     def _changed(self, filter: Filter) -> None:
         """Other interfaces want it now: forget the routes that it is part of."""
-        decided, rest = self._divisions[filter]
-        if rest is not None:
+        divided = self._divisions.get(filter)
+        if divided is not None:
             self._label(filter)
             self._forget_parts()
         if self.routes:
-            self._forget_routes(decided)
+            self._forget_routes(filter if divided is None else divided[0])
 
     def _label(self, filter: Filter) -> None:
         """Say in its group where a filter leads: a place that many lead to is then found once."""
-        decided, rest = self._divisions[filter]
-        interfaces = self._interfaces[filter]
-        if rest is not None and interfaces:
+        decided, interfaces = self._divisions[filter][0], self._interfaces[filter]
+        if interfaces:
             self._groups[decided].label(filter, filter if len(interfaces) > 1 else next(iter(interfaces)))
 
-    def _divided(self, filter: Filter) -> tuple[Filter, Filter | None]:
-        """What of a filter is decided by the attributes outside the bodies, and the rest, if there is one."""
+    def _divided(self, filter: Filter) -> tuple[Filter, Filter] | None:
+        """What of a filter the attributes outside the bodies decide, and the rest; None if that is all."""
         outside = self._outside
         if outside is None:
-            return filter, None
+            return None
         expression = filter.expression
         parts: tuple[Expression, ...] = expression.children if isinstance(expression, And) else (expression,)
         decided: list[Expression] = []
@@ -156,7 +158,7 @@ class MatchingTable:
         for part in parts:
             (decided if names_of(part) <= outside else rest).append(part)
         if not rest:
-            return filter, None
+            return None
         return Filter(some_of(decided)) if decided else ALL, Filter(some_of(rest))
 
     def _enter(self, decided: Filter, rest: Filter, filter: Filter) -> None:

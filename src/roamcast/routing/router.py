@@ -150,7 +150,7 @@ class Router:
             "strategy", "uses_advertisements", "table", "dependents", "_round_trips_s", "_peers",
             "_collected", "_ahead", "_diverted", "_local_advertisements", "_barriers",
         ),
-        derived=("_send", "_settled"),
+        derived=("_send", "_settled", "_ways", "_client_named"),
     )  # fmt: skip
 
     def __init__(
@@ -187,6 +187,9 @@ class Router:
         """Say where updates go and who hears that something has settled; to be said again after thawing."""
         self._send = send
         self._settled = settled
+        self._ways: dict[str, dict[Interface, int]] | None = None
+        """Where entries of each client came from, and how many; None until `way_to` is first asked."""
+        self._client_named: Callable[[str], str] = str
 
     # --- the overlay ---
 
@@ -374,16 +377,36 @@ class Router:
                 return interface
         return None
 
-    def way_to(self, is_theirs: Callable[[str], bool]) -> Interface | None:
-        """Where what such a subscriber wants goes; without any, the only peer from which something comes."""
+    def way_to(self, client: str, client_named: Callable[[str], str]) -> Interface | None:
+        """Where what a client wants goes; if it wants nothing, the only peer from which something comes.
+
+        `client_named`, always the same function, tells whose a subscriber's name is.
+        """
         for subscriber, interface in self._diverted.items():
-            if is_theirs(subscriber):
+            if client_named(subscriber) == client:
                 return interface
-        for interface, collected in self._collected.items():
-            if any(is_theirs(subscriber) for _, subscriber in collected):
-                return interface
+        if self._ways is None:
+            self._ways, self._client_named = {}, client_named
+            for interface, collected in self._collected.items():
+                for _, subscriber in collected:
+                    self._count_way(interface, subscriber, +1)
+        ways = self._ways.get(client)
+        if ways:
+            # Peers before local owners, and in an order that does not depend on when the index was made.
+            return min(ways, key=lambda one: (not isinstance(one, str), str(one)))
         producing = [peer for peer, state in self._peers.items() if state.advertised]
         return producing[0] if len(producing) == 1 else None
+
+    def _count_way(self, interface: Interface, subscriber: str, change: int) -> None:
+        """Keep the index of `way_to`, if there is one."""
+        if self._ways is None:
+            return
+        ways = self._ways.setdefault(self._client_named(subscriber), {})
+        ways[interface] = ways.get(interface, 0) + change
+        if not ways[interface]:
+            del ways[interface]
+        if not ways:
+            del self._ways[self._client_named(subscriber)]
 
     def divert(
         self,
@@ -583,6 +606,7 @@ class Router:
         entries = self._collected.setdefault(interface, {})
         count = entries[entry] = entries.get(entry, 0) + 1
         if count == 1:
+            self._count_way(interface, entry[1], +1)
             for peer, state in self._peers.items():
                 if peer != interface and state.wants(filter, self.uses_advertisements):
                     state.stage(state.aggregate.add(entry))  # type: ignore[union-attr]
@@ -606,6 +630,7 @@ class Router:
         if count:
             return
         del entries[entry]
+        self._count_way(interface, entry[1], -1)
         if not entries:
             del self._collected[interface]
         for peer, state in self._peers.items():

@@ -245,6 +245,7 @@ def draw_copies(protocol: str, seed: int) -> Settings:
     rng = random.Random(f"copies/{seed}")
     return Settings(
         copies_max=rng.choice((1, 3, 8)),
+        copies_for_s=rng.choice((1.0, 14_400.0)),
         copies_after_s=rng.choice((None, None, 0.0, 0.05, 1.0)),
         copy_bytes_max=rng.choice((100, 1 << 20, 1 << 20)),
     )

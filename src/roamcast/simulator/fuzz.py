@@ -241,10 +241,12 @@ def fuzz(
 
 
 def shrunk_failure(seed: int, story: Story, violations: list[str]) -> Failure:
-    kinds = kinds_of(violations[:1])
+    first, all_kinds = kinds_of(violations[:1]), kinds_of(violations)
 
     def fails(candidate: Story) -> bool:
-        return bool(kinds & kinds_of(violations_of(candidate)))
+        """True if the story still shows the violation, and no other that comes from leaving lines out."""
+        found = kinds_of(violations_of(candidate))
+        return first <= found <= all_kinds
 
     # Begin with what the text can say, so that the story fails when it is read again.
     told = parse_story(format_story(story))

@@ -13,6 +13,8 @@ const TRAVEL_MS = 700;
 const BROKER_RADIUS = 9;
 const HIT_RADIUS = 14;
 const LABELS_MAX = 120;
+/** What a link keeps between two acknowledgements is no news. */
+const KEPT_SHOWN_BYTES = 1_000;
 /** Coast lines are coarse: closer than this many metres per pixel they would mislead. */
 const COAST_METRES_PER_PIXEL = 800;
 
@@ -291,7 +293,7 @@ export class Scene {
       draw.setLineDash([]);
       draw.globalAlpha = 1;
       const kept = link.kept_bytes ?? 0;
-      if (kept > 0 || !link.up) {
+      if (kept >= KEPT_SHOWN_BYTES || !link.up) {
         const text = [link.up ? "" : "down", kept > 0 ? `${bytes(kept)} kept` : ""].filter(Boolean).join(", ");
         const colour = link.up ? this.colours.quiet : this.colours.bad;
         this.label(draw, [text], { x: (from.x + to.x) / 2, y: (from.y + to.y) / 2 }, labels, 0, colour, false);

@@ -36,7 +36,7 @@ from roamcast.broker.links.reach import (
 )
 from roamcast.broker.links.rules import TOPIC, ClientRules, PeerRules, TopicRules, Translation
 from roamcast.broker.news import NEWS_BYTES_MAX, News
-from roamcast.broker.reunion import ClaimIt, Claims, ClaimsHeard, ReunionOver, Rival
+from roamcast.broker.reunion import Claim, ClaimIt, Claims, ClaimsHeard, ReunionOver, Rival
 from roamcast.broker.seeking import WhereIs
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
@@ -156,6 +156,7 @@ class Border:
             WhereIs: self._check_where_is,
             News: self._check_news,
             Claims: self._check_claims,
+            Rival: self._check_rival,
             Update: self._check_update,
             Settled: self._check_settled,
         }
@@ -480,6 +481,12 @@ class Border:
     def _check_claims(self, peer: str, origin: str, guard: Guard, message: Claims) -> Message:
         if self._broker.hop_of(message.broker) != peer:
             raise Refused("source")
+        for claim in message.claims:
+            _check_claim(claim)
+        return message
+
+    def _check_rival(self, peer: str, origin: str, guard: Guard, message: Rival) -> Message:
+        _check_claim(message.claim)
         return message
 
     def _check_session(self, peer: str, guard: Guard, session: Session) -> None:
@@ -734,6 +741,12 @@ def _are_marks(marks: bytes) -> bool:
     except PacketError:
         return False
     return marks[0] & 3 != 3
+
+
+def _check_claim(claim: Claim) -> None:
+    """The rival of a session goes on with higher numbers, and these must not come too far."""
+    if not (0 <= claim.number < NUMBER_MAX >> 1 and 0 <= claim.incarnation < NUMBER_MAX >> 1):
+        raise Refused("form")
 
 
 def _is_session(session: Session) -> bool:

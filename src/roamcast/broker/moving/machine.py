@@ -196,6 +196,9 @@ class MovingMachine(MachineBase[MqttFront]):
     def likely_next(self, session: Session) -> list[str]:
         return []
 
+    def unmet(self) -> list[str]:
+        return []
+
     def members(self) -> Mapping[str, bool]:
         return {peer: end.is_up for peer, end in self.links.ends.items()}
 
