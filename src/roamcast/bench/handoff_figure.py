@@ -11,14 +11,15 @@ from matplotlib.figure import Figure
 
 from roamcast.bench.broker_figure import STYLE
 
-COLOURS = {
-    "resume": "#22303c",
-    "roam_hit": "#c8372d",
-    "roam_miss": "#e39a93",
-    "multi_hop_handoff": "#1f6fb2",
-    "proactive": "#7fb069",
-    "relocation": "#b8860b",
+LINES = {
+    "relocation": ("#b8860b", "-"),
+    "multi_hop_handoff": ("#1f6fb2", (0, (5, 3))),
+    "roam_miss": ("#e39a93", (0, (1, 2))),
+    "proactive": ("#7fb069", "-"),
+    "roam_hit": ("#c8372d", "-"),
+    "resume": ("#22303c", (0, (1, 2))),
 }
+"""Colours and dashes, so that lines show where they lie upon each other; the last are drawn on top."""
 FLOOR_MS = 0.5
 """Nothing faster is told apart."""
 
@@ -37,9 +38,8 @@ def write_figure(result: dict[str, Any], path: Path) -> None:
             for (what, queued), axes in zip(columns, row, strict=True):
                 chosen = [case for case in cases if (case["loss"], case["queued"]) == (loss, queued)]
                 _draw(axes, chosen, what)
-                title = (
-                    f"until CONNACK, {queued} queued" if what == "connack" else f"first of {queued} messages"
-                )
+                is_first = what == "first_message"
+                title = f"first of {queued:,} messages" if is_first else f"until CONNACK, {queued:,} queued"
                 axes.set_title(title + (f", {loss:.0%} lost" if loss else ""), loc="left", fontsize=9)
         for axes in grid[-1]:
             axes.set_xlabel("round trip of a link, ms")
@@ -56,7 +56,7 @@ def write_figure(result: dict[str, Any], path: Path) -> None:
 
 
 def _draw(axes: Any, cases: list[dict[str, Any]], what: str) -> None:
-    for kind, colour in COLOURS.items():
+    for kind, (colour, dashes) in LINES.items():
         times: dict[float, list[float]] = {}
         for case in cases:
             if case["kind"] == kind and case[what] is not None:
@@ -64,8 +64,9 @@ def _draw(axes: Any, cases: list[dict[str, Any]], what: str) -> None:
         if times:
             rtts = sorted(times)
             low, high = [min(times[rtt]) for rtt in rtts], [max(times[rtt]) for rtt in rtts]
-            axes.plot(rtts, low, "o-", color=colour, ms=3, linewidth=1.3, label=kind.replace("_", " "))
-            axes.fill_between(rtts, low, high, color=colour, alpha=0.15, linewidth=0)
+            name = kind.replace("_", " ")
+            axes.plot(rtts, low, "o", linestyle=dashes, color=colour, ms=3, linewidth=1.8, label=name)
+            axes.fill_between(rtts, low, high, color=colour, alpha=0.1, linewidth=0)
     axes.set_xscale("log")
     axes.set_yscale("log")
     rtts = sorted({case["rtt_ms"] for case in cases})

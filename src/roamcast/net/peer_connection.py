@@ -18,7 +18,7 @@ from roamcast.net.tls import has_fingerprint, is_broker
 
 WRITE_BYTES_HIGH = 4 * 1024 * 1024
 """When so much waits to be sent, nothing more should be written until most of it is gone."""
-TURN_BYTES = 32 * 1024
+TURN_BYTES = 64 * 1024
 """A turn takes so much from one peer, and the rest of the frame that reaches it."""
 
 

@@ -446,7 +446,8 @@ class Explorer:
 
     def _state(self, machine: BrokerMachine) -> int:
         frozen = freeze(machine)
-        return self._states.number(hash_of(frozen), frozen)
+        # The hash leaves out what links keep for their peers, which matters only where a crash may come.
+        return self._states.number(frozen if self.world.crashes else hash_of(frozen), frozen)
 
     def _client_state(self, client: Client) -> int:
         slots = {name: getattr(client, name) for name in Client.__slots__ if name != "_out"}
@@ -576,7 +577,8 @@ class Explorer:
         for state, id in zip(moment.brokers, self._brokers, strict=True):
             core = thaw(self._states.values[state]).broker
             for text in core.unfinished():
-                raise Broken(f"at rest, {text}")
+                if not text.startswith("timers at"):  # Time stands still, so no timer runs out.
+                    raise Broken(f"at rest, {text}")
             for client, queue in core.protocol.stored():
                 if queue:
                     raise Broken(f"at rest, {len(queue)} notifications for {client} are left at {id}")
