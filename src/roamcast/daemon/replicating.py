@@ -458,10 +458,10 @@ class Replicating:
             self._save()
             stream.send(Acknowledged(self.replica.last))
         elif self._is_foreign:
-            raise InputError(
-                f"{self.journal.folder} holds a broker that is no replica of {self.config.id}: start this"
-                " replica with an empty data folder, then it is sent a copy"
-            )
+            why = f"{self.journal.folder} holds a broker that is no replica of {self.config.id}"
+            if self._complaints.is_due("foreign", why):
+                log.error("%s: start this replica with an empty data folder, then it is sent a copy", why)
+            stream.close(why)
         else:
             self._snapshot, self._welcome = bytearray(), welcome
 
