@@ -35,8 +35,11 @@ class Draining:
 
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
+        self._restore()
+
+    def _restore(self) -> None:
         self.are_left = False
-        """True if the last slice left sessions that can go at once."""
+        """True if the last slice left sessions that can go at once; read in the turn that sets it."""
 
     def register_handlers(self) -> None:
         self._broker.obey(HandAway, self.on_hand_away)
