@@ -44,7 +44,7 @@ from roamcast.net.complaints import Complaints
 
 log = logging.getLogger("roamcast.view")
 
-REPORT_S = 1.0
+REPORT_S = 0.5
 """A broker reports this often while somebody looks."""
 INTEREST_S = 10.0
 """Interest that is not renewed lasts so long, and …"""
