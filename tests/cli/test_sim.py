@@ -118,7 +118,10 @@ def test_every_field_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     default, (scenario,) = Scenario(), built
     before, after = ({**vars(one), **vars(one.network)} for one in (default, scenario))
     # Of `mobility` there are options for single settings; the others are for stories and experiments.
-    others = {"network", "mobility", "location", "loss", "link_delays", "reach", "tree", "mqtt", "hostile"}
+    others = {
+        "network", "mobility", "location", "loss", "link_delays", "reach", "tree", "mqtt", "hostile",
+        "lease_s", "replicas",
+    }  # fmt: skip
     fields = before.keys() - others
     assert [name for name in sorted(fields) if before[name] == after[name]] == []
     assert len(signature(sim.run).parameters) == len(fields) + len(["out", "as_json", *MOBILITY])

@@ -364,7 +364,7 @@ def test_operators_commands_tell_of_the_whole_network(chain: Chain) -> None:
     lorry.leave()
     van.publish("lane/1", b"x")
     wait_until(
-        lambda: told(a, "sessions", "--search", "LORRY", "--away")["clients"][0]["queued"] == 1,
+        lambda: [one["queued"] for one in told(a, "sessions", "--search", "LORRY")["clients"]] == [1],
         lambda: str(told(a, "sessions")),
     )
     assert [(one["id"], one["broker"]) for one in told(a, "clients", "--broker", "c")["clients"]] == [

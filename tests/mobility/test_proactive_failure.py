@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -30,6 +31,7 @@ from roamcast.mobility.proactive_messages import (
     StoredBefore,
 )
 from roamcast.mobility.proactive_state import Remote, uncovered
+from roamcast.protocol.messages import Hello
 from roamcast.protocol.snapshot import freeze, thaw
 from roamcast.simulator.drawing import with_heartbeats
 from roamcast.simulator.fuzz import draw_story
@@ -50,6 +52,18 @@ WATCHED = Settings(
 
 HEARTBEATS = ("Ping", "PingReply")
 COUNTING = ("StoredBefore", "ServeFromCopy", "CopyTaken", "ContextMissing", "ActivateCopy")
+
+
+class Uncounted(Proactive):
+    """Its clients count no attaches, as those of MQTT: none is served ahead of its session or lent a copy."""
+
+    name = "proactive_uncounted"
+
+    def serve_ahead(self, hello: Hello, is_asked: bool) -> Mapping[str, int]:
+        return hello.received
+
+    def end_lent(self, stay: Stay, number: int, spared: Collection[str]) -> None:
+        stay.lent = {}
 
 
 def away(settings: Settings = WATCHED, protocol: type[Proactive] = Proactive) -> FailingNetwork:
@@ -138,7 +152,7 @@ def test_a_neighbour_that_answers_in_time_is_not_suspected() -> None:
 
 
 def test_a_suspect_is_left_out_of_new_transfers() -> None:
-    network = away()
+    network = away(protocol=Uncounted)
     network.fail("b", keep=False)
     network.run(14.0)
     network.attach("s", "a")
@@ -153,7 +167,7 @@ def test_a_suspect_is_left_out_of_new_transfers() -> None:
 
 def test_a_client_at_a_suspect_is_served_reactively() -> None:
     """b was cut off, and s comes there before a has heard of b again."""
-    network = away()
+    network = away(protocol=Uncounted)
     network.publish("p", 1)
     network.run(11.5)
     network.fail("b")
@@ -441,7 +455,7 @@ def test_what_a_neighbour_without_memory_stored_the_holder_has_as_well() -> None
 
 def test_what_a_holder_without_memory_alone_held_is_lost() -> None:
     """Its sessions are gone, and with them what was stored: s is a new client wherever it comes."""
-    network = away()
+    network = away(protocol=Uncounted)
     network.publish("p", 1)
     network.run(11.5)
     network.fail("a", keep=False)
@@ -556,7 +570,8 @@ def watched_story(protocol: str, seed: int, faults: tuple[str, ...]) -> Story:
 
 @pytest.mark.parametrize("faults", [(), ("crash", "partition")])
 def test_nothing_is_lost_or_repeated_whoever_is_suspected(faults: tuple[str, ...]) -> None:
-    total = sum((check_rest(watched_story("proactive", seed, faults).run()) for seed in range(20)), Counter())
+    with registered(Uncounted) as name:
+        total = sum((check_rest(watched_story(name, seed, faults).run()) for seed in range(20)), Counter())
     assert min(total[one] for one in ("suspected", "recovered", "expired", "missing", "hit", "miss")) > 0
 
 
@@ -701,7 +716,7 @@ BREAKAGES: dict[type[Failures], tuple[str, str]] = {
 
 
 def with_failures(failures: type[Failures]) -> type[Proactive]:
-    class Broken(Proactive):
+    class Broken(Uncounted):
         name = f"proactive_{failures.__name__}"
 
         def __init__(self, host: Host, settings: Settings) -> None:

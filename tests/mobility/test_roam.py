@@ -391,21 +391,18 @@ class TrimsTheUnread(Roam):
         super().on_feed_copy(sender, message)
 
 
-class StoresWithoutCounting(Roam):
-    """A holder that feeds a copy does not count what it feeds, and so does not notice when it stops."""
+class CountsWithoutFeeding(Roam):
+    """A holder counts as copied what it does not send, so that a copy has holes."""
 
-    name = "roam_stops_feeding"
+    name = "roam_counts_without_feeding"
 
-    def feed(self, client: str, spread: Spread, burst: Burst) -> None:
-        if burst.number % 5:
-            super().feed(client, spread, burst)
-        else:
-            spread.end += burst.count
+    def send_feed(self, client: str, spread: Spread, bursts: tuple[Burst, ...]) -> None:
+        super().send_feed(client, spread, tuple(burst for burst in bursts if burst.number % 5))
 
 
 BREAKAGES: tuple[type[MobilityProtocol], ...] = (
     *(FeedsNothing, FeedsTwice, BeginsEmpty, ReadsBoth, KeepsTheQueue, KeepsCopies, CountsOnCopies),
-    *(SpreadsTooEarly, ForgetsTheAir, FeedsInFront, TrimsTheUnread, StoresWithoutCounting),
+    *(SpreadsTooEarly, ForgetsTheAir, FeedsInFront, TrimsTheUnread, CountsWithoutFeeding),
 )
 
 

@@ -27,7 +27,6 @@ from roamcast.net.clients import HIGH_WATER_BYTES, Budget, ClientConnection, Con
 from roamcast.net.doorway import Doorway
 from roamcast.net.strangers import Stranger, Strangers
 from roamcast.net.tls import ServerContext, listener_context
-from roamcast.net.websocket import WebSocketConnection
 
 log = logging.getLogger("roamcast")
 
@@ -115,7 +114,11 @@ class Refusal:
     async def _enter(self, number: int, one: socket.socket, stranger: Stranger) -> None:
         listener = self._config.listeners[number]
         client = ClientConnection(self, listener, stranger)
-        protocol = WebSocketConnection(client, listener) if listener.is_websocket else client
+        protocol: asyncio.Protocol = client
+        if listener.is_websocket:
+            from roamcast.net.websocket import WebSocketConnection
+
+            protocol = WebSocketConnection(client, listener)
         context = self._contexts[number].context if number in self._contexts else None
         await self._doorways[number].hand_over(one, stranger, protocol, context)
 
