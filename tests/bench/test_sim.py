@@ -26,6 +26,7 @@ def small_run(**arguments: Any) -> dict[str, Any]:
     return sim.run(sizes=(2, 3), duration_s=20.0, repeat=2, **arguments)
 
 
+@pytest.mark.slow  # 8 s
 @pytest.mark.usefixtures("here")
 def test_every_case_is_there_with_its_figures() -> None:
     seen: list[tuple[int, int]] = []
@@ -50,6 +51,7 @@ def test_every_case_is_there_with_its_figures() -> None:
     assert seen == [(done, 14) for done in range(14)]
 
 
+@pytest.mark.slow  # 12 s
 @pytest.mark.usefixtures("here")
 def test_without_simpy_the_result_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
@@ -125,6 +127,7 @@ def test_the_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) 
     assert list(result)[:3] == ["growth", "simpy", "cases"], "what holds on every machine comes first"
 
 
+@pytest.mark.slow  # 8 s
 @pytest.mark.usefixtures("here")
 def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app(), SMALL) == 0

@@ -120,6 +120,7 @@ def test_a_reading_is_kept_in_the_folder(tmp_path: Path) -> None:
     assert read_reading(tmp_path) is None
 
 
+@pytest.mark.slow  # 13 s
 def test_a_clock_that_is_eight_days_ahead_for_a_moment_ends_no_session(tmp_path: Path) -> None:
     """A real broker, whose system clock is changed while it runs, and again while it is down."""
     shift = tmp_path / "shift"

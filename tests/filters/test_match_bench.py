@@ -9,6 +9,7 @@ from roamcast.bench import match
 from roamcast.filters.index import FilterIndex
 
 
+@pytest.mark.slow  # 14 s
 def test_a_small_run() -> None:
     said: list[object] = []
 

@@ -67,6 +67,7 @@ def rows_of_f5() -> list[Row]:
     return [traffic.measure(job) for job in jobs]
 
 
+@pytest.mark.slow  # 9 s
 def test_f5_traffic_of_the_algorithm_and_of_the_formulas() -> None:
     reverse, broadcast, safe, flooding = rows_of_f5()
     due = traffic.formula(1, 1)

@@ -306,6 +306,7 @@ def test_every_run_has_a_name_of_its_own() -> None:
         assert len({job.name for job in jobs}) == len(jobs)
 
 
+@pytest.mark.slow  # 13 s
 def test_findings_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = gaddah.Size((10, 14), (14,), (0.0, 1.0), (1, 2), 2, 5.0, 10.0)
     monkeypatch.setattr(gaddah, "QUICK", tiny)

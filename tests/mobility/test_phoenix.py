@@ -194,6 +194,7 @@ class Observed(Phoenix):
         super().take(subscriber, local, event)
 
 
+@pytest.mark.slow  # 9 s
 def test_the_fuzzer_reaches_interrupted_migrations() -> None:
     Observed.seen.clear()
     assert first_failing_seed(Observed, 60) is None

@@ -114,6 +114,7 @@ def test_a_client_reads_at_an_active_neighbour_before_its_session_is_there() -> 
     assert got == {1: pytest.approx(30.04), 2: pytest.approx(30.14)}  # The session takes 3 s.
 
 
+@pytest.mark.slow  # 10 s
 def test_clients_read_ahead_over_seeds() -> None:
     total = run_seeds(range(40), {"neighbour_graph": "complete"})
     assert total["served_ahead"] > 100

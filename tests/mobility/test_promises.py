@@ -64,6 +64,7 @@ def test_durable_subscriptions_repeat_and_leave_a_remainder() -> None:
     assert report.excused["duplicate (another_broker)"] == report.duplicates
 
 
+@pytest.mark.slow  # 8 s
 def test_sub_unsub_does_nothing_wrong_at_all() -> None:
     report = report_of("sub_unsub")
     assert (report.lost, report.duplicates, report.out_of_order, report.excused) == (0, 0, 0, {})

@@ -155,6 +155,7 @@ def test_the_fuzzer_reaches_interrupted_handoffs() -> None:
     assert all(Observed.seen[what] for what in Observed.seen)
 
 
+@pytest.mark.slow  # 7 s
 def test_as_published_it_loses_and_repeats_and_merged_it_does_not() -> None:
     published, merged = fuzz("reactive", range(25)), fuzz("reactive:merged", range(25))
     assert published.violations == merged.violations == 0
