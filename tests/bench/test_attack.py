@@ -14,6 +14,7 @@ WELL = {
 }  # fmt: skip
 
 
+@pytest.mark.slow  # 11 s
 def test_short_attacks_are_noticed_by_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--only", "silent-tcp", "--only", "mutated-packets", "--seconds", "1", "--json"]
     code = run(build_app(), ["bench", "attack", *arguments, "--set", "quotas.connecting_max=50"])

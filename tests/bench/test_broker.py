@@ -65,6 +65,7 @@ def test_an_unknown_broker_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err == "roamcast: --against mosquito: did you mean 'mosquitto'?\n"
 
 
+@pytest.mark.slow  # 5 s
 def test_what_is_missing_is_skipped_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     import roamcast.bench.broker as module
     import roamcast.bench.foreign_brokers as foreign_brokers

@@ -20,6 +20,7 @@ from roamcast.storage.segments import HEADER_BYTES
 HOST = "127.0.0.1"
 
 
+@pytest.mark.slow  # 18 s
 def test_a_short_one_keeps_every_promise(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "chaos", "--seconds", "8", "--seed", "3", "--clients", "16", "--brokers", "3"]
     code = run(build_app(), [*arguments, "--sync", "group", "--json"])

@@ -136,6 +136,7 @@ def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert "growth: steady median" in shown
 
 
+@pytest.mark.slow  # 8 s
 def test_the_match_benchmark_reports_its_progress() -> None:
     from roamcast.bench import match
 

@@ -75,6 +75,7 @@ def test_all_leaves_out_the_rules_as_published() -> None:
     assert parse_protocols("sub_unsub:published") == ["sub_unsub:published"]
 
 
+@pytest.mark.slow  # 9 s
 def test_the_number_of_workers_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """Also not when it stops early: seeds beyond the last failure that counts are left out."""
     options = ["--protocol", "sub_unsub:published", "--seeds", "0:60", "--failures-max", "2"]
@@ -225,6 +226,7 @@ def test_a_person_is_told_who_is_left_out(capsys: pytest.CaptureFixture[str]) ->
     assert left_out == f"left out: sub_unsub {relies}"
 
 
+@pytest.mark.slow  # 6 s
 def test_the_same_faults_are_drawn_by_any_worker(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--protocol", "reactive", "--faults", "all", "--seeds", "0:8"]
     alone = run_json(capsys, *options, "--workers", "1")

@@ -121,6 +121,7 @@ def test_f6_as_if_flooding_and_what_the_naive_solution_misses() -> None:
     assert outcome.figures["share of the algorithm"] == [1.0, 1.0]
 
 
+@pytest.mark.slow  # 5 s
 def test_f6_fails_at_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Result(violations_total=1, violations=[Violation("missing in epoch", "")])
     monkeypatch.setattr(drawing, "verdict", lambda story: missing)
@@ -130,6 +131,7 @@ def test_f6_fails_at_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "violations" in outcome.note
 
 
+@pytest.mark.slow  # 7 s
 def test_f6_fails_if_the_algorithm_is_no_better_than_the_naive_solution() -> None:
     rows = [location.try_seeds(SeedsJob(20))]
     naive = [row for row in walks() if row["solution"] == "sub/unsub"]

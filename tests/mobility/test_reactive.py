@@ -243,6 +243,7 @@ BREAKAGES: tuple[type[MobilityProtocol], ...] = (
 )
 
 
+@pytest.mark.slow  # 6 s
 @pytest.mark.parametrize("protocol", BREAKAGES, ids=lambda one: one.name)
 def test_a_planted_breakage_is_caught(protocol: type[MobilityProtocol]) -> None:
     assert first_failing_seed(protocol, 300) is not None, protocol.__doc__

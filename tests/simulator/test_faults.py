@@ -167,6 +167,7 @@ def test_sub_unsub_keeps_its_promise_where_delays_are_bounded() -> None:
     assert report.violations == 0, explain(report)
 
 
+@pytest.mark.slow  # 9 s each
 @pytest.mark.parametrize("kind", ["crash", "partition"])
 def test_sub_unsub_breaks_its_promise_without_the_bound_and_keeps_it_with_a_true_one(kind: str) -> None:
     """So what it declares to assume is what it needs, and nothing else."""

@@ -21,7 +21,7 @@ def violations(seed: int) -> list[str]:
     return [str(one) for one in story.judge().violations]
 
 
-@pytest.mark.parametrize("first", [0, 10, 20])
+@pytest.mark.parametrize("first", [0, 10])
 def test_no_seed_has_a_violation(first: int) -> None:
     assert {seed: found for seed in range(first, first + 10) if (found := violations(seed))} == {}
 
