@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,9 @@ from roamcast.replication.replica import Replica
 from roamcast.replication.terms import Terms
 from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.replicated_network import Etcd, Node, Site, Stream
+from roamcast.simulator.story import parse_story, violations_of
 
+STORIES = sorted((Path(__file__).parent / "replication_stories").glob("*.txt"))
 Plant = Callable[[pytest.MonkeyPatch], None]
 SEEDS = 200
 
@@ -24,6 +27,11 @@ def violations(seed: int) -> list[str]:
 @pytest.mark.parametrize("first", [0, 10, 20])
 def test_no_seed_has_a_violation(first: int) -> None:
     assert {seed: found for seed in range(first, first + 10) if (found := violations(seed))} == {}
+
+
+@pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
+def test_a_story_that_once_broke_a_promise_keeps_it(path: Path) -> None:
+    assert violations_of(parse_story(path.read_text(), path.name)) == []
 
 
 # --- breakages ---
