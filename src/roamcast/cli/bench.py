@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -524,21 +525,29 @@ def chaos(
         Path | None,
         typer.Option(help="Upgrade all brokers from the build in this source tree or virtual environment."),
     ] = None,
+    replicas: Annotated[int, typer.Option(min=0, max=2, help="Followers of each broker; needs etcd.")] = 0,
+    wipe: Annotated[bool, typer.Option("--wipe", help="Disks are lost with killed replicas.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Clients roam while brokers are killed and links fail; then an audit. Exit code 1 if a promise broke."""
     from roamcast.bench import chaos as benchmark
     from roamcast.bench.builds import find_build
+    from roamcast.bench.chaos_replicated import ReplicatedChaos
 
     if keep is not None:
         prepare_out_folder(keep, option="--keep")
+    if wipe and not replicas:
+        raise InputError("--wipe: only with --replicas; a broker alone has nothing but its disk")
+    if replicas and upgrade_from is not None:
+        raise InputError("--upgrade-from: not with --replicas")
     earlier = find_build(upgrade_from) if upgrade_from is not None else None
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     print(f"seed {seed}", file=sys.stderr)
+    make = partial(ReplicatedChaos, followers=replicas, wipe=wipe) if replicas else None
     with progress("chaos"), failing_plainly():
         result = benchmark.run(
             seconds=seconds, seed=seed, clients=clients, brokers=brokers, sync=sync.value, keep=keep,
-            upgrade_from=earlier,
+            upgrade_from=earlier, make=make,
         )  # fmt: skip
     if as_json:
         emit_json(result)
