@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from roamcast.replication.messages import Acknowledged, Campaign, Change
-from roamcast.replication.replica import Replica
+from roamcast.replication.replica import Follower, Replica
 from roamcast.replication.terms import Terms
 from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.replicated_network import Etcd, Node, Site, Stream
@@ -92,6 +92,22 @@ def a_new_leader_forgets_its_followers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "required", property(lambda self: {}))
 
 
+def whoever_joins_counts_as_caught_up(patch: pytest.MonkeyPatch) -> None:
+    on_joined = Replica.on_joined
+
+    def joined(self: Replica, now: float, name: str, disk: str, sequence: int) -> None:
+        on_joined(self, now, name, disk, self.last)
+
+    patch.setattr(Replica, "on_joined", joined)
+
+
+def whoever_catches_up_is_in_sync(patch: pytest.MonkeyPatch) -> None:
+    def is_to_enter(self: Replica, follower: Follower) -> bool:
+        return follower.is_joined and follower.name not in self.view.in_sync
+
+    patch.setattr(Replica, "_is_to_enter", is_to_enter)
+
+
 BREAKAGES: list[Plant] = [
     effects_leave_at_once,
     a_lagging_follower_is_promoted,
@@ -102,6 +118,8 @@ BREAKAGES: list[Plant] = [
     epochs_of_entries_are_ignored,
     disks_are_not_told_apart,
     a_new_leader_forgets_its_followers,
+    whoever_joins_counts_as_caught_up,
+    whoever_catches_up_is_in_sync,
 ]
 
 

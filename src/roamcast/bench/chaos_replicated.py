@@ -42,9 +42,10 @@ class ReplicatedChaos(Chaos):
         self.wiped = 0
         """Disks that were lost."""
         self.served_s: list[float] = []
-        """How long nobody was served after a leader was killed, with a follower in sync and etcd there."""
-        self.alone_s: list[float] = []
-        """The same for the others: the site had to wait for a replica or for etcd."""
+        """How long nobody was served after a leader was killed that served, with a follower in sync and etcd
+        there."""
+        self.otherwise_s: list[float] = []
+        """The same where a site was in trouble already, or had to wait for a replica or for etcd."""
         self._etcd_outages = 0
         self._etcd_care = asyncio.Lock()
         super().__init__(*about)
@@ -104,6 +105,7 @@ class ReplicatedChaos(Chaos):
         number = replicas[0] if leader is None else leader
         if kind == "kill follower":
             number = next(one for one in replicas if one != number)
+        was_served = number == leader and await is_served(network.doors[fault.target].port)
         etcd_outages = -1 if self._etcd_care.locked() else self._etcd_outages
         killed_at = asyncio.get_running_loop().time()
         await asyncio.to_thread(network.brokers[number].kill)
@@ -119,8 +121,8 @@ class ReplicatedChaos(Chaos):
         await self._restart(number)
         took_s = await watching
         if number == leader:
-            is_covered = has_successor and self._etcd_outages == etcd_outages
-            (self.served_s if is_covered else self.alone_s).append(took_s)
+            is_covered = was_served and has_successor and self._etcd_outages == etcd_outages
+            (self.served_s if is_covered else self.otherwise_s).append(took_s)
 
     async def _until_served(self, site: int, since: float) -> float:
         loop, door = asyncio.get_running_loop(), self.network.doors[site]
@@ -155,7 +157,7 @@ class ReplicatedChaos(Chaos):
             "disks_wiped": self.wiped,
             "lease_s": LEASE_S,
             "served_again": figures(self.served_s),
-            "served_again_alone": figures(self.alone_s),
+            "served_again_otherwise": figures(self.otherwise_s),
         }
 
 

@@ -208,6 +208,7 @@ class Site:
         self.network = network
         self.broker = broker
         self.rng = network.rng_for("replicas", broker)
+        self.catching_up = network.rng_for("catching up", broker)
         self.timing = Timing(lease_s, lease_s / 3)
         self.etcd = Etcd()
         self.names = [f"r{number}" for number in range(followers + 1)]
@@ -569,8 +570,13 @@ class Site:
         if follower.stream is stream:
             follower.stream = None
 
-    def _send(self, stream: Stream, of_leader: bool, message: Any) -> None:
-        at = max(stream.arrivals[of_leader], self.network.now + self._delay_s())
+    def _catch_up_s(self) -> float:
+        """What a follower lacks may be much: the leader's fate may be decided before it has all of it."""
+        return self.timing.lease_s * self.catching_up.choice((0.005, 0.005, 0.02, 0.5, 1.5))
+
+    def _send(self, stream: Stream, of_leader: bool, message: Any, delay_s: float | None = None) -> None:
+        delay_s = self._delay_s() if delay_s is None else delay_s
+        at = max(stream.arrivals[of_leader], self.network.now + delay_s)
         stream.arrivals[of_leader] = at
         self.network.push(at, self._arrive, (stream, of_leader), message)
 
@@ -613,13 +619,13 @@ class Site:
             self._send(stream, True, (welcome, b"", Disk()))
             entries = disk.entries[joining.last - disk.first + 1 :]
             if entries:
-                self._send(stream, True, Records(joining.last + 1, entries))
+                self._send(stream, True, Records(joining.last + 1, entries), self._catch_up_s())
             replica.on_joined(self.clock(leader), joining.name, joining.disk, joining.last)
             stream.is_joined = True
         else:
             snapshot = freeze(leader.machine)
             welcome = Welcome(replica.epoch, terms.terms, disk.last, len(snapshot))
-            self._send(stream, True, (welcome, snapshot, disk.copy()))
+            self._send(stream, True, (welcome, snapshot, disk.copy()), self._catch_up_s())
             replica.on_joined(self.clock(leader), joining.name, joining.disk, 0)
             stream.is_joined = True
         self._advance(leader)
