@@ -45,6 +45,7 @@ def register(app: typer.Typer) -> None:
         (handoff, "handoff --rtt 1,10,50,100 --loss 0,1 --out figures"),
         (storm, "storm --clients 10000 --way drain"),
         (chaos, "chaos --seconds 60 --seed 7"),
+        (replicas, "replicas --out figures"),
         (attack, "attack --only silent-tls --only non-readers-qos-0"),
         (location, "location --subscriptions 10000"),
         (pipeline, "pipeline --records 1e6,1e7"),
@@ -560,6 +561,34 @@ def chaos(
         where = f"logs and journals are in {result['folder']}"
         print(f"a promise was broken with seed {seed}; {where}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def replicas(
+    seconds: Annotated[float, typer.Option(min=0.05, help="How long messages are sent in each run.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs with a follower and without, in turn.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="A folder for the figure, failover.png.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a follower costs a broker, and what clients see of a failover. Needs etcd."""
+    from roamcast.bench import replicas as benchmark
+
+    if out is not None:
+        prepare_out_folder(out)
+    with progress("measuring replicas") as report, failing_plainly():
+        result = benchmark.run(seconds=seconds, rounds=rounds, progress=report)
+    if out is not None:
+        benchmark.write_figure(result["failover"], out / "failover.png")
+        result["figure"] = str(out / "failover.png")
+    if as_json:
+        emit_json(result)
+        return
+    columns = ["case", "sync", "alone", "with_follower", "ratio", "target", "holds", "ratio_per_core_s"]
+    table_of(result["cases"], "bench replicas", [*columns, "follower_cores"])
+    failover = result["failover"]
+    print(
+        f"failover: {failover['messages']} messages, all arrived once and in order, the latest after"
+        f" {failover['longest_delay_s']:.1f} s; the lease is {failover['lease_s']} s"
+    )
 
 
 def attack(
