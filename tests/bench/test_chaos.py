@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from tests.daemon.etcd_process import needs_etcd
 
 from roamcast.bench import chaos
 from roamcast.bench.broker_network import damage_tail
@@ -50,6 +51,25 @@ def test_a_long_one_keeps_every_promise(seed: int, sync: str, capsys: pytest.Cap
     assert code == 0, (result["troubles"], result["examples"], result["folder"])
     assert result["handoffs"] > 200
     assert min(result["faults"].values()) > 0
+
+
+@needs_etcd
+@pytest.mark.slow
+def test_replicas_whose_disks_are_lost_keep_every_promise(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "chaos", "--seconds", "20", "--seed", "4", "--clients", "16", "--brokers", "3"]
+    code = run(build_app(), [*arguments, "--replicas", "1", "--wipe", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert code == 0, (result["troubles"], result["examples"], result["folder"])
+    assert (result["lost"], result["duplicated_qos_2"], result["out_of_order"]) == (0, 0, 0)
+    assert result["lost_sessions"] == 0
+    assert result["disks_wiped"] > 0
+    assert result["served_again"]["kills"] + result["served_again_otherwise"]["kills"] > 0
+    assert result["delivered"] >= result["expected"] > 20
+
+
+def test_a_broker_alone_has_nothing_but_its_disk(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(build_app(), ["bench", "chaos", "--wipe"]) == 2
+    assert "--replicas" in capsys.readouterr().err
 
 
 def forget(journal: Path, kind: str, rng: random.Random) -> int:

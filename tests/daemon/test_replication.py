@@ -23,6 +23,7 @@ from tests.daemon.brokers import (
 )
 from tests.daemon.etcd_process import EtcdProcess, needs_etcd
 
+from roamcast.config.sections import Mobility
 from roamcast.daemon.control import ask
 from roamcast.errors import InputError
 
@@ -238,3 +239,22 @@ def test_a_peer_follows_the_leader(site: Site, tmp_path: Path) -> None:
         publisher.leave()
     finally:
         west.kill()
+
+
+def test_a_promoted_replica_does_not_wait_for_its_peers(site: Site, tmp_path: Path) -> None:
+    leader = site.leader()
+    follower = site.other(leader)
+    west = BrokerProcess(
+        tmp_path, "west", "peer.0.id=east", f"peer.0.address=127.0.0.1:{leader.link_port}"
+    )  # fmt: skip
+    try:
+        west.wait_for_link("east")
+    finally:
+        west.kill()
+    leader.kill(wipe=True)
+    site.wait(lambda: follower.leads)
+    leads_since = time.monotonic()
+    client = MqttClient("", follower.port, lasting=False)
+    assert client.connected == "Success"
+    assert time.monotonic() - leads_since < Mobility().meet_timeout_s / 2
+    client.leave()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from roamcast.replication.messages import Acknowledged, Campaign, Change
-from roamcast.replication.replica import Replica
+from roamcast.replication.replica import Follower, Replica
 from roamcast.replication.terms import Terms
 from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.replicated_network import Etcd, Node, Site, Stream
+from roamcast.simulator.story import parse_story, violations_of
 
+STORIES = sorted((Path(__file__).parent / "replication_stories").glob("*.txt"))
 Plant = Callable[[pytest.MonkeyPatch], None]
 SEEDS = 200
 
@@ -24,6 +27,11 @@ def violations(seed: int) -> list[str]:
 @pytest.mark.parametrize("first", [0, 10])
 def test_no_seed_has_a_violation(first: int) -> None:
     assert {seed: found for seed in range(first, first + 10) if (found := violations(seed))} == {}
+
+
+@pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
+def test_a_story_that_once_broke_a_promise_keeps_it(path: Path) -> None:
+    assert violations_of(parse_story(path.read_text(), path.name)) == []
 
 
 # --- breakages ---
@@ -84,6 +92,22 @@ def a_new_leader_forgets_its_followers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "required", property(lambda self: {}))
 
 
+def whoever_joins_counts_as_caught_up(patch: pytest.MonkeyPatch) -> None:
+    on_joined = Replica.on_joined
+
+    def joined(self: Replica, now: float, name: str, disk: str, sequence: int) -> None:
+        on_joined(self, now, name, disk, self.last)
+
+    patch.setattr(Replica, "on_joined", joined)
+
+
+def whoever_catches_up_is_in_sync(patch: pytest.MonkeyPatch) -> None:
+    def is_to_enter(self: Replica, follower: Follower) -> bool:
+        return follower.is_joined and follower.name not in self.view.in_sync
+
+    patch.setattr(Replica, "_is_to_enter", is_to_enter)
+
+
 BREAKAGES: list[Plant] = [
     effects_leave_at_once,
     a_lagging_follower_is_promoted,
@@ -94,6 +118,8 @@ BREAKAGES: list[Plant] = [
     epochs_of_entries_are_ignored,
     disks_are_not_told_apart,
     a_new_leader_forgets_its_followers,
+    whoever_joins_counts_as_caught_up,
+    whoever_catches_up_is_in_sync,
 ]
 
 

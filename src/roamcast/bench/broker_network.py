@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from roamcast.bench.builds import THIS_BUILD, Build
 from roamcast.bench.mqtt_load import LoadConnection
@@ -26,7 +27,15 @@ class Edge:
 
     dialer: int
     listener: int
-    relay: Relay
+    relays: tuple[Relay, ...]
+    """One for each replica of the second."""
+
+
+class Door(Protocol):
+    """Where clients come in."""
+
+    @property
+    def port(self) -> int: ...
 
 
 class BrokerNetwork:
@@ -48,22 +57,37 @@ class BrokerNetwork:
         self.is_relayed = is_relayed
         """Whether links go through relays; without, nothing can be done to them."""
         self.link_ports = [free_port() for _ in range(count)]
-        self.edges = [Edge(one, other, Relay(self.link_ports[other])) for one, other in edges]
+        self.edges = [Edge(one, other, (Relay(self.link_ports[other]),)) for one, other in edges]
         self.brokers: list[Process] = []
         self._first_build = build
 
     async def start(self) -> None:
         for edge in self.edges if self.is_relayed else ():
-            await edge.relay.start()
+            for relay in edge.relays:
+                await relay.start()
         for number in range(len(self.link_ports)):
             port = free_port()
-            process = Process(f"b{number}", (), port, self.folder / f"b{number}.log")
+            name = self.name(number)
+            process = Process(name, (), port, self.folder / f"{name}.log")
             self.brokers.append(process)
             self.set_build(number, self._first_build)
             process.start()
         for process in self.brokers:
             await asyncio.to_thread(process.wait_listening)
+        await self._prepare()
         await asyncio.to_thread(self._wait_joined)
+
+    async def _prepare(self) -> None:
+        """All processes listen."""
+
+    @property
+    def doors(self) -> Sequence[Door]:
+        """Where clients reach each broker."""
+        return self.brokers
+
+    def name(self, number: int) -> str:
+        """Of a process."""
+        return f"b{number}"
 
     def set_build(self, number: int, build: Build) -> None:
         """Start this broker with that build from its next start on."""
@@ -78,22 +102,22 @@ class BrokerNetwork:
         ]  # fmt: skip
         for edge in self.edges:
             if edge.dialer == number:
-                port = edge.relay.port if self.is_relayed else self.link_ports[edge.listener]
+                port = edge.relays[0].port if self.is_relayed else self.link_ports[edge.listener]
                 command += ["--peer", f"b{edge.listener}={HOST}:{port}"]
         for setting in self.settings:
             command += ["--set", setting]
         return command
 
     def data(self, number: int) -> Path:
-        return self.folder / f"b{number}"
+        return self.folder / self.name(number)
 
     def _wait_joined(self) -> None:
         """Until what is published at the first broker arrives at every other: then all links are up."""
         deadline = time.monotonic() + JOIN_S
-        for number, broker in enumerate(self.brokers[1:], start=1):
+        for number, door in enumerate(self.doors[1:], start=1):
             topic = f"joined/{number}"
-            subscriber = _connect(broker, "joined", deadline)
-            publisher = _connect(self.brokers[0], "asks", deadline)
+            subscriber = _connect(door, "joined", deadline)
+            publisher = _connect(self.doors[0], "asks", deadline)
             subscriber.subscribe([topic], 0)
             subscriber.socket.settimeout(0.2)
             while True:
@@ -103,7 +127,7 @@ class BrokerNetwork:
                     break
                 except TimeoutError:
                     if time.monotonic() > deadline:
-                        raise BenchFailed(f"{broker.name} did not join within {JOIN_S:.0f} s") from None
+                        raise BenchFailed(f"b{number} did not join within {JOIN_S:.0f} s") from None
             subscriber.close()
             publisher.close()
 
@@ -111,18 +135,19 @@ class BrokerNetwork:
         for process in self.brokers:
             process.kill()
         for edge in self.edges:
-            await edge.relay.close()
+            for relay in edge.relays:
+                await relay.close()
 
     def restart(self, number: int) -> None:
         self.brokers[number].start()
 
 
-def _connect(broker: Process, client: str, deadline: float) -> LoadConnection:
+def _connect(door: Door, client: str, deadline: float) -> LoadConnection:
     """Connect again while the broker refuses clients, because it has not met its peers yet."""
     while True:
         try:
-            return LoadConnection(broker.port, client)
-        except BenchFailed:
+            return LoadConnection(door.port, client)
+        except (BenchFailed, OSError):
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)

@@ -16,7 +16,7 @@ import shutil
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,14 +73,17 @@ class Fault:
     seconds: float
 
 
-def draw_faults(rng: random.Random, seconds: float, brokers: int, links: int) -> list[Fault]:
+def draw_faults(
+    rng: random.Random, seconds: float, brokers: int, links: int, kinds: Iterable[str] = ()
+) -> list[Fault]:
     """One after the other, each kind as often as any other; what is in trouble already is left alone."""
     faults: list[Fault] = []
+    kinds = list(kinds or KINDS)
     busy_until_s: dict[tuple[bool, int], float] = {}
     at_s, waiting = rng.uniform(*FAULT_EVERY_S), list[str]()
     while at_s < seconds:
         if not waiting:
-            waiting = rng.sample(list(KINDS), len(KINDS))
+            waiting = rng.sample(kinds, len(kinds))
         kind = waiting.pop()
         of_link = kind in OF_LINKS
         targets = range(links if of_link else brokers)
@@ -107,12 +110,16 @@ def run(
     sync: str = "process",
     keep: Path | None = None,
     upgrade_from: Build | None = None,
+    make: Callable[..., Chaos] | None = None,
 ) -> dict[str, Any]:
-    """Run it; the folder with logs and journals stays, and is named, if a promise was broken."""
+    """Run it; the folder with logs and journals stays, and is named, if a promise was broken.
+
+    `make` is the kind of chaos; without it brokers are alone.
+    """
     folder = keep or Path(tempfile.mkdtemp(prefix="roamcast-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    chaos = Chaos(folder, seconds, seed, clients, brokers, sync, upgrade_from)
-    result = asyncio.run(chaos.run())
+    make = make or Chaos
+    result = asyncio.run(make(folder, seconds, seed, clients, brokers, sync, upgrade_from).run())
     if result["kept"] and keep is None:
         shutil.rmtree(folder)
         result["folder"] = None
@@ -131,13 +138,15 @@ class Chaos:
         upgrade_from: Build | None = None,
     ) -> None:
         rng = self.rng = random.Random(seed)
+        self.folder = folder
         self.seed = seed
         self.seconds = seconds
         self.tree = draw_tree(rng, brokers)
         self.settings = (f"journal.sync={sync}", *SETTINGS)
         self.upgrade_from = upgrade_from
-        self.network = BrokerNetwork(folder, self.tree, self.settings, build=upgrade_from or THIS_BUILD)
-        self.faults = draw_faults(rng, seconds, brokers, len(self.tree))
+        self.network = self._make_network()
+        self.kinds_of_faults = self._kinds_of_faults()
+        self.faults = draw_faults(rng, seconds, brokers, len(self.tree), self.kinds_of_faults)
         self.upgraded: list[int] = []
         """Brokers that run this build, if it is not the one that all began with."""
         self.crossings = 0
@@ -152,6 +161,12 @@ class Chaos:
         self._client_count = clients
         self._care = [asyncio.Lock() for _ in range(brokers)]
         """Held by what does something to a broker, until it listens again."""
+
+    def _make_network(self) -> BrokerNetwork:
+        return BrokerNetwork(self.folder, self.tree, self.settings, build=self.upgrade_from or THIS_BUILD)
+
+    def _kinds_of_faults(self) -> dict[str, str]:
+        return KINDS
 
     async def run(self) -> dict[str, Any]:
         tasks: list[asyncio.Task[None]] = []
@@ -188,7 +203,7 @@ class Chaos:
             (name, maker) for name, maker in foreign.items() for _ in range(each)
         ]
         makers += [("own", RoamingClient)] * (self._client_count - len(makers))
-        world = World(self.network.brokers, self.ledger, self.topics, is_roaming=False)
+        world = World(self.network.doors, self.ledger, self.topics, is_roaming=False)
         for number, (name, maker) in enumerate(makers):
             id, own = f"c{number}", random.Random(rng.getrandbits(64))
             qos = rng.choice((1, 2))
@@ -235,7 +250,7 @@ class Chaos:
 
     async def _publish_unheard(self, fault: Fault) -> None:
         """A publisher whose messages stay unknown: it does not read, and never comes back."""
-        rng, port = random.Random(f"{self.seed} {fault.at_s}"), self.network.brokers[fault.target].port
+        rng, port = random.Random(f"{self.seed} {fault.at_s}"), self.network.doors[fault.target].port
         id, topics = f"unheard{fault.at_s:.3f}", rng.choices(self.topics, k=UNHEARD)
         stay_s = rng.uniform(0, UNHEARD_S) if fault.kind != "unheard" else None
         await publish_unheard(port, self.ledger, id, topics, rng.choice((1, 2)), stay_s)
@@ -259,18 +274,21 @@ class Chaos:
 
     async def _trouble_link(self, fault: Fault) -> None:
         edge = self.network.edges[fault.target]
-        relay, direction = edge.relay, int(fault.at_s * 1000) % 2
-        if fault.kind in ("cut", "apart"):
-            relay.is_open = fault.kind == "cut"
-            relay.cut()
-        elif fault.kind == "delay":
-            relay.delays_s[direction] = fault.seconds / 2
+        direction = int(fault.at_s * 1000) % 2
+        for relay in edge.relays:
+            if fault.kind in ("cut", "apart"):
+                relay.is_open = fault.kind == "cut"
+                relay.cut()
+            elif fault.kind == "delay":
+                relay.delays_s[direction] = fault.seconds / 2
+            else:
+                relay.is_swallowed[direction] = True
+        if fault.kind == "delay":
             # Back and forth, faster than the message of the handoff before.
             self._hurry(at=edge.dialer, hops=[edge.listener, edge.dialer] * 3)
-        else:
-            relay.is_swallowed[direction] = True
         await asyncio.sleep(fault.seconds)
-        relay.heal()
+        for relay in edge.relays:
+            relay.heal()
 
     def _hurry(self, at: int, hops: Sequence[int]) -> None:
         """Make a client that is there move on, at once."""
@@ -280,17 +298,22 @@ class Chaos:
                 return
 
     def _other_than(self, number: int) -> int:
-        return (number + 1) % len(self.network.brokers)
+        return (number + 1) % len(self.network.doors)
 
     async def _watch(self) -> None:
         """Nobody else ends a broker: one that ends is told of, and started again."""
         while True:
             await asyncio.sleep(PAUSE_S)
             for number, broker in enumerate(self.network.brokers):
-                if not self._care[number].locked() and not broker.is_running:
+                care = self._care_for(number)
+                if not care.locked() and not broker.is_running:
                     self.troubles.append(f"{broker.name} ended by itself: {broker.last_words()}")
-                    async with self._care[number]:
+                    async with care:
                         await self._restart(number)
+
+    def _care_for(self, number: int) -> asyncio.Lock:
+        """Of the process of this number."""
+        return self._care[number]
 
     # --- upgrades ---
 
@@ -329,7 +352,8 @@ class Chaos:
 
     async def _heal(self) -> None:
         for edge in self.network.edges:
-            edge.relay.heal()
+            for relay in edge.relays:
+                relay.heal()
         for number, broker in enumerate(self.network.brokers):
             broker.send(signal.SIGCONT)
             if not broker.is_running:
@@ -374,11 +398,11 @@ class Chaos:
             "seconds": self.seconds,
             "kept": found.is_kept and not self.troubles,
             "settings": "MQTT 5, QoS 1 and 2, " + ", ".join(self.settings) + ", no event log",
-            "brokers": len(self.network.brokers),
+            "brokers": len(self.network.doors),
             "links": [f"b{one} to b{other}" for one, other in self.tree],
             "clients": dict(self.kinds),
             "handoffs": world.moves.total(),
-            "faults": {kind: self.done[kind] for kind in KINDS},
+            "faults": {kind: self.done[kind] for kind in self.kinds_of_faults},
             "upgrades": self._upgrades(),
             "refusals": world.refusals,
             **found.as_dict(),

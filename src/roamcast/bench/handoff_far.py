@@ -204,8 +204,9 @@ class Chain:
 
     def slow_down(self, rtt_s: float, loss: float) -> None:
         for edge in self._network.edges:
-            edge.relay.delays_s = [rtt_s / 2, rtt_s / 2]
-            edge.relay.loss, edge.relay.retransmission_s = loss, RETRANSMISSION_MIN_S + rtt_s
+            for relay in edge.relays:
+                relay.delays_s = [rtt_s / 2, rtt_s / 2]
+                relay.loss, relay.retransmission_s = loss, RETRANSMISSION_MIN_S + rtt_s
 
     def come_back(self, count: int, hops: int) -> Came:
         """A client that was never seen before attaches at the first broker and moves so many hops."""

@@ -71,11 +71,15 @@ class LoadConnection:
         self._read = b""
         self._packet_id = 0
         expiry_s = EXPIRY_S if is_lasting else None
-        self.send_all(
-            packets.Connect(version, client_id, clean_start=not is_lasting, session_expiry=expiry_s)
-        )
-        if wait:
-            self.welcome()
+        try:
+            self.send_all(
+                packets.Connect(version, client_id, clean_start=not is_lasting, session_expiry=expiry_s)
+            )
+            if wait:
+                self.welcome()
+        except BaseException:
+            self.socket.close()
+            raise
 
     def welcome(self) -> None:
         answer = self.receive_packet()

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
+from roamcast.bench.broker_network import Door
 from roamcast.bench.ledger import Ledger, Message
-from roamcast.bench.processes import HOST, Process
+from roamcast.bench.processes import HOST
 from roamcast.bench.relays import Relay
 from roamcast.bench.roaming_session import EXPIRY_S, RoamingSession
 from roamcast.mqtt.codec import packets
@@ -39,7 +40,7 @@ READ_BYTES = 1 << 16
 class World:
     """What all clients share."""
 
-    brokers: Sequence[Process]
+    brokers: Sequence[Door]
     ledger: Ledger
     topics: Sequence[str]
     is_roaming: bool = True

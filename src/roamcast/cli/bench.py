@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,6 +45,7 @@ def register(app: typer.Typer) -> None:
         (handoff, "handoff --rtt 1,10,50,100 --loss 0,1 --out figures"),
         (storm, "storm --clients 10000 --way drain"),
         (chaos, "chaos --seconds 60 --seed 7"),
+        (replicas, "replicas --out figures"),
         (attack, "attack --only silent-tls --only non-readers-qos-0"),
         (location, "location --subscriptions 10000"),
         (pipeline, "pipeline --records 1e6,1e7"),
@@ -524,21 +526,29 @@ def chaos(
         Path | None,
         typer.Option(help="Upgrade all brokers from the build in this source tree or virtual environment."),
     ] = None,
+    replicas: Annotated[int, typer.Option(min=0, max=2, help="Followers of each broker; needs etcd.")] = 0,
+    wipe: Annotated[bool, typer.Option("--wipe", help="Disks are lost with killed replicas.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Clients roam while brokers are killed and links fail; then an audit. Exit code 1 if a promise broke."""
     from roamcast.bench import chaos as benchmark
     from roamcast.bench.builds import find_build
+    from roamcast.bench.chaos_replicated import ReplicatedChaos
 
     if keep is not None:
         prepare_out_folder(keep, option="--keep")
+    if wipe and not replicas:
+        raise InputError("--wipe: only with --replicas; a broker alone has nothing but its disk")
+    if replicas and upgrade_from is not None:
+        raise InputError("--upgrade-from: not with --replicas")
     earlier = find_build(upgrade_from) if upgrade_from is not None else None
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     print(f"seed {seed}", file=sys.stderr)
+    make = partial(ReplicatedChaos, followers=replicas, wipe=wipe) if replicas else None
     with progress("chaos"), failing_plainly():
         result = benchmark.run(
             seconds=seconds, seed=seed, clients=clients, brokers=brokers, sync=sync.value, keep=keep,
-            upgrade_from=earlier,
+            upgrade_from=earlier, make=make,
         )  # fmt: skip
     if as_json:
         emit_json(result)
@@ -551,6 +561,34 @@ def chaos(
         where = f"logs and journals are in {result['folder']}"
         print(f"a promise was broken with seed {seed}; {where}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def replicas(
+    seconds: Annotated[float, typer.Option(min=0.05, help="How long messages are sent in each run.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs with a follower and without, in turn.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="A folder for the figure, failover.png.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a follower costs a broker, and what clients see of a failover. Needs etcd."""
+    from roamcast.bench import replicas as benchmark
+
+    if out is not None:
+        prepare_out_folder(out)
+    with progress("measuring replicas") as report, failing_plainly():
+        result = benchmark.run(seconds=seconds, rounds=rounds, progress=report)
+    if out is not None:
+        benchmark.write_figure(result["failover"], out / "failover.png")
+        result["figure"] = str(out / "failover.png")
+    if as_json:
+        emit_json(result)
+        return
+    columns = ["case", "sync", "alone", "with_follower", "ratio", "target", "holds", "ratio_per_core_s"]
+    table_of(result["cases"], "bench replicas", [*columns, "follower_cores"])
+    failover = result["failover"]
+    print(
+        f"failover: {failover['messages']} messages, all arrived once and in order, the latest after"
+        f" {failover['longest_delay_s']:.1f} s; the lease is {failover['lease_s']} s"
+    )
 
 
 def attack(

@@ -276,7 +276,7 @@ class Replicating:
                 if stream.connection.transport.get_write_buffer_size() > RECENT_BYTES_MAX:
                     stream.close("the follower is too slow")
                 else:
-                    stream.send(message)
+                    stream.send_now(message)
 
     def releasable(self) -> int:
         now = time.monotonic()
@@ -495,7 +495,7 @@ class Replicating:
             time.sleep(RETRY_S)
             self.begin_anew(str(error))
         replica.last = journal.last_sequence
-        stream.send(Acknowledged(replica.last))
+        stream.send_now(Acknowledged(replica.last))
         for data in entries:
             self.recent.append(data)
             entry = decode_entry(data)

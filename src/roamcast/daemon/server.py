@@ -527,7 +527,9 @@ class Server:
         """Wait for a peer that confirms this broker's history; ConnectionRefused if it needs one."""
         has_met, history, mobility = self.linking.has_met, self.site.history, self.config.mobility
         has_peers = bool(self.config.peers or history.known)
-        if has_peers and not has_met.is_set() and not self.site.links_may_cycle:
+        # That the disk of a leader is the newest is in etcd. Its neighbours may be failing over, too.
+        is_confirmed = self.replicating is not None and history.is_settled
+        if has_peers and not is_confirmed and not has_met.is_set() and not self.site.links_may_cycle:
             left_s = self._started_s + mobility.meet_timeout_s - time.monotonic()
             wait_s = left_s if history.is_settled else mobility.locate_timeout_s
             with suppress(TimeoutError):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -479,15 +480,17 @@ class ClientConnection(asyncio.Protocol):
             return
         self._is_finished = True
         self.write = _ignore
-        while self._backlog:
-            transport.write(self._next_of_backlog(self._backlog))
-        if data:
-            transport.write(data)
-        if lingers and transport.can_write_eof():
-            transport.write_eof()
-            transport.resume_reading()
-        else:
-            transport.close()
+        # A transport of uvloop that was closed while it was made, since its listener stops, does not say so.
+        with suppress(RuntimeError):
+            while self._backlog:
+                transport.write(self._next_of_backlog(self._backlog))
+            if data:
+                transport.write(data)
+            if lingers and transport.can_write_eof():
+                transport.write_eof()
+                transport.resume_reading()
+            else:
+                transport.close()
         # Also a client that never reads what was written last has to go some time.
         asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Literal, Protocol, cast
@@ -159,6 +160,24 @@ class PeerConnection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if self.state != "closed":
             self.transport.write(data if self._sealer is None else self._sealer.seal(data))
+
+    def write_now(self, data: bytes) -> None:
+        """Write before the loop comes around again: whoever calls is about to do what takes long.
+
+        Transports of uvloop write when a turn of the loop is over.
+        """
+        transport = self.transport
+        if self.state == "closed" or transport.is_closing():
+            return
+        if self._sealer is not None:
+            data = self._sealer.seal(data)
+        sent = 0
+        if not transport.get_write_buffer_size():
+            # What is wrong with the connection, the transport finds out.
+            with suppress(OSError):
+                sent = os.write(transport.get_extra_info("socket").fileno(), data)
+        if sent < len(data):
+            transport.write(data[sent:])
 
     def seal(self, keys: LinkKeys) -> None:
         """Both ends have proved that they have the secret: what else they say is sealed with these keys."""

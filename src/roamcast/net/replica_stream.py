@@ -78,6 +78,10 @@ class ReplicaStream:
     def send(self, *messages: Message) -> None:
         self.connection.write(_frames(messages))
 
+    def send_now(self, message: Message) -> None:
+        """Send before this process does what takes long, so that the other one need not wait for it."""
+        self.connection.write_now(_frames((message,)))
+
     def arrived(self, connection: PeerConnection, frames: bytes) -> None:
         messages: list[AnyMessage] = []
         at = 0

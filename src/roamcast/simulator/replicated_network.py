@@ -76,29 +76,36 @@ class Disk:
         self.terms: list[Term] = []
         self.log: list[bytes] = []
         """Everything that was ever written, for those who look on."""
+        self.rows: list[list[Row]] = []
+        """What the machine recorded with each entry of the log. Nobody has seen it before the entry is
+        released, and a snapshot does not have it.
+        """
 
     @property
     def last(self) -> int:
         return self.first - 1 + len(self.entries)
 
-    def append(self, entry: bytes) -> None:
+    def append(self, entry: bytes, rows: list[Row]) -> None:
         self.entries.append(entry)
         self.log.append(entry)
+        self.rows.append(rows)
 
     def cut(self, last: int) -> None:
         """Lose what comes after this entry."""
         del self.entries[max(0, last - self.first + 1) :]
-        del self.log[last:]
+        del self.log[last:], self.rows[last:]
 
-    def install(self, snapshot: bytes, last: int, log: list[bytes]) -> None:
-        self.snapshot, self.first, self.entries, self.log = snapshot, last + 1, [], list(log)
-        self.synced = last
+    def install(self, snapshot: bytes, other: Disk) -> None:
+        """Begin anew behind a snapshot of all that another disk has."""
+        self.snapshot, self.first, self.entries = snapshot, other.last + 1, []
+        self.synced, self.log, self.rows = other.last, list(other.log), list(other.rows)
 
     def copy(self) -> Disk:
         copy = Disk()
         copy.ids = list(self.ids)
         copy.snapshot, copy.first, copy.entries = self.snapshot, self.first, list(self.entries)
-        copy.synced, copy.terms, copy.log = self.synced, list(self.terms), list(self.log)
+        copy.synced, copy.terms = self.synced, list(self.terms)
+        copy.log, copy.rows = list(self.log), list(self.rows)
         copy.cut(copy.synced)
         return copy
 
@@ -130,8 +137,6 @@ class Node:
         self.waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         """What reaches it while it stands still."""
         self.held: deque[Held] = deque()
-        self.rows: list[Row] = []
-        """What its machine recorded while it followed."""
         self.serves = False
         self.stream: Stream | None = None
         """To the leader."""
@@ -203,6 +208,7 @@ class Site:
         self.network = network
         self.broker = broker
         self.rng = network.rng_for("replicas", broker)
+        self.catching_up = network.rng_for("catching up", broker)
         self.timing = Timing(lease_s, lease_s / 3)
         self.etcd = Etcd()
         self.names = [f"r{number}" for number in range(followers + 1)]
@@ -258,7 +264,7 @@ class Site:
         replica = Replica(name, own.ids, boot, Terms(own.terms), own.last, self.timing, now)
         node = Node(name, own, replica, rate)
         if own.snapshot is not None or own.entries:
-            node.machine = self.network.replayed_disk(self.broker, own, node.rows)
+            node.machine = self.network.replayed_disk(self.broker, own)
         if disk is None:
             self.nodes[name] = node
         else:
@@ -429,8 +435,8 @@ class Site:
         node.is_promoted = True
         node.disk.terms = node.replica.terms.terms
         self._check_promoted(node)
-        self.network.observe(node.rows)
-        node.rows = []
+        for rows in node.disk.rows:
+            self.network.observe(rows)
         if node.machine is None:
             self.wrongs.append(("lost", f"{node.name} of {self.broker} was promoted with an empty disk"))
             node.machine = self.network.machines[self.broker]
@@ -451,7 +457,7 @@ class Site:
                 ("lost", f"{node.name} of {self.broker} lacks {lost} entries that were promised")
             )
         elif node.machine is not None:
-            again = self.network.replayed_disk(self.broker, node.disk, [])
+            again = self.network.replayed_disk(self.broker, node.disk)
             if state_hash(again) != state_hash(node.machine):
                 self.wrongs.append(("replay differs", f"{node.name} of {self.broker} has another state"))
 
@@ -464,7 +470,7 @@ class Site:
         is_doomed = False
         if effects.durable:
             entry = encode_entry(network.now, effects.durable)
-            node.disk.append(entry)
+            node.disk.append(entry, effects.records)
             node.disk.synced = node.disk.last
             is_doomed = self._counts_down(node)
             if is_doomed and self.rng.random() < 0.5:
@@ -564,8 +570,13 @@ class Site:
         if follower.stream is stream:
             follower.stream = None
 
-    def _send(self, stream: Stream, of_leader: bool, message: Any) -> None:
-        at = max(stream.arrivals[of_leader], self.network.now + self._delay_s())
+    def _catch_up_s(self) -> float:
+        """What a follower lacks may be much: the leader's fate may be decided before it has all of it."""
+        return self.timing.lease_s * self.catching_up.choice((0.005, 0.005, 0.02, 0.5, 1.5))
+
+    def _send(self, stream: Stream, of_leader: bool, message: Any, delay_s: float | None = None) -> None:
+        delay_s = self._delay_s() if delay_s is None else delay_s
+        at = max(stream.arrivals[of_leader], self.network.now + delay_s)
         stream.arrivals[of_leader] = at
         self.network.push(at, self._arrive, (stream, of_leader), message)
 
@@ -605,16 +616,16 @@ class Site:
         terms = replica.terms
         if terms.includes(disk.last, joining.epoch, joining.last) and joining.last >= disk.first - 1:
             welcome = Welcome(replica.epoch, terms.terms, joining.last)
-            self._send(stream, True, (welcome, b"", []))
+            self._send(stream, True, (welcome, b"", Disk()))
             entries = disk.entries[joining.last - disk.first + 1 :]
             if entries:
-                self._send(stream, True, Records(joining.last + 1, entries))
+                self._send(stream, True, Records(joining.last + 1, entries), self._catch_up_s())
             replica.on_joined(self.clock(leader), joining.name, joining.disk, joining.last)
             stream.is_joined = True
         else:
             snapshot = freeze(leader.machine)
             welcome = Welcome(replica.epoch, terms.terms, disk.last, len(snapshot))
-            self._send(stream, True, (welcome, snapshot, list(disk.log)))
+            self._send(stream, True, (welcome, snapshot, disk.copy()), self._catch_up_s())
             replica.on_joined(self.clock(leader), joining.name, joining.disk, 0)
             stream.is_joined = True
         self._advance(leader)
@@ -628,17 +639,17 @@ class Site:
         elif isinstance(message, Records):
             self._write(node, stream, message)
         else:
-            welcome, snapshot, log = message
+            welcome, snapshot, disk = message
             if welcome.epoch < node.replica.terms.epoch:
                 self.close(stream)
                 return
             node.replica.terms = Terms(welcome.terms)
             node.disk.terms = list(node.replica.terms.terms)
             if welcome.snapshot_bytes >= 0:
-                node.disk.install(snapshot, welcome.last, log)
+                node.disk.install(snapshot, disk)
                 machine = thaw(snapshot)
                 assert isinstance(machine, BrokerMachine)
-                node.machine, node.rows = machine, []
+                node.machine = machine
             node.replica.last = node.disk.last
             self._acknowledge(node, stream)
 
@@ -648,11 +659,10 @@ class Site:
             self.wrongs.append(("gap", f"{node.name} of {self.broker} was sent {records.first}"))
             return
         for data in records.entries:
-            node.disk.append(data)
             entry = decode_entry(data)
             if node.machine is None:
                 node.machine = self.network.new_machine(self.broker)
-            node.rows += node.machine.step(entry.now, entry.inputs).records
+            node.disk.append(data, node.machine.step(entry.now, entry.inputs).records)
         node.replica.last = node.disk.last
         self._acknowledge(node, stream)
 
@@ -792,12 +802,12 @@ class ReplicatedNetwork(Network):
             self.sites[broker] = Site(self, broker, followers, self.settings.lease_s)
         return super()._make_access()
 
-    def replayed_disk(self, broker: str, disk: Disk, rows: list[Row]) -> BrokerMachine:
+    def replayed_disk(self, broker: str, disk: Disk) -> BrokerMachine:
         machine = self.new_machine(broker) if disk.snapshot is None else thaw(disk.snapshot)
         assert isinstance(machine, BrokerMachine)
-        for data in disk.entries:
+        for place, data in enumerate(disk.entries, disk.first - 1):
             entry = decode_entry(data)
-            rows += machine.step(entry.now, entry.inputs).records
+            disk.rows[place] = machine.step(entry.now, entry.inputs).records
         return machine
 
     def new_machine(self, broker: str) -> BrokerMachine:
