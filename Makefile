@@ -27,6 +27,7 @@ test-all: check ## Check the code, then run every test, also the slow ones, and 
 
 check: setup ## Lint, types and the import rules between rooms
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy --strict
 	$(BIN)/python -m pytest -qq tests/test_rooms.py
 

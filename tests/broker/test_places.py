@@ -151,7 +151,7 @@ def test_staying_is_no_move() -> None:
     [
         ("at 1 car subscribe location IN myloc('bus')\n", "is about the state of a client by its name"),
         ("at 1 car subscribe x < my.budget\n", "my.budget: this broker does not know how it may change"),
-        ("at 1 car move {\"budget\": 3}\n", "my.budget: this broker does not know how it may change"),
+        ('at 1 car move {"budget": 3}\n', "my.budget: this broker does not know how it may change"),
         ("at 1 car advertise location IN myloc\n", "depends on the publisher's own state"),
     ],
 )
@@ -279,7 +279,7 @@ TOO_FEW_STEPS = (
     "brokers b0-b1\nprotocol sub_unsub\nlink 0.09\naccess 0\ngraph a-b b-c c-d\nstay 0.1\n",
     CAR,
     "at 0 p attach b1\n",
-    'at 10 car move b\nat 10.1 car move c\n',
+    "at 10 car move b\nat 10.1 car move c\n",
     'at 10.05 p publish {"location": "c"}\n',
 )
 """Published while b1 has not heard of the first step, and at b0 after the second: two steps, not one."""

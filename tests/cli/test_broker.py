@@ -18,9 +18,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configurations that brokers were started with; a reload of each is appended too."""
     configurations: list[Config] = []
 
-    def serve(
-        config: Config, read: Callable[[Callable[[str], None]], Config], warnings: list[str]
-    ) -> None:
+    def serve(config: Config, read: Callable[[Callable[[str], None]], Config], warnings: list[str]) -> None:
         again: list[str] = []
         configurations.extend([config, read(again.append)])
         assert again == warnings

@@ -62,9 +62,7 @@ def test_what_is_near_depends_on_where_the_client_says_it_is(tmp_path: Path) -> 
                 await reader.move(place)
                 for room in ("office", "lobby", "attic"):
                     await tell(writer, room, f"{room} from {place}")
-            with pytest.raises(
-                PublishError, match="cellar' is not in the movement graph"
-            ) as caught:
+            with pytest.raises(PublishError, match="cellar' is not in the movement graph") as caught:
                 await reader.move("cellar")
             assert caught.value.reason is Reason.IMPLEMENTATION_SPECIFIC_ERROR
             with pytest.raises(PublishError, match=r"my\.mood: this broker does not know how it may change"):

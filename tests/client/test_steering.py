@@ -37,9 +37,7 @@ def sites(tmp_path: Path) -> Iterator[tuple[Broker, Broker]]:
 
 
 async def comes(client: Client, broker: Broker) -> None:
-    await until(
-        lambda: client.is_attached and str(client.address) == broker.address, f"it is at {broker.id}"
-    )
+    await until(lambda: client.is_attached and str(client.address) == broker.address, f"it is at {broker.id}")
 
 
 async def next_text(client: Client) -> str:

@@ -137,9 +137,10 @@ def test_a_peer_cannot_speak_for_clients_and_brokers_of_this_side(
         writer.publish("news", b"to c")
         other.wait_for_messages(1)
         a.wait_for("refused 3 of what e sent: messages in the name of clients or brokers of this side")
-        assert "messages on topics that it may not send" in roamcast(
-            "broker", "status", "--data", str(a.data)
-        ).stdout
+        assert (
+            "messages on topics that it may not send"
+            in roamcast("broker", "status", "--data", str(a.data)).stdout
+        )
         assert a.metric('roamcast_link_refused_total{peer="e",reason="forget"}') == 2
         assert a.metric("roamcast_fail_stops_total") == 0
 

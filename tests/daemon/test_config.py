@@ -403,7 +403,7 @@ def test_a_file_that_is_no_file_is_one_line(tmp_path: Path) -> None:
         ),
         (
             "[[location.state]]\nname = 'my x'",
-            "location.state.0.name = \"my x\": valid is a name of small letters",
+            'location.state.0.name = "my x": valid is a name of small letters',
         ),
         (
             "[[location.state]]\nname = 'x'\n[[location.state]]\nname = 'x'",

@@ -340,9 +340,7 @@ def test_other_methods_and_broken_exchanges_are_refused(scram_broker: BrokerProc
             assert broken.connack.reason is Reason.NOT_AUTHORIZED
     with Raw(scram_broker) as impatient:
         first = scram.ClientExchange("alice", b"x", b"nonce").first()
-        connect = packets.Connect(
-            5, "x", authentication_method=scram.METHOD, authentication_data=first
-        )
+        connect = packets.Connect(5, "x", authentication_method=scram.METHOD, authentication_data=first)
         impatient.send(connect)
         impatient.expect(packets.Auth)
         impatient.send(packets.Publish("a", b"x"))

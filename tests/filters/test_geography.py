@@ -28,12 +28,8 @@ from roamcast.filters.zones import with_zones
 
 SQUARE = '{"type":"Polygon","coordinates":[[[0,0],[2,0],[2,2],[0,2]]]}'
 DATE_LINE = '{"type":"Polygon","coordinates":[[[179,-1],[-179,-1],[-179,1],[179,1]]]}'
-RING = (
-    '{"type":"Polygon","coordinates":[[[0,0],[4,0],[4,4],[0,4],[0,0]],[[1,1],[3,1],[3,3],[1,3],[1,1]]]}'
-)
-TWO = (
-    '{"type":"MultiPolygon","coordinates":[[[[0,0],[1,0],[1,1],[0,1]]],[[[5,5],[6,5],[6,6],[5,6]]]]}'
-)
+RING = '{"type":"Polygon","coordinates":[[[0,0],[4,0],[4,4],[0,4],[0,0]],[[1,1],[3,1],[3,3],[1,3],[1,1]]]}'
+TWO = '{"type":"MultiPolygon","coordinates":[[[[0,0],[1,0],[1,1],[0,1]]],[[[5,5],[6,5],[6,6],[5,6]]]]}'
 
 
 def haversine_m(one: tuple[float, float], other: tuple[float, float]) -> float:
@@ -145,14 +141,14 @@ def test_cells() -> None:
         ("at WITHIN 1 MILES OF (1, 0)", "expected M or KM"),
         ("at INSIDE ''", "a name of 1 to"),
         ("at INSIDE '{}'", "valid are Polygon"),
-        ("at INSIDE '{\"type\":\"Point\",\"coordinates\":[1,2]}'", "valid are Polygon"),
-        ("at INSIDE '{\"type\":\"Polygon\",\"coordinates\":[[[0,0],[1,1],[1,0],[0,1]]]}'", "crosses itself"),
-        ("at INSIDE '{\"type\":\"Polygon\",\"coordinates\":[[[0,0],[1,1],[2,2]]]}'", "without an area"),
-        ("at INSIDE '{\"type\":\"Polygon\",\"coordinates\":[[[0,0],[1,1]]]}'", "3 or more"),
-        ("at INSIDE '{\"type\":\"Polygon\",\"coordinates\":[]}'", "valid are 3 to"),
-        ("at INSIDE '{\"type\":\"Polygon\",\"coordinates\":[[[0,0],[1,99],[1,0]]]}'", "-90 to 90"),
-        ("at INSIDE '{\"type\":\"Polygon\",\"coordinates\":[[[-90,80],[0,80],[90,80],[180,80]]]}'", "a pole"),
-        ("at INSIDE '{\"type\":\"Polygon\",\"coordinates\":[[[\"a\",0],[1,9],[1,0]]]}'", "lists of rings"),
+        ('at INSIDE \'{"type":"Point","coordinates":[1,2]}\'', "valid are Polygon"),
+        ('at INSIDE \'{"type":"Polygon","coordinates":[[[0,0],[1,1],[1,0],[0,1]]]}\'', "crosses itself"),
+        ('at INSIDE \'{"type":"Polygon","coordinates":[[[0,0],[1,1],[2,2]]]}\'', "without an area"),
+        ('at INSIDE \'{"type":"Polygon","coordinates":[[[0,0],[1,1]]]}\'', "3 or more"),
+        ('at INSIDE \'{"type":"Polygon","coordinates":[]}\'', "valid are 3 to"),
+        ('at INSIDE \'{"type":"Polygon","coordinates":[[[0,0],[1,99],[1,0]]]}\'', "-90 to 90"),
+        ('at INSIDE \'{"type":"Polygon","coordinates":[[[-90,80],[0,80],[90,80],[180,80]]]}\'', "a pole"),
+        ('at INSIDE \'{"type":"Polygon","coordinates":[[["a",0],[1,9],[1,0]]]}\'', "lists of rings"),
         ("at INSIDE '{broken'", "cannot be read"),
         ("at IN CELL 'zz'", "H3"),
     ],

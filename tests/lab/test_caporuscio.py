@@ -92,8 +92,13 @@ def duplicated(
     """Duplicates with one and with ten subscriptions, on ten trips each, all but one of which are alike."""
     return [
         row(
-            system=system, option=option, s=s, p=100.0, number=number,
-            duplicates=count + (number == 9), **more,
+            system=system,
+            option=option,
+            s=s,
+            p=100.0,
+            number=number,
+            duplicates=count + (number == 9),
+            **more,
         )
         for option, counts in (("basic", basic), ("ping", ping))
         for s, count in zip((1, 10), counts, strict=True)

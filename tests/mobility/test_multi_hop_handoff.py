@@ -277,11 +277,15 @@ def pulls_of_a_long_queue(setting: str) -> int:
     text += "at 0.0 p attach bm\nat 1.0 c1 subscribe TRUE\nat 2.0 c1 leave\n"
     text += "".join(f"at {3 + number * 0.001:.3f} p publish 10 {{}}\n" for number in range(200))
     sent: Counter[type[Message]] = Counter()
-    result = parse_story(text + "at 10.0 c1 attach bn\n").run(
-        trace=lambda now, sender, receiver, message: sent.update(
-            [type(message.message if isinstance(message, Relayed) else message)]
+    result = (
+        parse_story(text + "at 10.0 c1 attach bn\n")
+        .run(
+            trace=lambda now, sender, receiver, message: sent.update(
+                [type(message.message if isinstance(message, Relayed) else message)]
+            )
         )
-    ).result
+        .result
+    )
     assert (result.violations, result.lost) == ([], 0)
     return sent[Pull]
 

@@ -106,9 +106,7 @@ def connects(version: int) -> st.SearchStrategy[Connect]:
     start = (st.just(5), texts, st.booleans(), twos, maybe(texts), maybe(blobs), maybe(will))
     return st.one_of(
         st.builds(Connect, *start, **plain),
-        st.builds(
-            Connect, *start, **plain, authentication_method=texts, authentication_data=maybe(blobs)
-        ),
+        st.builds(Connect, *start, **plain, authentication_method=texts, authentication_data=maybe(blobs)),
     )
 
 
@@ -146,9 +144,7 @@ def publishes(version: int, from_client: bool) -> st.SearchStrategy[Publish]:
     about = described(version, identifiers=not from_client, alias=True)
     return st.one_of(
         st.builds(Publish, topics, blobs, st.just(0), st.booleans(), properties=about),
-        st.builds(
-            Publish, topics, blobs, st.integers(1, 2), st.booleans(), st.booleans(), packet_ids, about
-        ),
+        st.builds(Publish, topics, blobs, st.integers(1, 2), st.booleans(), st.booleans(), packet_ids, about),
     )
 
 

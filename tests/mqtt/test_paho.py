@@ -245,9 +245,7 @@ def test_mqtt_5_with_a_real_client() -> None:
 def test_mqtt_3_1_1_with_a_real_client() -> None:
     server, it = converse(4)
     connect, subscribe, *between, unsubscribe, disconnect = server.received
-    assert connect == Connect(
-        4, "tram-7", True, 30, "me", b"secret", Will("last/words", b"gone", 2, True)
-    )
+    assert connect == Connect(4, "tram-7", True, 30, "me", b"secret", Will("last/words", b"gone", 2, True))
     assert isinstance(subscribe, Subscribe)
     assert subscribe.entries == (SubscriptionEntry("a/+", 2), SubscriptionEntry("b/#", 1))
     published = [packet for packet in between if isinstance(packet, Publish)]

@@ -77,9 +77,7 @@ async def listening(context: ssl.SSLContext) -> AsyncIterator[Seen]:
 
 async def say_hello(seen: Seen, context: ssl.SSLContext, name: str = "localhost") -> PeerCertificate:
     """Connect, say a line and hear it again; gives the server's certificate."""
-    reader, writer = await asyncio.open_connection(
-        "127.0.0.1", seen.port, ssl=context, server_hostname=name
-    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", seen.port, ssl=context, server_hostname=name)
     try:
         writer.write(b"hello\n")
         if await reader.readexactly(6) != b"hello\n":

@@ -163,6 +163,7 @@ def test_who_leaves_late_for_a_broker_has_not_left_the_next_one(
     spark: SparkSession, write_log: WriteLog
 ) -> None:
     """What brokers see: the first one finds out that the client is gone when it is elsewhere already."""
+
     def seen(sequence: int, time: float, kind: str, broker: str) -> Row:
         return Row(sequence, time, broker, kind, client="c", broker=broker)
 

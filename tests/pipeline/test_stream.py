@@ -92,9 +92,7 @@ def test_a_log_by_the_minute(spark: SparkSession, write_log: WriteLog, tmp_path:
 
 
 @pytest.mark.slow
-def test_minutes_are_closed_and_corrected(
-    spark: SparkSession, write_log: WriteLog, tmp_path: Path
-) -> None:
+def test_minutes_are_closed_and_corrected(spark: SparkSession, write_log: WriteLog, tmp_path: Path) -> None:
     out = tmp_path / "out"
     log = write_log(between(0.0, 130.0), folder="log/first")
     (report,) = follow(spark, log.parent, out)

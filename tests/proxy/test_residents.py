@@ -93,9 +93,7 @@ class EndpointClient:
         self._connection = 0
 
 
-async def story(
-    seed: int, monkeypatch: pytest.MonkeyPatch, kills: bool
-) -> tuple[Findings, EndpointClient]:
+async def story(seed: int, monkeypatch: pytest.MonkeyPatch, kills: bool) -> tuple[Findings, EndpointClient]:
     random = Random(seed)
     network = Network(random, random_tree(random))
     world = World(network, monkeypatch)

@@ -36,9 +36,7 @@ def whereabouts(place: Place, distance_s: float = 0.0, number: int = 1) -> Where
     st.lists(st.integers(0, 50), max_size=30),
     st.integers(-300, 300),
 )
-def test_a_round_trip_rounded_up_is_enough(
-    delay: int, stay: int, pauses: list[int], passes_at: int
-) -> None:
+def test_a_round_trip_rounded_up_is_enough(delay: int, stay: int, pauses: list[int], passes_at: int) -> None:
     """The proof, by cases: a client that stays at least `stay` at each location, a broker `delay` away."""
     moves = list(itertools.accumulate(stay + pause for pause in pauses))
     known = sum(move + delay <= passes_at for move in moves)

@@ -109,5 +109,3 @@ def _core_s(pid: int) -> float:
     """Its own seconds, and those of its children that have ended."""
     parts = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return sum(map(int, parts[11:15])) / _TICKS_PER_S
-
-

@@ -455,9 +455,7 @@ class BrokerCore:
         for part, peers, owners in self._ways.of(burst):
             self._pass_on(source, part, peers, owners)
 
-    def _pass_on(
-        self, source: str, burst: Burst, peers: tuple[str, ...], owners: tuple[Owner, ...]
-    ) -> None:
+    def _pass_on(self, source: str, burst: Burst, peers: tuple[str, ...], owners: tuple[Owner, ...]) -> None:
         sends = self._out.sends
         if self._unjournalled is not None and peers:
             self._refuse_number(f"{told(burst)} to {peers[0]}")
@@ -494,9 +492,7 @@ class BrokerCore:
         for part, peers, owners in self._ways.gathered(burst):
             self._spread(source, part, peers, owners)
 
-    def _spread(
-        self, source: str, burst: Burst, peers: tuple[str, ...], owners: tuple[Owner, ...]
-    ) -> None:
+    def _spread(self, source: str, burst: Burst, peers: tuple[str, ...], owners: tuple[Owner, ...]) -> None:
         out = self._out
         if peers and source != self.id:  # What a broker tells itself is for those who are attached here.
             out.sends += [(peer, burst) for peer in peers if peer != source]
@@ -865,4 +861,3 @@ class BrokerCore:
                 burst.incarnation, burst.number, burst.count, "Burst", "publish", burst.count, burst.size,
             )
         )  # fmt: skip
-

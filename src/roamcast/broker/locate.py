@@ -117,9 +117,7 @@ class Locator:
         """Get the session here, for a client that has attached; `received` if it says more than `hello`."""
         broker = self._broker
         had = hello.received if received is None else dict(received)
-        here.request = AttachRequest(
-            hello.client, broker.id, connection, hello.moves, had, owner=hello.owner
-        )
+        here.request = AttachRequest(hello.client, broker.id, connection, hello.moves, had, owner=hello.owner)
         if here.departed is not None:
             here.on(Event.FOLLOWED)
             broker.send(here.departed.destination, here.request)

@@ -120,9 +120,7 @@ class Requests:
 
     # --- changes ---
 
-    def _change(
-        self, session: Session, request: int, kind: str, text: str, is_late: bool
-    ) -> None:
+    def _change(self, session: Session, request: int, kind: str, text: str, is_late: bool) -> None:
         """Carry a change out: now, or when the handoff and the last change of this filter are done."""
         broker, client = self._broker, session.client
         here = self._clients.here[client]

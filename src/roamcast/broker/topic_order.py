@@ -104,7 +104,7 @@ def _first_key(levels: tuple[str, ...]) -> str:
 
 
 def _onward(key: str, levels: tuple[str, ...]) -> str | None:
-    """"" if the filter matches; otherwise the least key that it may match next, None if there is none."""
+    """ "" if the filter matches; otherwise the least key that it may match next, None if there is none."""
     parts = key.split("\0")
     for place, level in enumerate(levels):
         if level == "#":

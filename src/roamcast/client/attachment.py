@@ -473,4 +473,3 @@ class Attachment:
             left = self._records.broker
             self._records.broker = address.broker or str(address)
             self._records.write("moved", reason=left)
-

@@ -25,9 +25,7 @@ Name = Annotated[
 ]
 Host = Annotated[str, Meta(pattern=r"^[^\s/]+$", description="an IP address or a host name")]
 Endpoint = Annotated[str, Meta(pattern=r"^(\[[^\]\s]+\]|[^:\s/]+):\d{1,5}$", description="HOST:PORT")]
-PeerEndpoint = Annotated[
-    str, Meta(pattern=r"^((\[[^\]\s]+\]|[^:\s/]+):\d{1,5})?$", description="HOST:PORT")
-]
+PeerEndpoint = Annotated[str, Meta(pattern=r"^((\[[^\]\s]+\]|[^:\s/]+):\d{1,5})?$", description="HOST:PORT")]
 Fingerprint = Annotated[
     str, Meta(pattern="^([0-9a-fA-F]{2}:?){31}[0-9a-fA-F]{2}$", description="64 hexadecimal digits")
 ]

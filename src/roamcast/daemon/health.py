@@ -23,15 +23,19 @@ def health(figures: BrokerFigures) -> Answer:
     engine = figures.engine
     refusal = engine.site.history.refusal
     is_well = engine.is_promising and figures.is_listening() and not refusal
-    body = {
-        "status": "ok" if is_well else "failing",
-        "broker": engine.site.id,
-        "journal": "ok" if engine.is_promising else engine.failure,
-        "history": refusal or "ok",
-        "listening": figures.is_listening(),
-        "links_down": {link.peer: link.why for link in figures.links() if not link.is_up},
-        "away": figures.away(),
-    } | fail_stops_of(figures) | tree_of(figures)
+    body = (
+        {
+            "status": "ok" if is_well else "failing",
+            "broker": engine.site.id,
+            "journal": "ok" if engine.is_promising else engine.failure,
+            "history": refusal or "ok",
+            "listening": figures.is_listening(),
+            "links_down": {link.peer: link.why for link in figures.links() if not link.is_up},
+            "away": figures.away(),
+        }
+        | fail_stops_of(figures)
+        | tree_of(figures)
+    )
     status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
     return Answer(status, "application/json", msgspec.json.encode(body) + b"\n")
 

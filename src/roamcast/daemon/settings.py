@@ -33,7 +33,9 @@ def site_settings(config: Config) -> MachineSettings:
             routing=mobility.routing,
             window=mqtt.inflight_max,
             queue=QueueLimits(
-                quotas.queue_notifications_max, quotas.queue_bytes_max, drops_newest=quotas.drop == "newest",
+                quotas.queue_notifications_max,
+                quotas.queue_bytes_max,
+                drops_newest=quotas.drop == "newest",
                 in_flight_bytes_max=quotas.output_bytes_max,
             ),
             records=config.events.level,

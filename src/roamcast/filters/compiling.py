@@ -45,62 +45,68 @@ _STRING_TESTS: dict[str, Any] = {
     ">": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)).__class__ is str and v > c,
     ">=": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)).__class__ is str and v >= c,
     "IN": lambda name, values: lambda a, n=name, c=values: a.get(n) in c,
-    "NOT IN": lambda name, values: lambda a, n=name, c=values: (
-        (v := a.get(n)).__class__ is str and v not in c
+    "NOT IN": lambda name, values: (
+        lambda a, n=name, c=values: (v := a.get(n)).__class__ is str and v not in c
     ),
-    "PREFIX": lambda name, prefix: lambda a, n=name, c=prefix: (
-        (v := a.get(n)).__class__ is str and v.startswith(c)
+    "PREFIX": lambda name, prefix: (
+        lambda a, n=name, c=prefix: (v := a.get(n)).__class__ is str and v.startswith(c)
     ),
-    "NOT PREFIX": lambda name, prefix: lambda a, n=name, c=prefix: (
-        (v := a.get(n)).__class__ is str and not v.startswith(c)
+    "NOT PREFIX": lambda name, prefix: (
+        lambda a, n=name, c=prefix: (v := a.get(n)).__class__ is str and not v.startswith(c)
     ),
-    "PATTERN": lambda name, search: lambda a, n=name, c=search: (
-        (v := a.get(n)).__class__ is str and c(v) is not None
+    "PATTERN": lambda name, search: (
+        lambda a, n=name, c=search: (v := a.get(n)).__class__ is str and c(v) is not None
     ),
-    "NOT PATTERN": lambda name, search: lambda a, n=name, c=search: (
-        (v := a.get(n)).__class__ is str and c(v) is None
+    "NOT PATTERN": lambda name, search: (
+        lambda a, n=name, c=search: (v := a.get(n)).__class__ is str and c(v) is None
     ),
 }
 
 # NaN fails every comparison by itself, except those that ask for difference.
 _NUMBER_TESTS: dict[str, Any] = {
     "=": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)) == c and v.__class__ is not bool,
-    "<>": lambda name, value: lambda a, n=name, c=value: (
-        ((v := a.get(n)).__class__ is float or v.__class__ is int) and v != c and v == v
+    "<>": lambda name, value: (
+        lambda a, n=name, c=value: (
+            ((v := a.get(n)).__class__ is float or v.__class__ is int) and v != c and v == v
+        )
     ),
-    "<": lambda name, value: lambda a, n=name, c=value: (
-        ((v := a.get(n)).__class__ is float or v.__class__ is int) and v < c
+    "<": lambda name, value: (
+        lambda a, n=name, c=value: ((v := a.get(n)).__class__ is float or v.__class__ is int) and v < c
     ),
-    "<=": lambda name, value: lambda a, n=name, c=value: (
-        ((v := a.get(n)).__class__ is float or v.__class__ is int) and v <= c
+    "<=": lambda name, value: (
+        lambda a, n=name, c=value: ((v := a.get(n)).__class__ is float or v.__class__ is int) and v <= c
     ),
-    ">": lambda name, value: lambda a, n=name, c=value: (
-        ((v := a.get(n)).__class__ is float or v.__class__ is int) and v > c
+    ">": lambda name, value: (
+        lambda a, n=name, c=value: ((v := a.get(n)).__class__ is float or v.__class__ is int) and v > c
     ),
-    ">=": lambda name, value: lambda a, n=name, c=value: (
-        ((v := a.get(n)).__class__ is float or v.__class__ is int) and v >= c
+    ">=": lambda name, value: (
+        lambda a, n=name, c=value: ((v := a.get(n)).__class__ is float or v.__class__ is int) and v >= c
     ),
-    "IN": lambda name, values: lambda a, n=name, c=values: (
-        (v := a.get(n)) in c and v.__class__ is not bool
-    ),
-    "NOT IN": lambda name, values: lambda a, n=name, c=values: (
-        ((v := a.get(n)).__class__ is float or v.__class__ is int) and v not in c and v == v
+    "IN": lambda name, values: lambda a, n=name, c=values: (v := a.get(n)) in c and v.__class__ is not bool,
+    "NOT IN": lambda name, values: (
+        lambda a, n=name, c=values: (
+            ((v := a.get(n)).__class__ is float or v.__class__ is int) and v not in c and v == v
+        )
     ),
 }
 
 _BETWEEN: dict[tuple[bool, bool], Any] = {
     # (is it about strings, is it NOT BETWEEN)
-    (True, False): lambda name, low, high: lambda a, n=name, b=low, c=high: (
-        (v := a.get(n)).__class__ is str and b <= v <= c
+    (True, False): lambda name, low, high: (
+        lambda a, n=name, b=low, c=high: (v := a.get(n)).__class__ is str and b <= v <= c
     ),
-    (True, True): lambda name, low, high: lambda a, n=name, b=low, c=high: (
-        (v := a.get(n)).__class__ is str and (v < b or v > c)
+    (True, True): lambda name, low, high: (
+        lambda a, n=name, b=low, c=high: (v := a.get(n)).__class__ is str and (v < b or v > c)
     ),
-    (False, False): lambda name, low, high: lambda a, n=name, b=low, c=high: (
-        ((v := a.get(n)).__class__ is float or v.__class__ is int) and b <= v <= c
+    (False, False): lambda name, low, high: (
+        lambda a, n=name, b=low, c=high: (
+            ((v := a.get(n)).__class__ is float or v.__class__ is int) and b <= v <= c
+        )
     ),
-    (False, True): lambda name, low, high: lambda a, n=name, b=low, c=high: (
-        ((v := a.get(n)).__class__ is float or v.__class__ is int) and (v < b or v > c)
+    (False, True): lambda name, low, high: (
+        lambda a, n=name, b=low, c=high: (
+            ((v := a.get(n)).__class__ is float or v.__class__ is int) and (v < b or v > c)
+        )
     ),
 }
 

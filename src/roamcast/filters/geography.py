@@ -59,9 +59,7 @@ def position(latitude: float, longitude: float) -> Position:
         raise InputError(f"position {latitude}, {longitude}: valid are -90 to 90 and -180 to 180 degrees")
     north, east = math.radians(latitude), math.radians(longitude)
     around = math.cos(north)
-    return Position(
-        latitude, longitude, around * math.cos(east), around * math.sin(east), math.sin(north)
-    )
+    return Position(latitude, longitude, around * math.cos(east), around * math.sin(east), math.sin(north))
 
 
 @lru_cache(maxsize=POSITIONS_REMEMBERED)

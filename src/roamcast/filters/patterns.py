@@ -132,9 +132,7 @@ class LikePattern(Pattern):
 
     def __init__(self, items: list[Item]) -> None:
         self.items = _tidied(items)
-        self.literal = (
-            "".join(map(str, self.items)) if all(isinstance(i, str) for i in self.items) else None
-        )
+        self.literal = "".join(map(str, self.items)) if all(isinstance(i, str) for i in self.items) else None
         self.escaped = any(item in ("%", "_") for item in self.items)
         self.text = "".join(map(self._item_text, self.items))
         key = ("like", ("e" if self.escaped else "p") + self.text)

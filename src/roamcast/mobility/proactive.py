@@ -591,9 +591,7 @@ class Proactive(MobilityProtocol):
         copy = self.copies.get(message.client)
         if copy is not None and self.is_controlled(message.client, message.number, message.moves):
             self.drop_copy(message.client)
-            self.copies[message.client] = Copy(
-                sender, message.number, copy.subscriptions, None, late=False
-            )
+            self.copies[message.client] = Copy(sender, message.number, copy.subscriptions, None, late=False)
 
     def on_delete_copy(self, sender: str, message: DeleteCopy) -> None:
         if self.is_controlled(message.client, message.number, message.moves):

@@ -16,9 +16,7 @@ class AddressBook:
     def configure(self, peers: Iterable[Peer]) -> list[str]:
         """Other peers are configured; those whose address is another than before."""
         before, self._configured = self._configured, _addresses(peers)
-        return [
-            peer for peer, address in self._configured.items() if before.get(peer, address) != address
-        ]
+        return [peer for peer, address in self._configured.items() if before.get(peer, address) != address]
 
     def find(self, peer: str, address: str) -> bool:
         """The peer says that it is there; whether that is elsewhere than before."""

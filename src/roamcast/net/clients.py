@@ -110,7 +110,6 @@ class Door(Protocol):
     def output_bytes_max(self) -> int:
         """What may wait for one client."""
 
-
     def push(self, item: MachineInput) -> None: ...
     def take(self, item: MachineInput, now_s: float) -> None:
         """Bytes of a client, come at this time."""

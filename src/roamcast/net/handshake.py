@@ -326,9 +326,7 @@ class Handshake:
         if self._is_certified is not None and not self._is_certified(peer.id):
             raise LinkRefusal(f"its certificate is not for {peer.id}", "certificate")
 
-    def _check(
-        self, given: Proof, secrets: Iterable[str], role: str, dialer: bytes, listener: bytes
-    ) -> None:
+    def _check(self, given: Proof, secrets: Iterable[str], role: str, dialer: bytes, listener: bytes) -> None:
         proofs = (given.proof, *given.others[: SECRETS_MAX - 1])
         for secret in secrets:
             right = proof(secret, role, dialer, listener)

@@ -172,9 +172,7 @@ def has_fingerprint(certificate: bytes | None, fingerprints: Collection[str]) ->
 
 
 def common_names(certificate: PeerCertificate) -> list[str]:
-    return [
-        value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"
-    ]
+    return [value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"]
 
 
 def alternative_names(certificate: PeerCertificate, kind: str) -> list[str]:

@@ -138,12 +138,13 @@ One bit for each row is all it takes to know exactly what is missing or there tw
 where the rows are: no row has to travel. A clock that went back is seen if some row is earlier than the first
 of its block or than one of an earlier block: not always, if it is right again within 32 rows."""
 
+
 def breaks(dialect: Dialect, rows: str) -> str:
     """Where the log of a node breaks off or its clock goes back: the row behind each such place."""
     return f"""
 SELECT run, node, sequence, time, missing, went_back_s FROM (
     SELECT run, node, sequence, time, sequence - lag(sequence) OVER one_by_one - 1 AS missing,
-        {dialect.last_known('good_time')} OVER (PARTITION BY run, node ORDER BY sequence
+        {dialect.last_known("good_time")} OVER (PARTITION BY run, node ORDER BY sequence
             ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) - good_time AS went_back_s
     FROM (SELECT *, CASE WHEN NOT (isnan(time) OR abs(time) = CAST('Infinity' AS DOUBLE)) THEN time END
             AS good_time
@@ -151,6 +152,7 @@ SELECT run, node, sequence, time, missing, went_back_s FROM (
     WINDOW one_by_one AS (PARTITION BY run, node ORDER BY sequence)
 ) AS compared WHERE missing > 0 OR went_back_s > 0
 """
+
 
 # --- who, and what they asked for ---
 
@@ -176,9 +178,7 @@ def subscriptions(dialect: Dialect, rare: str = "rare") -> str:
         f"min(CASE WHEN kind = '{kind}' AND reason = '{reason}' THEN {place} END) AS {edge}"
         for edge, (kind, reason) in edges.items()
     )
-    places = ", ".join(
-        f"{edge}.{part} AS {edge}_{part}" for edge in ("issued", "settled") for part in PLACE
-    )
+    places = ", ".join(f"{edge}.{part} AS {edge}_{part}" for edge in ("issued", "settled") for part in PLACE)
     ends = ", ".join(
         f"CASE WHEN {edge}.time IS NULL OR {edge}_at < {edge}.time THEN {edge}_at ELSE {edge}.time END"
         f" AS {edge}_time,"

@@ -79,9 +79,7 @@ class Receiver:
 async def subscribe(client: Client, options: Options) -> None:
     for filter in options.filters:
         # Stored notifications come with the first subscription, not again with each restart.
-        await client.subscribe(
-            filter, qos=options.qos, where=options.where, retain_handling=1, identify=True
-        )
+        await client.subscribe(filter, qos=options.qos, where=options.where, retain_handling=1, identify=True)
 
 
 def received(one: Notification, at_s: float) -> Received:

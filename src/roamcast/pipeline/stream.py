@@ -153,9 +153,7 @@ class _Keeper:
             raise InputError(f"{folder}: the state of the last batch is gone; begin with a new folder")
         progress = Progress(**json.loads((folder / "progress.json").read_text(encoding="utf-8")))
         schemas = asdict_shallow(empty_state(spark))
-        tables = {
-            name: spark.read.schema(schemas[name].schema).parquet(str(folder / name)) for name in NAMES
-        }
+        tables = {name: spark.read.schema(schemas[name].schema).parquet(str(folder / name)) for name in NAMES}
         return progress, MinutesState(**tables)
 
     def _save(self, state: MinutesState, progress: Progress) -> None:

@@ -114,9 +114,7 @@ def read_visits(spark: SparkSession, file: Path) -> DataFrame:
     """A trace as the importers and the generator write it; its run is the file's name."""
     check_trace(file)
     rows = spark.read.schema(SCHEMA).csv(str(file.absolute()), header=True)
-    wrong = rows.where(
-        "client is null or broker is null or attach_s is null or leave_s <= attach_s"
-    ).first()
+    wrong = rows.where("client is null or broker is null or attach_s is null or leave_s <= attach_s").first()
     if wrong is not None:
         raise InputError(f"trace {file}: {tuple(wrong)} is no visit; expected {HEADER} with a later leave_s")
     visits = rows.select(fn.lit(file.stem).alias("run"), "*")
@@ -136,15 +134,12 @@ def moves(visits: DataFrame) -> DataFrame:
         fn.lag("broker").over(order).alias("_before"),
         fn.lag("leave_s").over(order).alias("left_s"),
     ).where("_before is null or _before != broker")
-    return (
-        arrived.select(
-            "run",
-            "client",
-            fn.lag("_before").over(order).alias("previous"),
-            fn.col("_before").alias("here"),
-            fn.col("broker").alias("next"),
-            fn.coalesce("left_s", "attach_s").alias("left_s"),
-            fn.col("attach_s").alias("at_s"),
-        )
-        .where("here is not null")
-    )
+    return arrived.select(
+        "run",
+        "client",
+        fn.lag("_before").over(order).alias("previous"),
+        fn.col("_before").alias("here"),
+        fn.col("broker").alias("next"),
+        fn.coalesce("left_s", "attach_s").alias("left_s"),
+        fn.col("attach_s").alias("at_s"),
+    ).where("here is not null")

@@ -207,7 +207,5 @@ def _check_open(config: Config, name: str, certificate: str, warn: Warn) -> None
         warn(f"{name}: passwords travel without encryption; set {name}.certificate and {name}.key")
 
 
-PROXY = Program(
-    Config, "ROAMCAST_PROXY", _check, {"proxy": Neighbour(site="b", address="127.0.0.1:7111")}
-)
+PROXY = Program(Config, "ROAMCAST_PROXY", _check, {"proxy": Neighbour(site="b", address="127.0.0.1:7111")})
 load = PROXY.load

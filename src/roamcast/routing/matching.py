@@ -261,9 +261,7 @@ class MatchingTable:
             self._forget_parts()
         return parts
 
-    def _part(
-        self, peers: tuple[str, ...], owners: tuple[Owner, ...], labels: Iterable[Hashable]
-    ) -> Part:
+    def _part(self, peers: tuple[str, ...], owners: tuple[Owner, ...], labels: Iterable[Hashable]) -> Part:
         """What these labels lead to, and what wants it anyway."""
         wanted: dict[Any, Any] = {**dict.fromkeys(peers), **dict.fromkeys(owners)}
         for label in labels:

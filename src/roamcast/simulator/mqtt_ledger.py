@@ -20,6 +20,7 @@ from roamcast.simulator.mqtt_story import PLACE, SubscribeFilter
 IN_PLACE = f"{PLACE} IN myloc"
 """A whole `where` of stories: what is published with the place where the client is."""
 
+
 @dataclass(eq=False)
 class Sending:
     """One PUBLISH of a message on one connection."""

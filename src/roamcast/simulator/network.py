@@ -591,9 +591,7 @@ class Network(NetworkBase):
     def _peers_in_reach(self, broker: str) -> list[str]:
         """Those that a process with the broker's id could connect to now."""
         edges = {peer: self._outages[frozenset((broker, peer))] for peer in self.topology.peers(broker)}
-        return [
-            peer for peer, whys in edges.items() if peer not in self._down and not whys.keys() - {broker}
-        ]
+        return [peer for peer, whys in edges.items() if peer not in self._down and not whys.keys() - {broker}]
 
     def _try_impostor(self, broker: str, journal: Journal | None) -> None:
         """A process with the broker's id begins with another disk.
@@ -623,9 +621,7 @@ class Network(NetworkBase):
         self._journals[broker], self._hashes[broker] = journal.copy(), ""
         self._restart(broker)
 
-    def _replayed(
-        self, broker: str, journal: Journal, note: Callable[[list[Row]], None]
-    ) -> BrokerMachine:
+    def _replayed(self, broker: str, journal: Journal, note: Callable[[list[Row]], None]) -> BrokerMachine:
         machine = self._make_machine(broker) if journal.snapshot is None else thaw(journal.snapshot)
         assert isinstance(machine, BrokerMachine)
         for data in journal.entries:

@@ -157,7 +157,14 @@ class Reach:
     __state__ = State(
         "reach",
         saved=(
-            "id", "_behind", "_cut_off", "_joining", "_attempts", "_questions", "_unheard", "_guest_peers",
+            "id",
+            "_behind",
+            "_cut_off",
+            "_joining",
+            "_attempts",
+            "_questions",
+            "_unheard",
+            "_guest_peers",
             "_told_guests",
         ),
         derived=("_out", "_handlers", "_hops", "messages"),

@@ -270,9 +270,7 @@ class FrameWriter:
         count = len(payloads)
         parts = [self._described] * (4 * count)
         parts[0::4] = map(self._headers.__getitem__, sizes)
-        parts[1::4] = (
-            map(encode_id, consecutive(first_packet_id, count)) if self._numbered else [b""] * count
-        )
+        parts[1::4] = map(encode_id, consecutive(first_packet_id, count)) if self._numbered else [b""] * count
         parts[3::4] = payloads
         return b"".join(parts)
 

@@ -41,6 +41,7 @@ from roamcast.mqtt.codec.topics import check_subscription, check_topic
 CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = range(1, 8)
 SUBSCRIBE, SUBACK, UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT, AUTH = range(8, 16)
 
+
 class Limits(NamedTuple):
     """What a packet may contain, of things that take much longer to read than to send."""
 
@@ -173,9 +174,7 @@ def _check_connect_flags(flags: int, version: int) -> None:
         raise protocol_error("a password without a user name")
 
 
-def _will(
-    body: bytes, at: int, flags: int, version: int, user_properties_max: int
-) -> tuple[Will, int]:
+def _will(body: bytes, at: int, flags: int, version: int, user_properties_max: int) -> tuple[Will, int]:
     end = len(body)
     found: dict[str, Any] = {}
     if version == 5:
@@ -387,9 +386,7 @@ def _disconnect(body: bytes, allowed: Mapping[int, Reason], limits: Limits) -> D
     return Disconnect(reason, **found)
 
 
-def _auth(
-    allowed: Mapping[int, Reason], first: int, body: bytes, version: int, limits: Limits
-) -> Auth:
+def _auth(allowed: Mapping[int, Reason], first: int, body: bytes, version: int, limits: Limits) -> Auth:
     if version == 4:
         raise malformed("AUTH does not exist in MQTT 3.1.1")
     reason = _reason(body[0] if body else 0, allowed, "AUTH")

@@ -301,9 +301,7 @@ class _Compiled(NamedTuple):
     """What the rule could fit for any client with plain names."""
 
     def fits(self, identity: Identity) -> bool:
-        return any(fits(identity) for fits in self.users) and any(
-            fits(identity) for fits in self.clients
-        )
+        return any(fits(identity) for fits in self.users) and any(fits(identity) for fits in self.clients)
 
 
 class _Entry:
@@ -471,9 +469,7 @@ def _glob(text: str, user: str = "%u") -> Callable[[str], object]:
     if not parts:
         return re.compile(first).fullmatch
     *middle, last = parts
-    return re.compile(
-        first + "".join(f"(?>.*?{part})" for part in middle) + f".*{last}", re.DOTALL
-    ).fullmatch
+    return re.compile(first + "".join(f"(?>.*?{part})" for part in middle) + f".*{last}", re.DOTALL).fullmatch
 
 
 def _substituted(topic: str, user: str, client: str) -> str:

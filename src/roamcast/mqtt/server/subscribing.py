@@ -238,9 +238,7 @@ class Subscribing:
         else:
             self._endpoint.keeper.end_recall(connection.client, former)
 
-    def _withdraw(
-        self, connection: MqttConnection, session: MqttSession, asking: Asking, name: str
-    ) -> None:
+    def _withdraw(self, connection: MqttConnection, session: MqttSession, asking: Asking, name: str) -> None:
         """Have the core withdraw what was asked for under a topic filter, and wait for that.
 
         Also what was withdrawn before without an answer: the core knows whether that has settled.
