@@ -235,9 +235,11 @@ def test_make_test_checks_first_and_ends_with_pytest() -> None:
         text=True,
         check=True,
     ).stdout.splitlines()
-    tools = ["scripts/setup", "ruff check", "mypy --strict", "tests/test_rooms.py", '-m "not slow"']
-    assert [next(i for i, line in enumerate(plan) if tool in line) for tool in tools] == list(range(5))
-    assert len(plan) == 5
+    tools = [
+        "scripts/setup", "ruff check", "ruff format", "mypy --strict", "tests/test_rooms.py", '-m "not slow"',
+    ]  # fmt: skip
+    assert [next(i for i, line in enumerate(plan) if tool in line) for tool in tools] == list(range(6))
+    assert len(plan) == 6
 
 
 def test_ci_runs_what_a_person_runs() -> None:
