@@ -23,7 +23,15 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def unpack(archive: Path, folder: Path) -> None:
     with tarfile.open(archive) as tar:
+        extract(tar, folder)
+
+
+def extract(tar: tarfile.TarFile, folder: Path) -> None:
+    """Extract our own files; Python 3.11.0 to 3.11.3 know no filters."""
+    if hasattr(tarfile, "data_filter"):
         tar.extractall(folder, filter="data")
+    else:
+        tar.extractall(folder)
 
 
 def contents(archive: Path) -> dict[str, bytes]:
