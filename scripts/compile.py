@@ -246,7 +246,7 @@ ignore_missing_imports = true
 def build(target: Path, files: Sequence[Path], level: str, out: Path) -> None:
     """Compile into `target`/lib, and pack that into a wheel."""
     (target / "mypy.ini").write_text(SETTINGS)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, target)
     script = BUILD
     for name, value in {"LIBRARY": LIBRARY, "HEADER": HEADER}.items():

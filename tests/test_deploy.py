@@ -83,7 +83,7 @@ def test_the_build_context_leaves_out_what_no_image_needs() -> None:
     root = DEPLOY.parent
     left_out = (root / ".dockerignore").read_text().split()
     assert {".git", ".venv", "tests", "out", "demo"} <= set(left_out)
-    copied = ("src", "deploy", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
+    copied = ("src", "deploy", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "MANIFEST.in")
     assert not set(copied) & set(left_out)
 
 
