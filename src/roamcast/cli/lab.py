@@ -44,6 +44,10 @@ OnSpark = Annotated[
     str | None,
     typer.Option("--master", help="Spread the runs over Spark there, such as spark://HOST:PORT."),
 ]
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[ID]...", help="Claims or experiments; all of them if none is given."),
+]
 Runs = Annotated[
     Path | None,
     typer.Option("--runs", help="Folder that keeps finished runs; a command that was stopped goes on there."),
@@ -126,10 +130,7 @@ def run(
 
 
 def check(
-    ids: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[ID]...", help="Claims or experiments; all of them if none is given."),
-    ] = None,
+    ids: Ids = None,
     quick: Quick = False,
     runs: Runs = None,
     workers: Workers = None,
@@ -170,10 +171,7 @@ def check(
 
 def report(
     out: Annotated[Path, typer.Option(help="Folder for claims.md and claims/, its pictures and tables.")],
-    ids: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[ID]...", help="Claims or experiments; all of them if none is given."),
-    ] = None,
+    ids: Ids = None,
     quick: Quick = False,
     runs: Runs = None,
     workers: Workers = None,

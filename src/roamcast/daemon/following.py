@@ -17,13 +17,13 @@ from roamcast.config.sections import Config
 from roamcast.daemon.control import Answers, ControlServer
 from roamcast.daemon.http import Answer, HttpServer, Request, as_json
 from roamcast.daemon.replicating import Replicating, metrics_of
-from roamcast.errors import InputError
+from roamcast.errors import cannot_listen
 from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.codec.reading import Limits
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.net.admission import Admitted
 from roamcast.net.buffered import Buffered
-from roamcast.net.clients import HIGH_WATER_BYTES, Budget, ClientConnection, ConnectionRefused
+from roamcast.net.clients import HIGH_WATER_BYTES, Budget, ClientConnection, ConnectionRefused, protocol_of
 from roamcast.net.doorway import Doorway
 from roamcast.net.strangers import Stranger, Strangers
 from roamcast.net.tls import ServerContext, listener_context
@@ -97,7 +97,7 @@ class Refusal:
                 await doorway.open(listener.address, listener.port)
             except OSError as error:
                 where = f"{listener.address}:{listener.port}"
-                raise InputError(f"listener {where}: cannot listen ({error.strerror or error})") from None
+                raise cannot_listen(f"listener {where}", error) from None
         metrics = self._config.metrics
         if metrics.enabled:
             self._http = HttpServer(metrics, self._serve, lambda: 0)
@@ -113,12 +113,7 @@ class Refusal:
 
     async def _enter(self, number: int, one: socket.socket, stranger: Stranger) -> None:
         listener = self._config.listeners[number]
-        client = ClientConnection(self, listener, stranger)
-        protocol: asyncio.Protocol = client
-        if listener.is_websocket:
-            from roamcast.net.websocket import WebSocketConnection
-
-            protocol = WebSocketConnection(client, listener)
+        protocol = protocol_of(ClientConnection(self, listener, stranger), listener)
         context = self._contexts[number].context if number in self._contexts else None
         await self._doorways[number].hand_over(one, stranger, protocol, context)
 

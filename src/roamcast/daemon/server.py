@@ -52,7 +52,14 @@ from roamcast.mqtt.server.sessions import client_of
 from roamcast.mqtt.server.traffic import Note
 from roamcast.net.admission import Admission, Admitted
 from roamcast.net.buffered import Buffered
-from roamcast.net.clients import HIGH_WATER_BYTES, Budget, ClientConnection, ConnectionRefused, auth
+from roamcast.net.clients import (
+    HIGH_WATER_BYTES,
+    Budget,
+    ClientConnection,
+    ConnectionRefused,
+    auth,
+    protocol_of,
+)
 from roamcast.net.complaints import Complaints
 from roamcast.net.doorway import Doorway
 from roamcast.net.flapping import Flapping
@@ -254,12 +261,7 @@ class Server:
                 return
             if source is not None:
                 self.strangers.rename(stranger, source[0])
-        client = ClientConnection(self, listener, stranger, source)
-        protocol: asyncio.Protocol = client
-        if listener.is_websocket:
-            from roamcast.net.websocket import WebSocketConnection
-
-            protocol = WebSocketConnection(client, listener)
+        protocol = protocol_of(ClientConnection(self, listener, stranger, source), listener)
         context = self._contexts[number].context if number in self._contexts else None
         await self._doorways[number].hand_over(one, stranger, protocol, context)
 

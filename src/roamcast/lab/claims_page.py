@@ -9,9 +9,9 @@ from pathlib import Path
 import roamcast
 from roamcast.errors import InputError
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome
-from roamcast.lab.figures import save
+from roamcast.lab.figures import save_png
 from roamcast.lab.kept import code_digest
-from roamcast.lab.report import drawn, write_table
+from roamcast.lab.report import drawn, write_csv
 from roamcast.lab.words import cell, leaves
 
 DOCUMENTS = {
@@ -36,13 +36,9 @@ class ClaimsPage:
         try:
             folder.mkdir(exist_ok=True)
             for name, draw in findings.figures.items():
-                for path in save(drawn(draw), folder / name):
-                    if path.suffix != ".png":
-                        path.unlink()  # A page needs one of the two.
+                save_png(drawn(draw), folder / name)
             for name, rows in findings.tables.items():
-                for path in write_table(folder / name, rows):
-                    if path.suffix != ".csv":
-                        path.unlink()
+                write_csv(folder / name, rows)
         except OSError as error:
             raise InputError(f"--out {self._out}: cannot be written to ({error.strerror or error})") from None
         self._found.append((experiment, findings))

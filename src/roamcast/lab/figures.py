@@ -174,8 +174,14 @@ def _note(axes: Axes, trace: Trace) -> None:
 
 def save(figure: Figure, path: Path) -> list[Path]:
     """Write the figure as PNG and SVG under this name; gives the two files."""
-    files = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    files = [save_png(figure, path), path.with_suffix(".svg")]
     with mpl.rc_context(STYLE):
-        figure.savefig(files[0], metadata={"Software": None})
         figure.savefig(files[1], metadata={"Date": None})
     return files
+
+
+def save_png(figure: Figure, path: Path) -> Path:
+    file = path.with_suffix(".png")
+    with mpl.rc_context(STYLE):
+        figure.savefig(file, metadata={"Software": None})
+    return file

@@ -44,15 +44,24 @@ def drawn(draw: Callable[[Figure], None]) -> Figure:
 
 def write_table(path: Path, rows: Sequence[Row]) -> list[Path]:
     """The same table twice: for programs, and for people with a spreadsheet."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    cells = {name: [_cell(row.get(name)) for row in rows] for name in columns}
-    files = [path.with_name(f"{path.name}.parquet"), path.with_name(f"{path.name}.csv")]
-    pq.write_table(pa.table({name: pa.array(values) for name, values in cells.items()}), files[0])
-    with files[1].open("w", encoding="utf-8", newline="") as file:
+    file = path.with_name(f"{path.name}.parquet")
+    pq.write_table(pa.table({name: pa.array(values) for name, values in _cells(rows).items()}), file)
+    return [file, write_csv(path, rows)]
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> Path:
+    cells = _cells(rows)
+    csv_file = path.with_name(f"{path.name}.csv")
+    with csv_file.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
+        writer.writerow(cells)
         writer.writerows(zip(*cells.values(), strict=True))
-    return files
+    return csv_file
+
+
+def _cells(rows: Sequence[Row]) -> dict[str, list[str | int | float | bool | None]]:
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return {name: [_cell(row.get(name)) for row in rows] for name in columns}
 
 
 def _cell(value: Any) -> str | int | float | bool | None:

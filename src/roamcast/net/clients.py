@@ -505,3 +505,12 @@ class ClientConnection(asyncio.Protocol):
         self._discarded += size
         if self._discarded > DISCARDED_BYTES_MAX and self.transport is not None:
             self.transport.abort()
+
+
+def protocol_of(client: ClientConnection, listener: Listener) -> asyncio.Protocol:
+    """What takes the bytes of a connection to this listener: the client's, or a WebSocket around it."""
+    if not listener.is_websocket:
+        return client
+    from roamcast.net.websocket import WebSocketConnection  # Its library is loaded where it is used.
+
+    return WebSocketConnection(client, listener)
