@@ -20,7 +20,7 @@ from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.codec import packets
 from roamcast.protocol.snapshot import freeze
 
-PROTOCOLS = ("multi_hop_handoff", "relocation", "proactive", "phoenix", "reactive:merged", "mft")
+PROTOCOLS = ("multi_hop_handoff", "relocation", "proactive", "phoenix", "reactive:merged", "roam", "mft")
 LINKS = [(0, 1), (1, 2)]
 SEED = 7
 CLIENTS_FILE = "clients.json"
