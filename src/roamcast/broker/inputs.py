@@ -23,7 +23,7 @@ from roamcast.routing.location.earth import Earth
 from roamcast.routing.location.movement_graph import MovementGraph
 from roamcast.routing.location.variables import NumberSteps, Variable
 
-REPLAY = 1
+REPLAY = 2
 """Rises whenever replaying the same entries may give another state than before: when the machine's behaviour
 or the meaning of an input changes. Only code with the same number replays a journal's entries."""
 
