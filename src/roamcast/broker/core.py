@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from roamcast.broker.directory import Directory, Holdings, HoldingsAsked, HoldingsDue, HoldingsMissed
 from roamcast.broker.endings import Endings
 from roamcast.broker.fences import Dwelling
 from roamcast.broker.figures import Figures
@@ -117,16 +118,22 @@ class UnjournalledEffect(Exception):
     """Something that must survive a restart would follow from an input that no journal holds: a bug."""
 
 
+def _without_directory(fields: dict[str, Any]) -> None:
+    fields["directory"] = None
+
+
 class BrokerCore:
     """One broker. `step` is the only way in, its result the only way out."""
 
     __state__ = State(
         "broker-core",
+        2,
+        lifts={1: _without_directory},
         saved=(
             "settings", "id", "buffer", "front", "router", "_ways", "clients", "next_incarnation",
             "sessions_begun", "_own", "locator", "protocol", "_next_hops", "_records_all", "_records_any",
             "timers", "_timers_set", "loopback", "handoffs", "requests", "endings", "reunion", "returns",
-            "places", "subscribing", "guests",
+            "places", "subscribing", "guests", "directory",
         ),
         # Fleeting bursts move the time and are recorded, and are not journalled.
         unhashed=("now", "_sequence"),
@@ -168,6 +175,7 @@ class BrokerCore:
         self.sessions_begun = 0
         self._own = Session(f"$broker/{id}")
         """For what the broker publishes itself."""
+        self.directory = Directory(self)
         self.locator = Locator(self)
         self.protocol = protocol(self, self.settings.protocol)
         self._next_hops: Mapping[str, str] = {}
@@ -199,6 +207,9 @@ class BrokerCore:
         self.figures = Figures()
         self.router.connect(self._send_peer, self.settled)
         self.sessions, self.attachments = self.clients.sessions, self.clients.attachments
+        if not self.directory:  # An earlier version wrote the state.
+            self.directory = Directory(self)
+            self.directory.begin_unknowing()
         self._issues = self.subscribing.issues
         self._host_the_protocol()
         self.collect: Callable[[Owner, str, Burst], None] | None = None
@@ -216,6 +227,9 @@ class BrokerCore:
             Probe: self.places.on_probe,
             Relayed: self._on_relayed,
             **self.locator.handlers,
+            Holdings: self.directory.on_holdings,
+            HoldingsMissed: self.directory.on_missed,
+            HoldingsAsked: self.directory.on_asked,
         }
         self._orders: dict[type[Command], Callable[[Any], None]] = {
             Drain: self.endings.on_drain,
@@ -333,7 +347,7 @@ class BrokerCore:
             "clients": [here.told() for here in self.clients.here.values() if not here.is_at_rest],
             **self.locator.unfinished(),
             **self.reunion.unfinished(),
-            "timers": self.timers,
+            "timers": [one for one in self.timers if not isinstance(one[2], HoldingsDue)],
             "barriers": self.router.unfinished(),
         }
         return [f"{name} at {self.id}: {what}" for name, what in under_way.items() if what]
@@ -368,6 +382,9 @@ class BrokerCore:
                 self.reunion.begin(brokers)
             case LinkChanged(peer, up):
                 self.record("link_up" if up else "link_down", peer=peer)
+                self.directory.link_changed(peer, up)
+                if not up:
+                    self.locator.leave_out(peer)
             case SendFailed(peer, messages):
                 self.returns.send_failed(peer, messages)
 
@@ -388,6 +405,7 @@ class BrokerCore:
                 self.places.measure(peer)
         self.locator.met(peers)
         if lost:
+            self.directory.lost(lost)
             self.locator.lost(gone, lost)
             self.reunion.lost(lost)
             self.protocol.on_lost(gone, lost)
@@ -430,6 +448,8 @@ class BrokerCore:
             _, _, token = heapq.heappop(self.timers)
             if isinstance(token, Dwelling):
                 self.places.dwelt(token)
+            elif isinstance(token, HoldingsDue):
+                self.directory.tell()
             else:
                 self.protocol.on_deadline(token)
 

@@ -140,6 +140,7 @@ class Reunion:
     def begin(self, brokers: Iterable[str]) -> None:
         """These brokers have come within reach, with sessions of their own."""
         to = tuple(brokers)
+        self._broker.directory.joined(to)
         strangers = dict.fromkeys((self._broker.id, *to))
         for joining in self._joining:
             strangers |= joining.brokers
@@ -194,9 +195,11 @@ class Reunion:
         if self._broker.id not in message.to:
             return
         for claim in message.claims:
+            self._broker.directory.claimed(claim.client, claim.broker)
             self._remember(message.broker, claim)
             self._compare(claim)
         if message.is_last:
+            self._broker.directory.claimed_all(message.broker)
             for joining in self._joining:
                 if joining.unheard.pop(message.broker, "") is None and not joining.unheard:
                     self._tell_own(joining)

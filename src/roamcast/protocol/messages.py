@@ -207,6 +207,8 @@ class Locate(Message, frozen=True):
 
     request: AttachRequest
     round: int
+    may_leave_out: bool = False
+    """Whether brokers that are down need not be asked if nobody knows of a session there."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -221,6 +223,10 @@ class Located(Message, frozen=True):
     found: bool
     claim: str = ""
     incarnation: int = 0
+    left_out: tuple[str, ...] = ()
+    """Brokers that could not be asked, and hold no session as far as anybody knows."""
+    is_brief: bool = False
+    """Whether one of them may hold a session that ends with its client's connection."""
     cause: ClassVar[Cause] = "handoff"
 
 
