@@ -312,7 +312,7 @@ class Directory:
 
     def is_brief(self, client: str, brokers: Iterable[str]) -> bool:
         """Whether one of these brokers may hold a session that ends with its client's connection."""
-        return self._brief.get(client) in brokers
+        return self._brief.get(client, "") in tuple(brokers)
 
     def may_make_without(self, brokers: Iterable[str]) -> bool:
         """Whether a session may be made without asking these: the other brokers are more than half."""
