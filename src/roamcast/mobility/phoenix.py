@@ -206,7 +206,8 @@ class Phoenix(MobilityProtocol):
     assumes = frozenset({"honest_peers"})
     summary = "exactly once and in order; subscriptions turn round hop by hop, stored events are replayed"
     promise = Promise(lost=frozenset({"overflow"}))
-    strategies = ("simple",)
+    strategies = ("simple", "identity", "covering", "merging")
+    locates = True
     advertisements = False
 
     __state__ = State("phoenix", saved=("local", "towards", "ahead"))

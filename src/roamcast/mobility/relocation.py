@@ -147,8 +147,8 @@ class Relocation(MobilityProtocol):
     assumes = frozenset({"honest_peers"})
     summary = "exactly once and in order within cache size and age; the old broker is found along the routes"
     promise = Promise(lost=frozenset({"overflow", "expired"}))
-    strategies = ("simple",)
-    """Others forget whose entry it is."""
+    strategies = ("simple", "identity", "covering", "merging")
+    locates = True
     follows_routes = True
 
     __state__ = State("relocation", saved=("caches", "current", "left", "replays_due"))
