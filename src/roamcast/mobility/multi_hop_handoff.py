@@ -668,8 +668,8 @@ def _is_counted(*counts: int) -> bool:
     return all(0 <= count < 1 << 62 for count in counts)
 
 
-class MultiHopHandoffPublished(MultiHopHandoff):
-    """Two rules as the paper states them.
+class MultiHopHandoffUnacknowledged(MultiHopHandoff):
+    """Two rules as the paper states them; section 4.3 leaves too much open to be run as it is.
 
     Only the old broker waits for its acknowledgement before it asks for the
     temporary queues (4.1), so those on the path may be delivered before they are
@@ -678,8 +678,8 @@ class MultiHopHandoffPublished(MultiHopHandoff):
     the client went away.
     """
 
-    name = "multi_hop_handoff:published"
-    summary = "as published: loses what is on the air at a leave, and what a temporary queue gets too late"
+    name = "multi_hop_handoff:unacknowledged"
+    summary = "waits for no acknowledgement: loses what is on the air, and what a temporary queue gets late"
 
     __state__ = State("multi-hop-handoff-published")
 
@@ -707,4 +707,4 @@ class MultiHopHandoffPublished(MultiHopHandoff):
 
 
 register(MultiHopHandoff)
-register(MultiHopHandoffPublished)
+register(MultiHopHandoffUnacknowledged)

@@ -26,7 +26,7 @@ Taken literally, figs. 10 and 11 do not work. What was completed here:
   that two filters match would otherwise come on two ways.
 - What is published beyond the point that the fetch has reached is stored for the
   client at the old broker, but may also come to the new one, because others there
-  want it. What the replay has is left out there (`relocation:published` delivers it
+  want it. What the replay has is left out there (`relocation:repeating` delivers it
   twice). All such copies arrive before the replay, since links do not overtake.
 - Every message has the attach number. A client that moves on before the replay has
   come leaves a blocked cache behind: the fetch of its next relocation ends there, and
@@ -408,9 +408,9 @@ class Relocation(MobilityProtocol):
             yield client, cache.held_back
 
 
-class RelocationPublished(Relocation):
-    name = "relocation:published"
-    summary = "as published: delivers twice what came to the new broker on behalf of others there"
+class RelocationRepeating(Relocation):
+    name = "relocation:repeating"
+    summary = "as section 4 tells it: delivers twice what came to the new broker on behalf of others there"
 
     __state__ = State("relocation-published")
 
@@ -433,4 +433,4 @@ def _front(queue: DeliveryQueue) -> Burst:
 
 
 register(Relocation)
-register(RelocationPublished)
+register(RelocationRepeating)
