@@ -52,6 +52,13 @@ Runs = Annotated[
     Path | None,
     typer.Option("--runs", help="Folder that keeps finished runs; a command that was stopped goes on there."),
 ]
+KeptOnly = Annotated[
+    bool,
+    typer.Option(
+        "--kept-only",
+        help="Run nothing: judge the runs of --runs, whatever source made them; the page names its commits.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -174,6 +181,7 @@ def report(
     ids: Ids = None,
     quick: Quick = False,
     runs: Runs = None,
+    kept_only: KeptOnly = False,
     workers: Workers = None,
     master: OnSpark = None,
 ) -> None:
@@ -187,13 +195,20 @@ def report(
 
     chosen = select(experiments(), ids or [])
     prepare_out_folder(out)
-    command = " ".join(["roamcast lab report", *(ids or []), *(["--quick"] if quick else []), f"--out {out}"])
-    page = ClaimsPage(out, command)
+    if kept_only and runs is None:
+        raise InputError("--kept-only: name the folder of the runs with --runs")
+    flags = [*(["--quick"] if quick else []), *([f"--runs {runs}"] if runs else [])]
+    flags += ["--kept-only"] if kept_only else []
+    page = ClaimsPage(
+        out, " ".join(["roamcast lab report", *(ids or []), *flags, f"--out {out}"]), quick=quick
+    )
     rows: list[dict[str, Any]] = []
-    with new_sweep(workers, master, runs=runs) as sweep:
+    with new_sweep(workers, master, runs=runs, kept_only=kept_only) as sweep:
         for experiment in chosen:
+            sweep.commits.clear()
+            sweep.absent = 0
             findings = watch(experiment, quick, sweep)
-            page.add(experiment, findings)
+            page.add(experiment, findings, dict(sweep.commits), sweep.absent)
             rows += [as_row(outcome, experiment) for outcome in findings.outcomes]
             say(rows[-len(findings.outcomes) :])
     page.write()
@@ -204,19 +219,20 @@ def report(
 
 @contextmanager
 def new_sweep(
-    workers: int | None, master: str | None, logs: Path | None = None, runs: Path | None = None
-) -> Iterator[Sweep]:
+    workers: int | None, master: str | None, logs: Path | None = None, runs: Path | None = None,
+    kept_only: bool = False,
+) -> Iterator[Sweep]:  # fmt: skip
     """What does the runs: the cores of this machine, or Spark's executors. `runs` keeps what is finished."""
     from roamcast.lab.kept import KeptRuns
     from roamcast.lab.sweep import Sweep
 
     kept = None
     if runs is not None:
-        kept = KeptRuns(prepare_out_folder(runs, option="--runs"))
+        kept = KeptRuns(prepare_out_folder(runs, option="--runs"), any_code=kept_only)
         if len(kept):
             print(f"{len(kept)} finished runs of before are in {runs}", file=sys.stderr)
     if master is None:
-        yield Sweep(workers, logs=logs, kept=kept)
+        yield Sweep(workers, logs=logs, kept=kept, only_kept=kept_only)
         return
     with spark_session(master) as spark:
         from roamcast.pipeline.sweep import check_logs, spread
