@@ -113,7 +113,9 @@ def travel(sweep: Sweep, *groups: Group) -> list[Row]:
     The servers of each system are started once, and run as long as there are trips. Every trip is kept when
     its batch is over; a trip that failed is made again next time.
     """
-    fitting = [([trip for trip in trips if fits(trip)], at_once) for trips, at_once in groups]
+    fitting = [
+        ([trip for trip in trips if fits(trip) and sweep.takes(trip)], at_once) for trips, at_once in groups
+    ]
     wanted = [trip for trips, _ in fitting for trip in trips]
     by_name = {trip.name: trip for trip in wanted}
     found = {trip.name: row for trip in wanted if (row := sweep.recall(travelled, trip)) is not None}

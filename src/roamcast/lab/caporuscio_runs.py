@@ -68,6 +68,14 @@ class Trip:
         return f"{what}{' hasty' if self.is_hasty else ''} number={self.number}"
 
     @property
+    def cost(self) -> float:
+        return self.expected_s
+
+    @property
+    def repetition(self) -> int:
+        return self.number
+
+    @property
     def copies(self) -> int:
         """Of each publication, without a move."""
         return self.subscriptions if self.system in COPIES and not self.is_unique else 1
@@ -109,6 +117,10 @@ class Batch:
     @property
     def cost(self) -> float:
         return max(trip.expected_s for trip in self.trips)
+
+    @property
+    def repetition(self) -> int:
+        return 1
 
 
 def measure(batch: Batch) -> Row:

@@ -33,31 +33,28 @@ class Part:
 
     experiment: Experiment
     findings: Findings
+    setting: str
     commits: Mapping[str, int]
     """Commits, and how many runs each has made."""
-    absent: int
-    """Runs of the setting that were not made."""
 
-    def origin(self, quick: bool) -> str:
+    @property
+    def origin(self) -> str:
         made = sum(self.commits.values())
-        setting = "quick setting" if quick else "full setting"
-        if not made + self.absent:
-            return f"{setting}, computed when the page was made"
-        share = f"{made} runs" if not self.absent else f"{made} of {made + self.absent} runs"
-        return f"{setting}, {share}, made by {', '.join(f'commit {one}' for one in sorted(self.commits))}"
+        if not made:
+            return f"{self.setting}, computed when the page was made"
+        return f"{self.setting}, {made:,} runs made by commit {', '.join(sorted(self.commits))}"
 
 
 class ClaimsPage:
     """Grows by an experiment at a time."""
 
-    def __init__(self, out: Path, command: str, *, quick: bool) -> None:
+    def __init__(self, out: Path, command: str) -> None:
         self._out = out
         self._command = command
-        self._quick = quick
         self._parts: list[Part] = []
 
     def add(
-        self, experiment: Experiment, findings: Findings, commits: Mapping[str, int], absent: int = 0
+        self, experiment: Experiment, findings: Findings, setting: str, commits: Mapping[str, int]
     ) -> None:
         """Take an experiment's findings and write its pictures and tables."""
         folder = self._out / "claims"
@@ -71,14 +68,14 @@ class ClaimsPage:
                 write_csv(folder / f"{experiment.id}-{name}", findings.tables[name])
         except OSError as error:
             raise InputError(f"--out {self._out}: cannot be written to ({error.strerror or error})") from None
-        self._parts.append(Part(experiment, findings, dict(commits), absent))
+        self._parts.append(Part(experiment, findings, setting, dict(commits)))
 
     def write(self) -> None:
         (self._out / "claims.md").write_text("\n".join(self._lines()) + "\n", encoding="utf-8")
 
     def _lines(self) -> list[str]:
         outcomes = [outcome for part in self._parts for outcome in part.findings.outcomes]
-        documents = [name for name in DOCUMENTS if any(one.claim.startswith(name) for one in outcomes)]
+        documents = dict.fromkeys(map(document_of, [*DOCUMENTS, *(one.claim for one in outcomes)]))
         counts = Counter(outcome.verdict for outcome in outcomes)
         lines = [
             "# What the documents claim, and what comes out here", "",
@@ -92,18 +89,19 @@ class ClaimsPage:
             "95 % interval. What the documents show in pictures only has no printed values to draw beside "
             "ours; there the text's words are the claim.",
         ]  # fmt: skip
-        for name in documents:
-            lines += ["", f"## {DOCUMENTS[name]}", ""]
-            lines += [
-                "| claim | kind | verdict | the document | measured, and why |",
-                "|---|---|---|---|---|",
-            ]
-            lines += [summary(one) for one in outcomes if one.claim.startswith(name)]
+        for document in documents:
+            if of_it := [summary(one) for one in outcomes if document_of(one.claim) == document]:
+                lines += ["", f"## {document}", ""]
+                lines += [
+                    "| claim | kind | verdict | the document | where not, why |",
+                    "|---|---|---|---|---|",
+                ]
+                lines += of_it
         lines += self._settings(outcomes)
         for part in self._parts:
             experiment, findings = part.experiment, part.findings
             lines += ["", f"## {experiment.title}", ""]
-            lines.append(f"Experiment `{experiment.id}`: {part.origin(self._quick)}.")
+            lines.append(f"Experiment `{experiment.id}`: {part.origin}.")
             claims = {claim.id: claim for claim in experiment.claims}
             for outcome in findings.outcomes:
                 lines += section(claims[outcome.claim], outcome)
@@ -131,6 +129,10 @@ class ClaimsPage:
         return lines
 
 
+def document_of(claim: str) -> str:
+    return DOCUMENTS.get(claim[0], "Other claims")
+
+
 def tables_of(findings: Findings) -> list[str]:
     return [name for name, rows in findings.tables.items() if len(rows) <= ROWS_MAX]
 
@@ -142,8 +144,7 @@ def summary(outcome: Outcome) -> str:
 
 
 def section(claim: Claim, outcome: Outcome) -> list[str]:
-    document = DOCUMENTS.get(claim.id[0], "")
-    lines = ["", f"### {claim.id}", "", f"{document}, {claim.kind}: {escaped(claim.text)}.", ""]
+    lines = ["", f"### {claim.id}", "", f"{document_of(claim.id)}, {claim.kind}: {escaped(claim.text)}.", ""]
     lines.append(
         f"**{outcome.verdict.capitalize()}**" + (f": {escaped(outcome.note)}." if outcome.note else ".")
     )

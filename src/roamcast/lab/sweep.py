@@ -43,6 +43,11 @@ class Job(Protocol):
         """Expected duration relative to other jobs; the longest start first."""
         return 1.0
 
+    @property
+    def repetition(self) -> int:
+        """The how manyth of several runs that differ by chance only."""
+        return int(getattr(self, "seed", 1))
+
 
 J = TypeVar("J", bound=Job)
 
@@ -76,6 +81,7 @@ class Sweep:
         kept: KeptRuns | None = None,
         *,
         only_kept: bool = False,
+        repetitions: int | None = None,
     ) -> None:
         self.workers = workers or len(os.sched_getaffinity(0))
         self.report = report
@@ -86,6 +92,8 @@ class Sweep:
         """Runs the jobs elsewhere, such as on a cluster; None: on the cores of this machine."""
         self.kept = kept
         """Runs of earlier sweeps, which are not run again, and the place for those of this one."""
+        self.repetitions = repetitions
+        """How many runs that differ by chance only are made, at most; None: as the experiment says."""
         self.only_kept = only_kept
         """Whether nothing is run: rows that are not kept are absent."""
         self.absent = 0
@@ -104,6 +112,7 @@ class Sweep:
         A failed run is retried once, in a process of its own. If it fails again, it is listed in `failures`,
         and the others continue.
         """
+        jobs = [job for job in jobs if self.takes(job)]
         asked = dict.fromkeys(jobs)
         new = [job for job in asked if self.recall(function, job) is None]
         new = [job for job in new if (function, job) not in self._done]
@@ -127,6 +136,9 @@ class Sweep:
         self.failures.sort(key=str)
         rows = (self._done.get((function, job)) for job in jobs)
         return [row for row in rows if isinstance(row, dict)]
+
+    def takes(self, job: Job) -> bool:
+        return self.repetitions is None or job.repetition <= self.repetitions
 
     def run_here(
         self, function: Callable[[J], Row], jobs: Sequence[J], on_row: Callable[[Row], None]
