@@ -31,6 +31,7 @@ from roamcast.models.fit import fit
 from roamcast.protocol import records
 from roamcast.protocol.effects import AttachTo, PublishThis, SubscribeTo
 from roamcast.protocol.messages import Grant
+from roamcast.protocol.notification import encode_attributes
 from roamcast.simulator.links import Delay
 from roamcast.simulator.network import Network, NetworkSettings
 
@@ -379,7 +380,7 @@ def test_subscribers_of_a_broker_share_its_bandwidth(is_shared: bool, last_ms: f
     attached = [(0.0, client, AttachTo("b1", 0)) for client in (*clients, "p")]
     subscribed = [(1.0, client, SubscribeTo("TRUE")) for client in clients]
     network = Network(building(), settings, observe)
-    network.run([*attached, *subscribed, (2.0, "p", PublishThis(b"", (bytes(2000),)))])
+    network.run([*attached, *subscribed, (2.0, "p", PublishThis(encode_attributes({}), (bytes(2000),)))])
     assert len(arrived_s) == 10
     assert 1000 * (max(arrived_s) - 2.0) == pytest.approx(last_ms, abs=1.0)
 
