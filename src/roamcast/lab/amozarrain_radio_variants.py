@@ -38,7 +38,7 @@ from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, regist
 from roamcast.lab.rows import Row, distinct, where
 from roamcast.lab.sweep import Job, Sweep
 from roamcast.mobility.moving.election import ElectionSettings
-from roamcast.mobility.moving.mft import MftPublished
+from roamcast.mobility.moving.mft_published import MftPublished
 from roamcast.simulator.radio.aodv import AodvSettings
 from roamcast.simulator.radio.mft_links import LinkSettings
 from roamcast.simulator.radio.parameters import CASTALIA_CSMA, RadioParameters
