@@ -68,10 +68,6 @@ class Trip:
         return f"{what}{' hasty' if self.is_hasty else ''} number={self.number}"
 
     @property
-    def cost(self) -> float:
-        return self.expected_s
-
-    @property
     def repetition(self) -> int:
         return self.number
 
@@ -117,10 +113,6 @@ class Batch:
     @property
     def cost(self) -> float:
         return max(trip.expected_s for trip in self.trips)
-
-    @property
-    def repetition(self) -> int:
-        return 1
 
 
 def measure(batch: Batch) -> Row:

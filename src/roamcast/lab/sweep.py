@@ -43,11 +43,6 @@ class Job(Protocol):
         """Expected duration relative to other jobs; the longest start first."""
         return 1.0
 
-    @property
-    def repetition(self) -> int:
-        """The how manyth of several runs that differ by chance only."""
-        return int(getattr(self, "seed", 1))
-
 
 J = TypeVar("J", bound=Job)
 
@@ -137,8 +132,10 @@ class Sweep:
         rows = (self._done.get((function, job)) for job in jobs)
         return [row for row in rows if isinstance(row, dict)]
 
-    def takes(self, job: Job) -> bool:
-        return self.repetitions is None or job.repetition <= self.repetitions
+    def takes(self, job: object) -> bool:
+        """Whether a job is among the repetitions that are made: by its `repetition`, or its `seed`."""
+        number = int(getattr(job, "repetition", getattr(job, "seed", 1)))
+        return self.repetitions is None or number <= self.repetitions
 
     def run_here(
         self, function: Callable[[J], Row], jobs: Sequence[J], on_row: Callable[[Row], None]
