@@ -154,6 +154,10 @@ class VariantJob(Job):
         return f"{self.variant}: {one.protocol} C{one.brokers} {one.duration_s:g} s seed={one.seed}"
 
     @property
+    def repetition(self) -> int:
+        return self.scenario.seed
+
+    @property
     def cost(self) -> float:
         one = self.scenario
         return one.brokers**2 * one.duration_s * (2.5 if one.protocol == AODV else 1.0)
