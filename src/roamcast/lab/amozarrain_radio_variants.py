@@ -38,7 +38,7 @@ from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, regist
 from roamcast.lab.rows import Row, distinct, where
 from roamcast.lab.sweep import Job, Sweep
 from roamcast.mobility.moving.election import ElectionSettings
-from roamcast.mobility.moving.mft import MftPublished
+from roamcast.mobility.moving.mft_published import MftPublished
 from roamcast.simulator.radio.aodv import AodvSettings
 from roamcast.simulator.radio.mft_links import LinkSettings
 from roamcast.simulator.radio.parameters import CASTALIA_CSMA, RadioParameters
@@ -152,6 +152,10 @@ class VariantJob(Job):
     def name(self) -> str:
         one = self.scenario
         return f"{self.variant}: {one.protocol} C{one.brokers} {one.duration_s:g} s seed={one.seed}"
+
+    @property
+    def repetition(self) -> int:
+        return self.scenario.seed
 
     @property
     def cost(self) -> float:

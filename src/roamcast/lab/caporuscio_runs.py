@@ -68,6 +68,10 @@ class Trip:
         return f"{what}{' hasty' if self.is_hasty else ''} number={self.number}"
 
     @property
+    def repetition(self) -> int:
+        return self.number
+
+    @property
     def copies(self) -> int:
         """Of each publication, without a move."""
         return self.subscriptions if self.system in COPIES and not self.is_unique else 1
