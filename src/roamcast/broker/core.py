@@ -384,6 +384,8 @@ class BrokerCore:
             case LinkChanged(peer, up):
                 self.record("link_up" if up else "link_down", peer=peer)
                 self.directory.link_changed(peer, up)
+                if self.front is not None:
+                    self.router.link_changed(peer, up)
                 if not up:
                     self.locator.leave_out(peer)
             case SendFailed(peer, messages):

@@ -245,9 +245,9 @@ class MqttChecker:
         """Whether the message was published while the subscription held, and with a QoS that is kept."""
         if one.depends_on_place and not self._is_surely_there(one, message, client, life, message.taken_by):
             return False
-        if one.group or not one.qos or not one.is_settled or not one.wants(message, client.id):
+        if one.group or not one.qos or not one.wants(message, client.id):
             return False
-        if not one.granted_at <= message.first_at < one.changed_at:
+        if not self._ledger.settled_at(one) <= message.first_at < one.changed_at:
             return False
         if one.changed_at == inf:
             return True
@@ -321,8 +321,8 @@ class MqttChecker:
                 sent, publisher = message.sendings[0], self._ledger.clients[message.publisher]
                 start, end = sent.at - slack_s, sent.at + slack_s
                 if until < end or life.is_doubtful or not any(
-                    not one.group and one.is_settled and one.wants(message, client.id)
-                    and one.granted_at <= start and one.changed_at >= end
+                    not one.group and one.wants(message, client.id)
+                    and self._ledger.settled_at(one) <= start and one.changed_at >= end
                     and not (
                         one.depends_on_place
                         and not self._is_surely_there(one, message, client, life, message.first_at)
@@ -516,8 +516,8 @@ class MqttChecker:
         lasting = [
             one
             for client, life, one in members
-            if one.is_settled and life is client.life and not life.is_doubtful
-            and one.granted_at <= message.first_at and one.changed_at == inf
+            if life is client.life and not life.is_doubtful
+            and self._ledger.settled_at(one) <= message.first_at and one.changed_at == inf
         ]  # fmt: skip
         if receivers or not lasting or not message.is_accepted or not message.qos:
             return

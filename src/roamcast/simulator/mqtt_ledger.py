@@ -97,8 +97,10 @@ class Subscription:
     qos: int = 0
     """As granted."""
     is_refused: bool = False
-    is_settled: bool = False
-    """Whether the answer came in time, so that every broker knew of it."""
+    is_in_time: bool = False
+    """Whether the answer was not given because waiting took too long."""
+    settled_from: float | None = None
+    """When every broker knew of it (see `MqttLedger.settled_at`); None: not asked yet."""
     changed_at: float = inf
     """When its end was asked for."""
     gone_at: float = inf
@@ -337,6 +339,22 @@ class Ledger:
         start, end = start - self.slack_s, end + self.slack_s
         return all(until < start or since > end for since, until in self.disturbances)
 
+    def settled_at(self, one: Subscription) -> float:
+        """When every broker knew of a subscription, at the latest.
+
+        That is when it was granted, or, if some broker could not be asked then, when all had been up for a
+        while.
+        """
+        if one.settled_from is None:
+            at = one.granted_at if one.is_in_time else inf
+            if at < inf and not self.is_calm(one.sent_at, at):
+                for since, until in sorted(self.disturbances):
+                    if since <= at + 3 * self.slack_s:
+                        at = max(at, until)
+                at += 3 * self.slack_s
+            one.settled_from = at
+        return one.settled_from
+
     def has_surely_expired(self, since: list[Connection], noted: Connection) -> bool:
         """Whether the session's time was over long before this connection was asked for."""
         earlier = [one for one in since if one is not noted]
@@ -421,7 +439,7 @@ class Ledger:
                     one.replaces.changed_at = one.changed_at
             return
         one.granted_at, one.qos = at, int(reason)
-        one.is_settled = at - one.sent_at < settle_timeout_s
+        one.is_in_time = at - one.sent_at < settle_timeout_s
         for former in of_name[: of_name.index(one)]:
             former.gone_at = min(former.gone_at, at)
 
