@@ -189,3 +189,25 @@ def test_two_majorities_one_after_the_other_make_one_session() -> None:
     world.attach("new", "b4")
     world.run(400)
     assert not world.clients["new"].is_welcome, "its session is at b0"
+
+
+def test_subscribing_and_roaming_do_not_wait_for_the_missing_broker() -> None:
+    world = world_of()
+    cut_off(world, "b2")
+    world.subscribe("local0", "a/#", 1)
+    world.run(200)
+    assert world.clients["local0"].settled == {"a/#"}, "SUBACK waits"
+    world.attach("local0", "b1")
+    world.run(300)
+    assert world.clients["local0"].presents[-1:] == [True], "its session waits until all has settled"
+
+
+def test_the_missing_broker_hears_of_subscriptions_when_it_is_back() -> None:
+    world = world_of()
+    world.cut_link("b1", "b2")
+    world.subscribe("local0", "a/#", 1)
+    world.run(200)
+    world.settle()
+    world.publish("local2", "a/1", 1)
+    world.settle()
+    assert [payload for payload, _, _ in world.clients["local0"].received] == ["local2:1:a/1"]
