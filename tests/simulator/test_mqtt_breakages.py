@@ -260,11 +260,16 @@ def retain_is_always_as_published(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_remembers_who_holds_a_session(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Directory, "_add", lambda self, client, broker: None)
+    patch.setattr(Directory, "_add", lambda self, client, broker, told: None)
 
 
 def former_holders_forget_where_a_session_went(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Directory, "went", lambda self, client, destination: self.changed(client))
+    patch.setattr(Directory, "went", lambda self, client, destination, told: self.changed(client))
+
+
+def old_news_count(patch: pytest.MonkeyPatch) -> None:
+    add = Directory._add
+    patch.setattr(Directory, "_add", lambda self, client, broker, told: add(self, client, broker, 0))
 
 
 def both_parts_make_sessions(patch: pytest.MonkeyPatch) -> None:
@@ -283,6 +288,7 @@ def left_out_anyway(self: Directory, peer: str) -> tuple[str, ...]:
 BREAKAGES: dict[str, Plant] = {
     "nobody remembers who holds a session": nobody_remembers_who_holds_a_session,
     "former holders forget where a session went": former_holders_forget_where_a_session_went,
+    "what was told of holders before is believed later": old_news_count,
     "both parts of a network make sessions": both_parts_make_sessions,
     "whoever is down is left out": whoever_is_down_is_left_out,
     "a link resumes one message too late": resume_skips_one,

@@ -6,9 +6,12 @@ If the link to a peer is down, and nobody behind it may hold the session, the an
 
 That answer is never wrong. A session is made only after everyone was asked, or more than half of all brokers
 while none of the others may hold it; and whoever was asked remembers who asked. A former holder remembers
-where the session went. What is remembered of a broker is removed only by the word of that broker: each tells
-everyone which sessions came to it, went on or ended (`Holdings`), a moment later and many at once. Brokers
-that join tell each other all they hold (`reunion.Claims`).
+where the session arrived. What is remembered of a broker is removed only by the word of that broker: each
+tells everyone which sessions came to it, went on or ended (`Holdings`), a moment later and many at once.
+Brokers that join tell each other all they hold (`reunion.Claims`).
+
+A broker numbers what it tells, and says how far it has come when it asks for a session or gets one. So what
+it told before that, and comes later, removes nothing.
 
 Only the larger part of a network makes sessions without asking the rest: of two parts, both could. In the
 smaller part a client whose session is nowhere else is served from a session that stands in for it. So is a
@@ -34,6 +37,8 @@ CHANGES_KEPT_MAX = 10_000
 """Changes that are kept for a peer whose link is down; if there are more, it is told everything anew."""
 CLIENTS_MAX = 1_000_000
 """Clients that are remembered. Brokers that hold others are asked, however long it takes."""
+LAST = 1 << 62
+"""Above all numbers."""
 LOCAL = "\0"
 """Clients of which no other broker knows begin with this: sessions that stand in for others."""
 
@@ -44,11 +49,16 @@ class HoldingsDue(NamedTuple):
     since: float
 
 
+Holder = tuple[str, int]
+"""A broker that may hold a session, and the number of the last that it had told before."""
+
+
 class Holdings(Message, frozen=True, tag="?Holdings"):
     """What has become of sessions at `broker`. Passed on along the tree."""
 
     broker: str
-    changes: tuple[tuple[str, tuple[str, ...]], ...]
+    number: int
+    changes: tuple[tuple[str, tuple[Holder, ...]], ...]
     """Client, and who may hold its session as far as `broker` knows: `broker` itself, others, or nobody."""
     brief: tuple[str, ...] = ()
     """Of these clients, those whose sessions end with their connections."""
@@ -83,13 +93,28 @@ class HoldingsAsked(Message, frozen=True, tag="?HoldingsAsked"):
 class Directory:
     __state__ = State(
         "directory",
-        saved=("_broker", "_holders", "_brief", "_unknown", "_down", "_kept", "_changed", "_is_timed"),
+        saved=(
+            "_broker",
+            "told",
+            "_holders",
+            "_heard",
+            "_brief",
+            "_unknown",
+            "_down",
+            "_kept",
+            "_changed",
+            "_is_timed",
+        ),
     )
 
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
-        self._holders: dict[str, tuple[str, ...]] = {}
+        self.told = 0
+        """How often this broker has told others of its own sessions."""
+        self._holders: dict[str, tuple[Holder, ...]] = {}
         """Client to the other brokers that may hold its session."""
+        self._heard: dict[str, int] = {}
+        """The number of the last that each broker told."""
         self._brief: dict[str, str] = {}
         """Client to the broker where its session ends with its connection."""
         self._unknown: dict[str, None] = {}
@@ -123,42 +148,46 @@ class Directory:
             self._is_timed = True
             self._broker.set_timer(self._broker.now + TELL_AFTER_S, HoldingsDue(self._broker.now))
 
-    def went(self, client: str, destination: str) -> None:
-        """The session has left for another broker."""
-        self._add(client, destination)
+    def went(self, client: str, destination: str, told: int) -> None:
+        """The session has arrived at another broker."""
+        self._add(client, destination, told)
         self.changed(client)
 
-    def asked(self, client: str, broker: str) -> None:
+    def asked(self, client: str, broker: str, told: int) -> None:
         """Another broker asks everyone for the session, and may make it."""
-        self._add(client, broker)
+        self._add(client, broker, told)
 
-    def _add(self, client: str, broker: str) -> None:
+    def _add(self, client: str, broker: str, told: int) -> None:
         if not self._is_on or broker == self._broker.id:
             return
         known = self._holders.get(client, ())
         if not known and len(self._holders) >= CLIENTS_MAX:
             self._unknown[broker] = None
-        elif broker not in known:
-            self._holders[client] = (*known, broker)
+            return
+        earlier = dict(known)
+        if earlier.get(broker, -1) < told:
+            earlier[broker] = told
+            self._holders[client] = tuple(earlier.items())
 
-    def _remove(self, client: str, broker: str) -> None:
+    def _remove(self, client: str, broker: str, told: int = LAST) -> None:
+        """The broker does not hold the session, by what it told under this number."""
         known = self._holders.get(client, ())
-        if broker not in known:
+        left = tuple(one for one in known if one[0] != broker or one[1] >= told)
+        if left == known:
             return
         if self._brief.get(client) == broker:
             del self._brief[client]
-        left = tuple(one for one in known if one != broker)
         if left:
             self._holders[client] = left
         else:
             del self._holders[client]
 
-    def _remove_all(self, brokers: Iterable[str]) -> None:
+    def _remove_all(self, brokers: Iterable[str], told: int = LAST) -> None:
         gone = dict.fromkeys(brokers)
         for client, known in list(self._holders.items()):
-            for broker in known:
+            for broker, _ in known:
                 if broker in gone:
-                    self._remove(client, broker)
+                    self._remove(client, broker, told)
 
     # --- telling ---
 
@@ -166,35 +195,43 @@ class Directory:
         """Tell everyone of the changes since the last time."""
         self._is_timed = False
         changed, self._changed = self._changed, {}
-        self._tell(changed)
-
-    def _tell(self, clients: Iterable[str], is_all: bool = False) -> None:
         broker = self._broker
         known = broker.clients.here
         # Of a client whose session is looked for, something is told when that has ended.
         settled = [
             client
-            for client in clients
+            for client in changed
             if not ((here := known.get(client)) and here.request is not None) and not client.startswith(LOCAL)
         ]
-        for message in self._parts(broker.id, settled, is_all):
+        for message in self._parts(broker.id, settled):
             self._pass_on("", message)
 
-    def _parts(self, of: str, clients: list[str], is_all: bool) -> Iterator[Holdings]:
+    def _parts(self, of: str, clients: list[str], is_all: bool = False) -> Iterator[Holdings]:
         """What this broker knows of the sessions of these clients at a broker, itself or another one."""
-        front, own = self._broker.front, self._broker.sessions
+        front, is_own = self._broker.front, of == self._broker.id
         assert front is not None
         starts = range(0, max(len(clients), is_all), CHANGES_PER_MESSAGE)
         for start in starts:
             part = clients[start : start + CHANGES_PER_MESSAGE]
-            if of == self._broker.id:
-                held = (of,)
-                changes = tuple((one, held if one in own else self._holders.get(one, ())) for one in part)
-                brief = tuple(one for one in part if one in own and not front.outlasts_connection(one))
+            if is_own:
+                self.told += 1
+                number = self.told
+                changes = tuple((one, self._where(one)) for one in part)
+                brief = tuple(
+                    one for one in part if one in self._broker.sessions and not front.outlasts_connection(one)
+                )
             else:
-                changes = tuple((one, (of,)) for one in part)
+                number = self._heard.get(of, 0)
+                changes = tuple((one, ((of, number),)) for one in part)
                 brief = tuple(one for one in part if self._brief.get(one) == of)
-            yield Holdings(of, changes, brief, is_all and start == 0, is_all and start == starts[-1])
+            yield Holdings(of, number, changes, brief, is_all and start == 0, is_all and start == starts[-1])
+
+    def _where(self, client: str) -> tuple[Holder, ...]:
+        """Who may hold a session. One that has left counts as held here until it has arrived."""
+        here = self._broker.clients.here.get(client)
+        if here is not None and (here.session is not None or here.departed is not None):
+            return ((self._broker.id, self.told),)
+        return self._holders.get(client, ())
 
     def _pass_on(self, sender: str, message: Holdings | HoldingsMissed | HoldingsAsked) -> None:
         broker = self._broker
@@ -238,7 +275,7 @@ class Directory:
         elif broker in self._unknown:
             return iter(())
         else:
-            clients = [client for client, known in self._holders.items() if broker in known]
+            clients = [client for client, known in self._holders.items() if broker in dict(known)]
         return self._parts(broker, clients, is_all=True)
 
     # --- hearing ---
@@ -248,16 +285,17 @@ class Directory:
         speaker, own = message.broker, self._broker.id
         if not self._is_on or speaker == own:
             return
+        self._heard[speaker] = max(self._heard.get(speaker, 0), message.number)
         if message.is_anew:
-            self._remove_all((speaker,))
+            self._remove_all((speaker,), message.number)
         for client, holders in message.changes:
-            self._remove(client, speaker)
-            for holder in holders:
+            self._remove(client, speaker, message.number)
+            for holder, told in holders:
                 if holder == own and client not in self._broker.sessions:
                     self.changed(client)  # It has gone on from here, which the speaker did not know.
-                self._add(client, holder)
+                self._add(client, holder, told)
         for client in message.brief:
-            if speaker in self._holders.get(client, ()):
+            if (speaker, message.number) in self._holders.get(client, ()):
                 self._brief[client] = speaker
         if message.is_all:
             self._unknown.pop(speaker, None)
@@ -278,7 +316,7 @@ class Directory:
             self._unknown |= dict.fromkeys(brokers)
 
     def claimed(self, client: str, broker: str) -> None:
-        self._add(client, broker)
+        self._add(client, broker, 0)
 
     def claimed_all(self, broker: str) -> None:
         self._unknown.pop(broker, None)
@@ -288,6 +326,7 @@ class Directory:
         gone = dict.fromkeys(brokers)
         for one in gone:
             self._unknown.pop(one, None)
+            self._heard.pop(one, None)
         self._remove_all(gone)
         peers = dict.fromkeys(self._broker.peers)
         self._down = {peer: None for peer in self._down if peer in peers}
@@ -302,13 +341,13 @@ class Directory:
         broker = self._broker
         behind = [one for one in broker.members if broker.hop_of(one) == peer]
         brief = self._brief.get(client)
-        known = [one for one in self._holders.get(client, ()) if one != brief]
+        known = [one for one, _ in self._holders.get(client, ()) if one != brief]
         is_known = not any(broker.is_guest(one) or one in self._unknown or one in known for one in behind)
         return tuple(behind) if is_known else ()
 
     def holders_of(self, client: str) -> tuple[str, ...]:
         """The other brokers that may hold a client's session."""
-        return self._holders.get(client, ())
+        return tuple(broker for broker, _ in self._holders.get(client, ()))
 
     def is_brief(self, client: str, brokers: Iterable[str]) -> bool:
         """Whether one of these brokers may hold a session that ends with its client's connection."""

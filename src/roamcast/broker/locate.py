@@ -52,14 +52,15 @@ DETOURS_MAX = 3
 
 
 def _ask_all(fields: dict[str, Any]) -> None:
-    fields |= {"may_leave_out": False, "left_out": {}, "is_brief": False}
+    fields |= {"may_leave_out": False, "told": 0, "left_out": {}, "is_brief": False}
 
 
 class Gathering:
     """Answers to a question, on their way back to where it came from."""
 
     __slots__ = (
-        "asker", "claim", "incarnation", "is_brief", "left_out", "may_leave_out", "request", "waiting",
+        "asker", "claim", "incarnation", "is_brief", "left_out", "may_leave_out", "request", "told",
+        "waiting",
     )  # fmt: skip
 
     __state__ = State("gathering", 2, lifts={1: _ask_all})
@@ -68,20 +69,19 @@ class Gathering:
         self,
         asker: str | None,
         peers: Iterable[str],
-        request: AttachRequest,
+        question: Locate,
         incarnation: int,
         claim: str = "",
-        may_leave_out: bool = False,
     ) -> None:
         self.asker = asker
-        self.request = request
+        self.request = question.request
         self.waiting = dict.fromkeys(peers)
         """Those who have not answered."""
         self.claim = claim
         """The lowest broker so far that asks everyone too."""
         self.incarnation = incarnation
         """What a new session of the client has at least."""
-        self.may_leave_out = may_leave_out
+        self.may_leave_out, self.told = question.may_leave_out, question.told
         self.left_out: dict[str, None] = {}
         """Brokers that cannot be asked and need not be …"""
         self.is_brief = False
@@ -161,16 +161,15 @@ class Locator:
 
     def _spread_anew(self, request: AttachRequest, may_leave_out: bool) -> None:
         self._rounds += 1
-        self._spread(Locate(request, self._rounds, may_leave_out), None, "")
+        question = Locate(request, self._rounds, may_leave_out, self._broker.directory.told)
+        self._spread(question, None, "")
 
     def _spread(self, question: Locate, sender: str | None, claim: str) -> None:
         """Ask every peer except the one that asked; gather their answers."""
         broker, request = self._broker, question.request
         key = (request.client, request.broker, request.connection, question.round)
         others = [peer for peer in broker.peers if peer != sender]
-        gathering = Gathering(
-            sender, (*others, *self.unmet), request, broker.next_incarnation, claim, question.may_leave_out
-        )
+        gathering = Gathering(sender, (*others, *self.unmet), question, broker.next_incarnation, claim)
         self._gathering[key] = gathering
         for peer in others:
             if not self._leave_out(gathering, peer):
@@ -214,7 +213,7 @@ class Locator:
             self.is_complete = self.is_complete or not self.unmet
             for key, gathering in self._gathering.items():
                 if peer in gathering.waiting:
-                    question = Locate(gathering.request, key[3], gathering.may_leave_out)
+                    question = Locate(gathering.request, key[3], gathering.may_leave_out, gathering.told)
                     self._broker.send(peer, question)
 
     def _wait_no_more(self, peers: Iterable[str]) -> None:
@@ -275,7 +274,8 @@ class Locator:
     def adopt(self, session: Session) -> None:
         """A session has come from its former holder."""
         session = session.copy()
-        self._broker.send(session.last_broker, GrantReceived(session.client, session.number))
+        received = GrantReceived(session.client, session.number, self._broker.directory.told)
+        self._broker.send(session.last_broker, received)
         self.arrived(session, session.last_broker)
 
     def take_back(self, session: Session) -> None:
@@ -389,7 +389,7 @@ class Locator:
             if here.search is Search.ASKS_EVERYONE:
                 claim = broker.id
                 self._note_rival(here, request.broker)
-        broker.directory.asked(request.client, request.broker)
+        broker.directory.asked(request.client, request.broker, message.told)
         self._spread(message, sender, claim)
 
     def on_located(self, sender: str, message: Located) -> None:
@@ -474,7 +474,6 @@ class Locator:
         """The session leaves; whoever asks for it here is sent on after it."""
         session.last_broker = self._broker.id
         departed = Departed(destination, session.number, session.begun, session.incarnation)
-        self._broker.directory.went(session.client, destination)
         self._clients.depart(self._clients.here[session.client], departed)
 
     def hand_over(self, session: Session, destination: str) -> None:
@@ -486,7 +485,9 @@ class Locator:
         here = self._clients.here.get(message.client)
         if here is not None and here.departed is not None and here.departed.number == message.number:
             here.on(Event.CONFIRMED)
-            here.departed = None
+            destination, here.departed = here.departed.destination, None
+            arrived_at = destination if self._broker.is_reachable(destination) else sender
+            self._broker.directory.went(here.client, arrived_at, message.told)
             self._clients.forget_unused(here)
 
     # --- at the end of the way to a broker that is gone ---

@@ -209,6 +209,8 @@ class Locate(Message, frozen=True):
     round: int
     may_leave_out: bool = False
     """Whether brokers that are down need not be asked if nobody knows of a session there."""
+    told: int = 0
+    """How often the broker that asks has told what it holds (see `broker.directory`)."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -270,6 +272,8 @@ class GrantReceived(Message, frozen=True):
 
     client: str
     number: int
+    told: int = 0
+    """How often the sender has told what it holds (see `broker.directory`)."""
     cause: ClassVar[Cause] = "handoff"
 
 

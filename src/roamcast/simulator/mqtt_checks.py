@@ -133,8 +133,14 @@ class MqttChecker:
             if self._was_at_forgotten(message.publisher):
                 return
             self.result.violate("never acknowledged", f"{_told(message)}")
-        elif message.reason.failed and not (self._may_be_denied(message) or self._ledger.serves):
+        elif message.reason.failed and not (
+            self._may_be_denied(message) or self._was_stood_in_for(message.publisher)
+        ):
             self.result.violate("refused", f"{_told(message)}: {message.reason.name}")
+
+    def _was_stood_in_for(self, client: str) -> bool:
+        known = self._ledger.clients[client]
+        return self._ledger.serves or any(one.stands_in for one in known.connections)
 
     def rights(self, client: ClientLedger, delivery: Delivery) -> None:
         message = delivery.message
@@ -563,7 +569,7 @@ class MqttChecker:
             return
         will.sendings[0].at = ended_at
         delay_s = min(one.will_delay_s, one.expiry_s)
-        if one.has_said_goodbye or self._was_at_forgotten(client.id) or self._ledger.serves:
+        if one.has_said_goodbye or self._was_at_forgotten(client.id) or self._was_stood_in_for(client.id):
             return
         if self._is_will_doubtful(will):
             return

@@ -193,6 +193,8 @@ class Connection:
     is_goodbye_heard: bool = False
     """… the broker lived on after it had come."""
     is_closed_by_broker: bool = False
+    stands_in: bool = False
+    """Whether the session behind it may stand in for one that cannot be reached."""
     life: int = -1
 
 
@@ -232,7 +234,7 @@ class ClientLedger:
             else:
                 unseen = [*life.stood_for, *(since if any(one.welcome_at == inf for one in since) else ())]
                 life.is_doubtful = life.is_doubtful or may_have_ended(unseen, noted, now)
-        elif life is not None and ledger.serves:
+        elif life is not None and (ledger.serves or noted.stands_in):
             # Another session stands in, until the one that was may come back, even after a clean start.
             life.has_stand_in = True
             life.stood_for = life.stood_for or [one for one in since if one is not noted]
