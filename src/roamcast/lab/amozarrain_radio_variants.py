@@ -48,6 +48,7 @@ from roamcast.simulator.radio.workload import Publishing
 SMALLEST = SIZES[0]
 SEEDS = {SMALLEST: 10, LARGEST: 4}
 """The smallest network takes next to no time."""
+SEEDS_QUICK = {SMALLEST: 10, LARGEST: 3}
 SEEDS_LONG = 3
 
 R3 = Claim(
@@ -169,7 +170,8 @@ def measure(job: VariantJob) -> Row:
 
 def jobs(quick: bool) -> list[VariantJob]:
     short, long = (DURATION_QUICK_S, PUBLISHING_QUICK_S), (DURATION_S, PUBLISHING_S)
-    chosen = [(one, SEEDS, short) for one in VARIANTS if one.quick or not quick]
+    seeds = SEEDS_QUICK if quick else SEEDS
+    chosen = [(one, seeds, short) for one in VARIANTS if one.quick or not quick]
     if not quick:
         chosen += [(one, {LARGEST: SEEDS_LONG}, long) for one in VARIANTS if one.long]
     return [
