@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 
 from roamcast.lab.amozarrain_radio import (
     AODV,
+    AS_IN_THE_TEXT,
     BARELY_MAX,
     DURATION_QUICK_S,
     DURATION_S,
@@ -89,7 +90,6 @@ class Variant:
 
 
 BOTH: tuple[RadioProtocol, ...] = (MFT, AODV)
-AS_IN_THE_TEXT = LinkSettings(refused=False, relinks=False, clients_follow=True, clients_beat=True)
 
 
 def _publishing(**changes: Any) -> dict[str, Publishing]:
