@@ -55,7 +55,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     IEEE: {},
 }  # fmt: skip
 """The thesis's: the CSMA that came with its simulator, which acknowledges nothing; the first heartbeat of a
-round wins; clients follow it and send heartbeats as well; no message is refused, nobody is asked to connect again.
+round wins; clients follow it and send heartbeats as well; no message is refused, and nobody is asked to
+connect again.
 Only the first concerns AODV. Ours: medium access of the standard for that radio, with acknowledgements."""
 
 
