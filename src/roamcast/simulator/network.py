@@ -87,6 +87,8 @@ class NetworkSettings:
     """Links that take another time: between which brokers, in both directions."""
     access_delay: Delay = ACCESS_DELAY
     access_bits_per_s: float | None = None
+    access_shared: bool = False
+    """Whether the bandwidth from a broker to clients is that of all its clients together, not each one's."""
     notice_delay: Delay = NO_DELAY
     """How long after a silent leave the broker notices it."""
     service_s: float = 0.0
