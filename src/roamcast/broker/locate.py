@@ -123,7 +123,7 @@ class Locator:
             broker.send(here.departed.destination, here.request)
             return
         trail = broker.protocol.trail_of(hello.client) if broker.protocol.follows_routes else ""
-        asked = trail or hello.last_broker
+        asked = trail or hello.last_broker or broker.protocol.holder_of(hello.client)
         if asked and asked != broker.id:
             here.on(Event.ASKED_ONE)
             here.asked = asked
