@@ -80,8 +80,8 @@ class Refusal(NamedTuple):
 Refusals = Sequence[Refusal | None]
 """One for each of several PUBLISH packets, None where it was taken; empty if all were."""
 
-TAKEN_AHEAD = frozenset({PUBACK >> 4, PINGREQ, DISCONNECT})
-"""Kinds of packets that are taken ahead of the session, if nothing is kept for it; plain QoS 0 is, too."""
+TAKEN_AHEAD = frozenset({PUBACK >> 4, PINGREQ})
+"""Kinds of packets that are taken ahead of the session, whatever is kept for it; QoS 0 is, too."""
 DENIED, TAKEN = Refusal(Reason.NOT_AUTHORIZED), Refusal(Reason.SUCCESS)
 
 
@@ -316,7 +316,7 @@ class MqttConnection:
                 parse(first, body, self.version, limits=endpoint.limits)
                 topic, _, at, stop, payload_at = split_publish(body, 0, self.version)
                 self._publish(endpoint, first, topic, body[at:stop], 0, [body[payload_at:]])
-            elif first >> 4 in TAKEN_AHEAD and not self.waiting:
+            elif first >> 4 in TAKEN_AHEAD or (first >> 4 == DISCONNECT and not self.waiting):
                 self.is_durable = self.is_durable or first >> 4 != PINGREQ
                 endpoint.on_packet(self, parse(first, body, self.version, limits=endpoint.limits))
             elif not self._hold(endpoint, data[position:end]):
