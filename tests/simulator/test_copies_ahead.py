@@ -1,4 +1,4 @@
-"""The fuzzer finds mistakes in how copies serve standard MQTT clients: each of these is planted in what ships."""
+"""The fuzzer finds mistakes in how copies serve standard MQTT clients: each is planted in what ships."""
 
 from __future__ import annotations
 
@@ -50,6 +50,12 @@ def copies_of_ended_sessions_stay(patch: pytest.MonkeyPatch) -> None:
 def old_copies_are_believed(patch: pytest.MonkeyPatch) -> None:
     """What the session says that has come does not count, nor does its queue."""
     patch.setattr(MqttSession, "is_copied_from", lambda *_: True)
+    arrived = Endpoint.arrived
+
+    def believe(self: Endpoint, client: str, capsule: bytes, owner: str, reads_on: bool = False) -> None:
+        arrived(self, client, capsule, owner, reads_on=True)
+
+    patch.setattr(Endpoint, "arrived", believe)
     close = Handoffs.close
 
     def go_on(self: Handoffs, here: ClientHere, reason: str) -> None:
@@ -110,11 +116,11 @@ def a_new_expiry_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A client that a copy has served leaves before its session comes."""
     arrived = Endpoint.arrived
 
-    def forget(self: Endpoint, client: str, capsule: bytes, owner: str) -> None:
+    def forget(self: Endpoint, client: str, capsule: bytes, owner: str, reads_on: bool = False) -> None:
         former = self.sessions.get(client)
         if former is not None and former.copied_from and not former.connection:
             self.give_up(client)
-        arrived(self, client, capsule, owner)
+        arrived(self, client, capsule, owner, reads_on)
 
     patch.setattr(Endpoint, "arrived", forget)
 

@@ -36,8 +36,9 @@ class Front(Protocol):
     def can_unpack(self, client: str, capsule: bytes) -> bool:
         """Whether a capsule that came from elsewhere can be read."""
 
-    def arrived(self, client: str, capsule: bytes, owner: str) -> None:
-        """A session is here now; with an empty capsule it is a new one."""
+    def arrived(self, client: str, capsule: bytes, owner: str, reads_on: bool = False) -> None:
+        """A session is here now; with an empty capsule it is a new one. With `reads_on`, whatever was sent
+        from a copy and acknowledged to it counts, if the copy is as the session is."""
 
     def left_over(self, client: str, burst: Burst) -> None:
         """The session is ending, and its client did not get this."""

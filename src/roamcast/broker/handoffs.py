@@ -116,7 +116,9 @@ class Handoffs:
         )  # fmt: skip
         self._broker.locator.arrived(fresh, "")
 
-    def session_arrived(self, here: ClientHere, session: Session, received: Mapping[str, int]) -> None:
+    def session_arrived(
+        self, here: ClientHere, session: Session, received: Mapping[str, int], reads_on: bool
+    ) -> None:
         broker, attachment, came_from = self._broker, here.attachment, here.came_from
         if came_from == "":
             session.number += 1
@@ -126,7 +128,7 @@ class Handoffs:
             if not session.published:
                 session.incarnation = broker.new_incarnation(session.incarnation)
         if broker.front is not None:
-            broker.front.arrived(session.client, session.capsule, session.owner)
+            broker.front.arrived(session.client, session.capsule, session.owner, reads_on)
         if attachment is not None:
             session.moves = max(session.moves, attachment.hello.moves)
             received = attachment.hello.received

@@ -204,8 +204,9 @@ class Host(Protocol):
     def release(self, session: Session, destination: str) -> None:
         """As `hand_over`, but the protocol carries the session there itself…"""
 
-    def adopt(self, session: Session) -> None:
-        """… and says when it has arrived; this calls `on_attach`."""
+    def adopt(self, session: Session, reads_on: bool = False) -> None:
+        """… and says when it has arrived; this calls `on_attach`. With `reads_on`, the queue from which the
+        client reads, or has read, ahead of its session is that of the session now."""
 
     def send_home(self, client: str, number: int) -> None:
         """The session goes to where its client will ask for it (`named_next`), if nobody has attached or

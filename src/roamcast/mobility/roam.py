@@ -474,6 +474,9 @@ class Roam(MultiHopHandoff):
         spread = self.spreads.get(session.client)
         if spread is not None and received.get(COPY_HERE) == spread.number:
             spread.brokers[destination] = None
+        if spread is not None and session.is_copied and destination in spread.brokers:
+            # What goes ahead of the session can be read before the session is there (`to_be_read`).
+            session.copied = max(session.copied, min(spread.copied + FIRST_CREDIT, spread.end))
         super().on_depart(session, destination, received)
 
     def to_be_read(self, client: str, hold: Hold, destination: str) -> list[Reference]:
@@ -497,17 +500,17 @@ class Roam(MultiHopHandoff):
             self.copies.pop(message.session.client, None)  # It was kept on the way.
         super().on_sub_migration(sender, message)
 
-    def receive_token(self, message: SubMigration, sender: str) -> None:
+    def receive_token(self, message: SubMigration, sender: str) -> bool:
         super().receive_token(message, sender)
         client = message.session.client
         hold, copy = self.holds[client], self.copies.pop(client, None)
         if not hold.segments or hold.segments[0][2] not in (COPY, HEAD):
             self.figures["miss"] += 1
-            return
+            return False
         (_, number, kind), *left = hold.segments
         hold.segments = left
         if copy is None or copy.number != number:
-            return  # The broker of the copy is gone, and the session stays here.
+            return False  # The broker of the copy is gone, and the session stays here.
         self.figures["hit"] += 1
         copy.queue.extend(copy.aside)
         copy.follow(message.base)  # Perhaps the client cannot say what it has received.
@@ -522,6 +525,7 @@ class Roam(MultiHopHandoff):
         else:
             broker, stay, _ = left[0]
             self.host.send(broker, CopyServed(client, stay, copied))
+        return True
 
     def on_copy_served(self, sender: str, message: CopyServed) -> None:
         segment = self.segments.get((message.client, message.number, "in"))

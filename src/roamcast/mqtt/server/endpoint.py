@@ -324,7 +324,7 @@ class Endpoint:
     def can_unpack(self, client: str, capsule: bytes) -> bool:
         return not capsule or MqttSession.is_readable(client, capsule)
 
-    def arrived(self, client: str, capsule: bytes, owner: str) -> None:
+    def arrived(self, client: str, capsule: bytes, owner: str, reads_on: bool = False) -> None:
         self._present[client] = bool(capsule)
         recalls: list[Recall] = []
         if capsule:
@@ -340,7 +340,7 @@ class Endpoint:
         if former is not None and former.copied_from:
             self.ahead.pop(former.connection, None)
             in_vain = self.connections.get(former.connection)
-            if capsule and former.is_copied_from(capsule):
+            if capsule and reads_on and former.is_copied_from(capsule):
                 # The client reads on: this is the session that it has read from.
                 session, in_vain, former.copied_from = former, None, b""
             elif capsule:
