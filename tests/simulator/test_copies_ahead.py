@@ -17,9 +17,49 @@ from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.mqtt.server.sessions import MqttSession
 from roamcast.protocol.messages import READ_IN_VAIN, Hello, Welcome
 from roamcast.protocol.notification import Burst
+from roamcast.simulator.drawing import everyone_next
 from roamcast.simulator.mqtt_draw import draw_mqtt_story
-from roamcast.simulator.story import Story, verdict
+from roamcast.simulator.story import Story, parse_story, verdict, violations_of
 
+EVERYONE = everyone_next(("b00", "b01", "b02"))
+WITHOUT_ITS_COPY = f"""
+brokers b00-b01 b01-b02
+protocol roam
+link 0.03
+access 0.005
+loss 0.5
+seed 533
+front mqtt
+neighbour_graph {EVERYONE}
+copies_for_s 1.0
+at 0.001303 c0 attach b02 version 5 expiry 0 alive 1
+at 0.001834 c3 attach b00 version 5
+at 0.005741 c1 attach b02 version 5 window 2
+at 0.009755 c2 attach b02 version 5
+at 1.000000 c0 subscribe job/# no-local qos 1
+at 1.000000 c1 subscribe b/# qos 1 identifier 213
+at 1.000000 c2 subscribe a/2 qos 1 retain-handling 1 where x > 1
+at 1.000000 c2 subscribe +/1 qos 1 retain-handling 1 identifier 312 where x > 1
+at 1.000000 c3 subscribe a/1 no-local qos 1 retain-handling 1 identifier 411
+at 10.004094 c1 subscribe $share/g/job/# qos 1 identifier 200
+at 10.013770 c3 disconnect to b02
+at 10.017853 c1 disconnect to b01
+at 10.032728 c1 publish a/1 qos 2 times 5 x=3
+at 10.044229 c1 publish a/1 qos 1 x=2
+at 10.050765 c1 attach b01
+at 10.104928 c0 subscribe b/# qos 1 retain-handling 1
+at 10.123579 c3 attach b01
+at 10.133499 c1 publish a/1 qos 1 expiry 2 x=2
+at 10.165552 c0 publish b/1 times 2 x=1
+at 10.169251 b01 crash unsent
+at 10.238696 c1 publish a/2 qos 2 times 5 x=2
+at 10.286595 b01 restart
+at 10.297274 c3 attach b02
+at 10.331789 c1 attach b01
+at 10.334803 c2 attach b00
+at 10.387827 c0 publish a/1 qos 1 x=2
+"""
+"""A copy serves c3, and its holder gives the copy up: the session comes without it, with messages in flight."""
 SEEDS_MAX = 200
 FAULTS = ("crash", "partition", "loss")
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -170,3 +210,7 @@ def first_failing_seed() -> int | None:
 def test_a_planted_breakage_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BREAKAGES[name](monkeypatch)
     assert first_failing_seed() is not None
+
+
+def test_a_session_that_comes_without_its_copy_repeats_nothing_unmarked() -> None:
+    assert violations_of(parse_story(WITHOUT_ITS_COPY)) == []
