@@ -59,7 +59,7 @@ at 10.331789 c1 attach b01
 at 10.334803 c2 attach b00
 at 10.387827 c0 publish a/1 qos 1 x=2
 """
-"""A copy serves c3, and its holder gives the copy up: the session comes without it, with messages in flight."""
+"""A copy serves c3; its holder gives the copy up. The session comes without it, with messages in flight."""
 SEEDS_MAX = 200
 FAULTS = ("crash", "partition", "loss")
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -167,6 +167,7 @@ class BrokerCore:
             self.settings.advertisements,
             front.outside if front is not None else None,
             Ploc(self.settings.location.variables, self.settings.location.rule),
+            protocol.locates,
         )
         self._ways = Ways(self.router, front)
         self.clients = Clients()

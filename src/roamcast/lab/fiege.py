@@ -234,6 +234,11 @@ class RelocationJob(Job):
     limited: bool
     """Whether the caches have a size and an age by which they give notifications up."""
 
+    @property
+    def repetition(self) -> int:
+        """Each story is another one."""
+        return 1
+
 
 def relocate(job: RelocationJob) -> Row:
     story = draw_story("relocation", job.seed)

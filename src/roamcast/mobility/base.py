@@ -259,6 +259,9 @@ class MobilityProtocol:
     promise: ClassVar[Promise] = Promise(lost=frozenset({"away", "overflow"}))
     strategies: ClassVar[tuple[str, ...]] = ("identity", "simple", "covering", "merging", "flooding")
     """Routing strategies it works with; the first is its default."""
+    locates: ClassVar[bool] = False
+    """Whether it must know whose subscription an entry is, which most strategies forget: routing then
+    keeps a location table beside the matching table."""
     advertisements: ClassVar[bool] = True
     """Whether it works where subscriptions travel only towards advertisements."""
     assumes: ClassVar[frozenset[str]] = frozenset()

@@ -165,7 +165,7 @@ class RadioRun:
                 messages[min(hops, HOPS_MAX)] += load.messages
                 periods[min(hops, HOPS_MAX)] += load.periods
         places = {f"load_at_{hops}_hops": (hops, hops + 1) for hops in range(HOPS_MAX + 1)}
-        places |= {"load_near": (0, NEAR_HOPS + 1), "load_far": (NEAR_HOPS + 1, HOPS_MAX + 1)}
+        places["load_far"] = NEAR_HOPS + 1, HOPS_MAX + 1
         return {
             name: sum(messages[low:high]) / sum(periods[low:high]) if sum(periods[low:high]) else None
             for name, (low, high) in places.items()
