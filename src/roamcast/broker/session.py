@@ -156,7 +156,7 @@ TABLE: dict[str, dict[Any, dict[Event, Any]]] = {
         Holding.DEPARTED: {
             Event.CONFIRMED: Holding.ABSENT,
             Event.ARRIVED: Holding.HELD,
-            **_stays(Holding.DEPARTED, Event.FOLLOWED, Event.ASKED_EVERYONE, Event.SERVED_AHEAD),
+            **_stays(Holding.DEPARTED, Event.FOLLOWED, Event.ASKED_EVERYONE),
         },
         Holding.ENDING: {
             Event.OVER: Holding.ABSENT,
