@@ -39,7 +39,7 @@ def row(protocol: str, brokers: int, speed: float, seed: int, **changes: Any) ->
         "messages_per_publisher": 600.0,
         "messages_per_subscriber": 100.0,
         **{f"load_at_{hops}_hops": 4.0 - hops + 0.1 * seed if is_mft else None for hops in range(4)},
-        "access": lab.CASTALIA,
+        "setting": lab.CASTALIA,
         "load_far": 1.0 if is_mft else None,
         "sent_pub": 100,
     }
@@ -103,7 +103,7 @@ def test_a_difference_that_seeds_explain_is_none() -> None:
 def test_every_figure_can_be_drawn() -> None:
     findings = findings_of(rows())
     assert list(findings.figures) == [
-        f"{name}_castalia"
+        f"{name}_csma"
         for name in (
             "fig44_delivery_rate",
             "fig45_delivered",
@@ -118,7 +118,7 @@ def test_every_figure_can_be_drawn() -> None:
 
 
 def test_a_claim_holds_as_it_does_in_the_setting_of_the_thesis() -> None:
-    ours = [{**one, "access": lab.IEEE, "delivered": 1} for one in rows()]
+    ours = [{**one, "setting": lab.IEEE, "delivered": 1} for one in rows()]
     outcome = outcomes([*rows(), *ours])["A8"]
     assert outcome.holds is True
     assert outcome.by_setting == {lab.CASTALIA: "holds", lab.IEEE: "does not hold"}
@@ -126,7 +126,7 @@ def test_a_claim_holds_as_it_does_in_the_setting_of_the_thesis() -> None:
 
 def test_the_full_setting_is_that_of_the_thesis() -> None:
     full = jobs(quick=False)
-    assert len([job for job in full if job.protocol == "mft"]) == 2 * 5 * 5 * 10
+    assert len([job for job in full if job.protocol == "mft"]) == 3 * 5 * 5 * 10
     assert len([job for job in full if job.protocol == "aodv"]) == 2 * (4 * 5 * 10 + 5 * 3)
     assert {(job.duration_s, job.publishing_s) for job in full} == {(700.0, 500.0)}
 

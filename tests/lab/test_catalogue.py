@@ -10,7 +10,7 @@ CLAIMS = {
     *(f"F{number}" for number in range(1, 9)),
     *(f"A{number}" for number in range(1, 11)),
     *(f"C{number}" for number in range(1, 7)),
-    *(f"R{number}" for number in range(1, 10)),
+    *(f"R{number}" for number in range(1, 11)),
     "N1",
     "P1",
     "P2",

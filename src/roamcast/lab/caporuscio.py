@@ -11,9 +11,10 @@ link that is more than it can carry for many subscriptions; such trips are left 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -22,11 +23,18 @@ from roamcast.bench.foreign_brokers import foreign_network, missing
 from roamcast.bench.processes import BenchFailed
 from roamcast.lab import caporuscio_figures as pictures
 from roamcast.lab import caporuscio_judges as judges
-from roamcast.lab.caporuscio_runs import AT_ONCE, Trip, batches, measure
+from roamcast.lab.caporuscio_runs import (
+    AT_ONCE,
+    LEFT_OUT_COUNT,
+    Trip,
+    batches,
+    discover_and_exclude,
+    measure,
+)
 from roamcast.lab.caporuscio_size import sizes
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
 from roamcast.lab.rows import Row, grouped, mean_of, sums_of, where
-from roamcast.lab.sweep import Failure, Sweep
+from roamcast.lab.sweep import Failure, Job, Sweep
 from roamcast.models.intervals import bounds_of
 from roamcast.proxy.client import SyncOption
 from roamcast.slow_link.channel import HEADER_BYTES, PROFILES
@@ -396,3 +404,50 @@ def run_size(quick: bool, sweep: Sweep) -> Findings:
 
 
 register(Experiment("caporuscio-size", "Table 4: how large the core and the adapters are", (C6,), run_size))
+
+
+# --- section 3.1 and 5: discovery, and subscriptions that are left out ---
+
+R10 = Claim(
+    "R10", "exact",
+    "a host finds the proxy in its vicinity (section 3.1); a subscription excluded from the service (sec. 5) "
+    "follows the client, and nothing is kept for it while away; the others miss nothing",
+    "a monitor discovers a proxy nearby; selective exclusion is named as an extension",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OptionsJob(Job):
+    system: str
+
+
+def try_options(job: OptionsJob) -> Row:
+    with (
+        TemporaryDirectory(prefix="roamcast-options-") as folder,
+        foreign_network(job.system, Path(folder, "servers")) as network,
+    ):
+        return asyncio.run(discover_and_exclude(network, Path(folder)))
+
+
+def run_options(quick: bool, sweep: Sweep) -> Findings:
+    systems, reasons = installed(MAIN[:1] if quick else MAIN)
+    rows = sweep.run(try_options, [OptionsJob(system) for system in systems])
+    return Findings([judge_r10(rows, reasons)], {"options": rows})
+
+
+def judge_r10(rows: Sequence[Row], reasons: Sequence[str] = ()) -> Outcome:
+    parts: dict[str, bool] = {}
+    for row in rows:
+        system, kept, excluded = row["system"], row["away kept"], row["away excluded"]
+        parts[f"{system}: the nearest proxy is {row['nearest']}"] = row["nearest"] == "a"
+        parts[f"{system}: {kept} of {LEFT_OUT_COUNT} kept"] = kept == LEFT_OUT_COUNT
+        parts[f"{system}: {excluded} of what was excluded came"] = excluded == 0
+        parts[f"{system}: not both subscriptions work afterwards"] = bool(
+            row["after kept"] and row["after excluded"]
+        )
+    return R10.judge(parts, {row["system"]: row for row in rows}, notes=reasons)
+
+
+register(
+    Experiment("caporuscio-options", "Discovery of proxies, excluded subscriptions", (R10,), run_options)
+)

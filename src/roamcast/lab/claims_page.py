@@ -119,13 +119,18 @@ class ClaimsPage:
         if not both:
             return []
         lines = ["", "## Which setting reproduces which claim", ""]
-        lines += ["| claim | in the document's own setting | in ours |", "|---|---|---|"]
+        lines += ["| claim | in the document's own setting | in other settings |", "|---|---|---|"]
         for outcome in both:
-            cells = [f"{verdict} ({setting})" for setting, verdict in outcome.by_setting.items()]
-            lines.append(f"| {outcome.claim} | {' | '.join(map(escaped, cells))} |")
-        held = [sum(list(one.by_setting.values())[at] == "holds" for one in both) for at in (0, 1)]
-        lines += ["", f"Of these {len(both)} claims the documents' own settings reproduce {held[0]}, ours "
-                  f"{held[1]}; none reproduces all of them."]  # fmt: skip
+            own, *others = outcome.by_setting.items()
+            said = "; ".join(f"{name}: {verdict}" for name, verdict in others)
+            lines.append(f"| {outcome.claim} | {own[1]} | {escaped(said)} |")
+        documents = dict.fromkeys(document_of(outcome.claim) for outcome in both)
+        for document in documents:
+            of_it = [one.by_setting for one in both if document_of(one.claim) == document]
+            held = {name: sum(one[name] == "holds" for one in of_it) for name in of_it[0]}
+            said = ", ".join(f"{count} in the setting {name!r}" for name, count in held.items())
+            most = "one setting reproduces all" if max(held.values()) == len(of_it) else "none reproduces all"
+            lines += ["", f"{document}: of {len(of_it)} claims hold {said}; {most}."]
         return lines
 
 

@@ -703,7 +703,7 @@ SWEEPS = {
 def sweep_jobs(size: Size) -> dict[str, list[BuildingJob]]:
     values: dict[str, tuple[float, ...]] = {
         "pause_s": size.pauses_s, "connect_s": (60.0, 150.0), "wireless_mbps": (1.0, 11.0),
-        "handoff_s": (1.5, 3.0),
+        **({} if size is QUICK else {"handoff_s": (1.5, 3.0)}),
     }  # fmt: skip
     return {x: [job for value in at for job in size.jobs(**{x: value})] for x, at in values.items()}
 

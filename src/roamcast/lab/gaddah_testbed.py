@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -192,6 +192,8 @@ class LoadedNetwork(Network):
         self.costs, self.meter = job.costs, testbed.meter
         self._on_taken = testbed.on_taken
         self._entered: Counter[str] = Counter()
+        self._arrived_s: defaultdict[str, deque[float]] = defaultdict(deque)
+        """When the messages came that wait to be processed."""
         super().__init__(testbed.topology, job.network(), testbed.observe, testbed.meter.on_message)
         for broker in self.brokers.values():
             broker.buffer = EntriesCounted(job.buffer_mb * MB)
@@ -206,16 +208,19 @@ class LoadedNetwork(Network):
         duration_s = work * self.settings.service_s
         self.meter.worked_s[broker] += duration_s
         if any(is_published(item) for item in inputs):
-            waited_s = max(self._busy_until.get(broker, 0.0) - self.now, 0.0)
-            self.meter.on_processed(self.now, broker, waited_s + duration_s)
+            self._arrived_s[broker].append(self.now)
         return duration_s
 
     def step(self, broker: str, inputs: Sequence[MachineInput | Input]) -> None:
         super().step(broker, inputs)
-        buffer = self.brokers[broker].buffer
+        buffer, entering_s = self.brokers[broker].buffer, 0.0
         if self.costs.entry_s and isinstance(buffer, EntriesCounted):
-            self.work(broker, self.costs.entry_s * (buffer.entries - self._entered[broker]))
+            entering_s = self.costs.entry_s * (buffer.entries - self._entered[broker])
+            self.work(broker, entering_s)
             self._entered[broker] = buffer.entries
+        if any(is_published(item) for item in inputs):
+            arrived_s = self._arrived_s[broker].popleft()
+            self.meter.on_processed(arrived_s, broker, self.now - arrived_s + entering_s)
         if self.costs.transfer_s and (handed := self.meter.handed_over.pop(broker, 0)):
             self.work(broker, self.costs.transfer_s * handed)
         for item in inputs:
@@ -450,7 +455,7 @@ class Meter(Window):
             self.transferred += count
 
     def on_processed(self, now: float, broker: str, duration_s: float) -> None:
-        """A message has been processed: waiting for the broker, and its work."""
+        """A message has been processed that came then: its wait for the broker, and the work on it."""
         if self.from_s <= now < self.until_s:
             self._processed[broker] += 1
             self._processing_s[broker] += duration_s
