@@ -89,7 +89,8 @@ def fuzz(
         str | None,
         typer.Option(
             help="Draw faults too: any of crash, partition, loss, by commas, or all; hostile adds a"
-            " neighbour that makes up what it says, replication gives brokers followers and breaks them."
+            " neighbour that makes up what it says, replication gives brokers followers and breaks them,"
+            " detour sends links over other ways."
         ),
     ] = None,
     feature: Annotated[

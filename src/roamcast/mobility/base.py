@@ -491,7 +491,9 @@ def check_combination(protocol: type[MobilityProtocol], strategy: str, advertise
         raise InputError(f"protocol {protocol.name} does not work with advertisements: leave them off")
     if strategy not in STRATEGIES:
         raise InputError(f"routing strategy {strategy!r}: valid are {', '.join(STRATEGIES)}")
-    if strategy not in protocol.strategies:
+    # What is forwarded for nobody does no harm, unless entries must be turned round.
+    works_as = "merging" if strategy == "lazy_merging" and not protocol.locates else strategy
+    if works_as not in protocol.strategies:
         raise InputError(
             f"protocol {protocol.name} does not work with {strategy} routing: "
             f"valid are {', '.join(protocol.strategies)}"

@@ -20,6 +20,7 @@ from roamcast.simulator.faults import (
     Clone,
     Crash,
     Cut,
+    Detour,
     Fault,
     Halt,
     Heal,
@@ -254,6 +255,19 @@ def draw_cuts(
     return faults
 
 
+def _draw_detours(story: Story, start_s: float, rng: random.Random) -> list[Action]:
+    return draw_detours(story.topology.overlay, _span_of(story, start_s), rng)
+
+
+def draw_detours(links: Sequence[tuple[str, str]], span: Span, rng: random.Random) -> list[Action]:
+    """Links that change between ways of different lengths; the direct one has the factor 1."""
+    faults: list[Action] = []
+    for _ in range(rng.choice((1, 2, 4, 8)) if links else 0):
+        broker, peer = rng.choice(links)
+        faults.append((span.moment(rng), broker, Detour(peer, rng.choice((1.0, 1.0, 0.5, 2.0, 5.0)))))
+    return faults
+
+
 def _draw_partings(story: Story, start_s: float, rng: random.Random) -> list[Action]:
     """Links between brokers that move: some are replaced, some come back between others than before."""
     brokers, reach = story.topology.brokers, story.settings.reach
@@ -297,7 +311,12 @@ def draw_impostors(
     return faults
 
 
-_FAULTS = {"crash": _draw_crashes, "partition": _draw_partitions, "history": _draw_histories}
+_FAULTS = {
+    "crash": _draw_crashes,
+    "partition": _draw_partitions,
+    "detour": _draw_detours,
+    "history": _draw_histories,
+}
 _MOBILE_FAULTS = {"crash": _draw_mobile_crashes, "partition": _draw_partings}
 
 

@@ -27,6 +27,7 @@ from roamcast.simulator.drawing import (
     attached_at,
     draw_copies,
     draw_cuts,
+    draw_detours,
     draw_impostors,
     draw_kinds,
     draw_outage,
@@ -423,6 +424,11 @@ def _draw_partitions(plot: Plot, actions: list[Action]) -> list[Action]:
     return draw_cuts(links, plot.settings, plot.scale, plot.rng)
 
 
+def _draw_detours(plot: Plot, actions: list[Action]) -> list[Action]:
+    links = [edge for edge in plot.topology.overlay if plot.late is None or plot.late[0] not in edge]
+    return draw_detours(links, plot.scale, plot.rng)
+
+
 def _draw_histories(plot: Plot, actions: list[Action]) -> list[Action]:
     brokers = [broker for broker in plot.topology.brokers if plot.late is None or plot.late[0] != broker]
     return draw_impostors(brokers, plot.settings, plot.scale, plot.rng)
@@ -431,5 +437,6 @@ def _draw_histories(plot: Plot, actions: list[Action]) -> list[Action]:
 _DRAW_FAULT: dict[str, Callable[[Plot, list[Action]], list[Action]]] = {
     "crash": _draw_crashes,
     "partition": _draw_partitions,
+    "detour": _draw_detours,
     "history": _draw_histories,
 }
