@@ -100,7 +100,6 @@ class Directory:
             "_heard",
             "_brief",
             "_unknown",
-            "_down",
             "_kept",
             "_changed",
             "_is_timed",
@@ -119,8 +118,6 @@ class Directory:
         """Client to the broker where its session ends with its connection."""
         self._unknown: dict[str, None] = {}
         """Brokers of which it is not known what they hold."""
-        self._down: dict[str, None] = {}
-        """Peers whose links are down."""
         self._kept: dict[str, int] = {}
         """Changes that were sent to a peer since its link is down; more than are kept: none are sent."""
         self._changed: dict[str, None] = {}
@@ -135,7 +132,7 @@ class Directory:
     def begin_unknowing(self) -> None:
         """An earlier version wrote the broker's state: nothing is known, and no link is up yet."""
         self._unknown = {one: None for one in self._broker.own_members if one != self._broker.id}
-        self._down = dict.fromkeys(self._broker.peers)
+        self._broker.links_down = dict.fromkeys(self._broker.peers)
 
     # --- what becomes of sessions ---
 
@@ -241,7 +238,7 @@ class Directory:
 
     def _keeps_for(self, peer: str, message: Holdings | HoldingsMissed | HoldingsAsked) -> bool:
         """Whether the message is sent now; to a peer whose link is down not more than it is worth."""
-        if peer not in self._down or not isinstance(message, Holdings):
+        if peer not in self._broker.links_down or not isinstance(message, Holdings):
             return True
         kept = self._kept.get(peer, 0)
         if kept > CHANGES_KEPT_MAX:
@@ -256,11 +253,7 @@ class Directory:
         return [one for one in self._broker.own_members if self._broker.hop_of(one) != peer]
 
     def link_changed(self, peer: str, is_up: bool) -> None:
-        if not is_up:
-            self._down[peer] = None
-            return
-        self._down.pop(peer, None)
-        if self._broker.is_guest(peer) or not self._is_on:
+        if not is_up or self._broker.is_guest(peer) or not self._is_on:
             return
         if self._kept.pop(peer, 0) > CHANGES_KEPT_MAX:
             for one in self._this_side_of(peer):
@@ -329,14 +322,13 @@ class Directory:
             self._heard.pop(one, None)
         self._remove_all(gone)
         peers = dict.fromkeys(self._broker.peers)
-        self._down = {peer: None for peer in self._down if peer in peers}
         self._kept = {peer: count for peer, count in self._kept.items() if peer in peers}
 
     # --- answering for those who cannot ---
 
     def left_out(self, client: str, peer: str) -> tuple[str, ...]:
         """The brokers behind a peer, if they cannot be asked now and none of them needs to be."""
-        if peer not in self._down or not self._is_on:
+        if peer not in self._broker.links_down or not self._is_on:
             return ()
         broker = self._broker
         behind = [one for one in broker.members if broker.hop_of(one) == peer]
