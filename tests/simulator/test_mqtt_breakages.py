@@ -282,7 +282,8 @@ def whoever_is_down_is_left_out(patch: pytest.MonkeyPatch) -> None:
 
 def left_out_anyway(self: Directory, peer: str) -> tuple[str, ...]:
     broker = self._broker
-    return (
+    behind = tuple(one for one in broker.members if broker.hop_of(one) == peer)
+    return behind if peer in broker.links_down else ()
         tuple(one for one in broker.members if broker.hop_of(one) == peer)
         if peer in broker.links_down
         else ()
