@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from roamcast.errors import InputError
 from roamcast.filters.selector import parse
-from roamcast.mobility import PROTOCOLS, find_protocol
+from roamcast.mobility import PROTOCOLS, check_combination, find_protocol
 from roamcast.protocol.messages import AttachRequest, Locate, Located
 from roamcast.protocol.notification import Message
 from roamcast.routing.covering import CoveringAggregate, Node
@@ -15,12 +16,15 @@ from roamcast.routing.router import Router
 from roamcast.simulator.fuzz import draw_story, fuzz, routed_by
 from roamcast.simulator.story import parse_story, violations_of
 
-PAIRS = [
-    (name, routing)
-    for name in sorted(PROTOCOLS)
-    if ":" not in name
-    for routing in find_protocol(name).strategies
-]
+
+def strategies_of(name: str) -> list[str]:
+    """Those that a protocol declares, and the one that works wherever merging does and nothing is turned."""
+    protocol = find_protocol(name)
+    lazy = ["lazy_merging"] if "merging" in protocol.strategies and not protocol.locates else []
+    return [*protocol.strategies, *lazy]
+
+
+PAIRS = [(name, routing) for name in sorted(PROTOCOLS) if ":" not in name for routing in strategies_of(name)]
 LOCATING = [(name, routing) for name, routing in PAIRS if find_protocol(name).locates and routing != "simple"]
 
 
@@ -36,6 +40,12 @@ def test_a_declared_pair_keeps_the_promise(protocol: str, routing: str) -> None:
 def test_protocols_that_locate_keep_their_promise_over_many_seeds(protocol: str, routing: str) -> None:
     report = fuzz(protocol, range(1000), routing=routing)
     assert report.violations == 0, report.failures[0].story
+
+
+@pytest.mark.parametrize("protocol", ["relocation", "phoenix"])
+def test_entries_that_are_turned_cannot_be_taken_back_later(protocol: str) -> None:
+    with pytest.raises(InputError, match=f"{protocol} does not work with lazy_merging routing"):
+        check_combination(find_protocol(protocol), "lazy_merging")
 
 
 def test_what_is_delivered_does_not_depend_on_the_strategy() -> None:

@@ -3,8 +3,9 @@
 For each peer a broker collects the filters that arrived over its other
 interfaces and forwards a reduced set of them. `simple` reduces nothing,
 `identity` forwards equal filters once, `covering` only those that no other
-covers, `merging` also unites filters that have a perfect merger. Each class
-answers a change of the collected filters with the change of the forwarded set.
+covers, `merging` also unites filters that have a perfect merger, and `lazy_merging`
+takes back later what is no longer wanted. Each class answers a change of the
+collected filters with the change of the forwarded set.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from roamcast.filters.filter import Filter
 from roamcast.protocol.messages import Entry
 from roamcast.routing.changes import NO_CHANGE, Aggregate, Change
 from roamcast.routing.covering import CoveringAggregate
+from roamcast.routing.lazy_merging import LazyMergingAggregate
 from roamcast.routing.matching import Interface, MatchingTable
 from roamcast.routing.merging import MergingAggregate
 from roamcast.state import State
@@ -58,6 +60,7 @@ AGGREGATES: dict[str, type[SimpleAggregate] | type[CoveringAggregate]] = {
     "identity": IdentityAggregate,
     "covering": CoveringAggregate,
     "merging": MergingAggregate,
+    "lazy_merging": LazyMergingAggregate,
 }
 
 STRATEGIES = ("flooding", *AGGREGATES)
