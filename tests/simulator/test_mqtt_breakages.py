@@ -284,10 +284,6 @@ def left_out_anyway(self: Directory, peer: str) -> tuple[str, ...]:
     broker = self._broker
     behind = tuple(one for one in broker.members if broker.hop_of(one) == peer)
     return behind if peer in broker.links_down else ()
-        tuple(one for one in broker.members if broker.hop_of(one) == peer)
-        if peer in broker.links_down
-        else ()
-    )
 
 
 BREAKAGES: dict[str, Plant] = {
