@@ -332,10 +332,14 @@ class Directory:
             return ()
         broker = self._broker
         behind = [one for one in broker.members if broker.hop_of(one) == peer]
-        brief = self._brief.get(client)
-        known = [one for one, _ in self._holders.get(client, ()) if one != brief]
+        known = self.may_hold(client)
         is_known = not any(broker.is_guest(one) or one in self._unknown or one in known for one in behind)
         return tuple(behind) if is_known else ()
+
+    def may_hold(self, client: str) -> tuple[str, ...]:
+        """The other brokers that may hold a session which outlasts its client's connection."""
+        brief = self._brief.get(client)
+        return tuple(one for one, _ in self._holders.get(client, ()) if one != brief)
 
     def holders_of(self, client: str) -> tuple[str, ...]:
         """The other brokers that may hold a client's session."""

@@ -52,15 +52,15 @@ DETOURS_MAX = 3
 
 
 def _ask_all(fields: dict[str, Any]) -> None:
-    fields |= {"may_leave_out": False, "told": 0, "left_out": {}, "is_brief": False}
+    fields |= {"may_leave_out": False, "told": 0, "left_out": {}, "is_brief": False, "may_hold": {}}
 
 
 class Gathering:
     """Answers to a question, on their way back to where it came from."""
 
     __slots__ = (
-        "asker", "claim", "incarnation", "is_brief", "left_out", "may_leave_out", "request", "told",
-        "waiting",
+        "asker", "claim", "incarnation", "is_brief", "left_out", "may_hold", "may_leave_out", "request",
+        "told", "waiting",
     )  # fmt: skip
 
     __state__ = State("gathering", 2, lifts={1: _ask_all})
@@ -72,6 +72,7 @@ class Gathering:
         question: Locate,
         incarnation: int,
         claim: str = "",
+        may_hold: Iterable[str] = (),
     ) -> None:
         self.asker = asker
         self.request = question.request
@@ -86,6 +87,13 @@ class Gathering:
         """Brokers that cannot be asked and need not be …"""
         self.is_brief = False
         """… where there may be a session that ends with its client's connection."""
+        self.may_hold = dict.fromkeys(may_hold)
+        """Brokers that may hold the session, as far as those know who have answered."""
+
+    @property
+    def is_known_away(self) -> bool:
+        """Whether somebody knows that one of those who were left out may hold the session."""
+        return any(broker in self.may_hold for broker in self.left_out)
 
     def leave_out(self, brokers: Iterable[str], is_brief: bool) -> None:
         self.left_out |= dict.fromkeys(brokers)
@@ -169,7 +177,8 @@ class Locator:
         broker, request = self._broker, question.request
         key = (request.client, request.broker, request.connection, question.round)
         others = [peer for peer in broker.peers if peer != sender]
-        gathering = Gathering(sender, (*others, *self.unmet), question, broker.next_incarnation, claim)
+        known = broker.directory.may_hold(request.client)
+        gathering = Gathering(sender, (*others, *self.unmet), question, broker.next_incarnation, claim, known)
         self._gathering[key] = gathering
         for peer in others:
             if not self._leave_out(gathering, peer):
@@ -411,6 +420,7 @@ class Locator:
         gathering.incarnation = max(gathering.incarnation, message.incarnation)
         gathering.claim = min(filter(None, (gathering.claim, message.claim)), default="")
         gathering.leave_out(message.left_out, message.is_brief)
+        gathering.may_hold |= dict.fromkeys(message.may_hold)
         if not gathering.waiting:
             self._answer(key)
 
@@ -424,6 +434,7 @@ class Locator:
             answer = Located(
                 *key, found=False, claim=gathering.claim, incarnation=gathering.incarnation,
                 left_out=tuple(gathering.left_out), is_brief=gathering.is_brief,
+                may_hold=tuple(gathering.may_hold),
             )  # fmt: skip
             self._broker.send(gathering.asker, answer)
             return
@@ -438,14 +449,15 @@ class Locator:
             self._broker.send(rival, msgspec.structs.replace(here.request, deferred=True))
         elif gathering.left_out and not self._may_make(gathering):
             self._spread_anew(here.request, may_leave_out=False)
-            if self._broker.front is not None:
+            if self._broker.front is not None and not gathering.is_known_away:
                 self._broker.front.not_located(here.client)
         else:
             fresh = Session(here.client, incarnation=gathering.incarnation, owner=here.request.owner)
             self.arrived(fresh, "")
 
     def _may_make(self, gathering: Gathering) -> bool:
-        return not gathering.is_brief and self._broker.directory.may_make_without(gathering.left_out)
+        is_open = gathering.is_brief or gathering.is_known_away
+        return not is_open and self._broker.directory.may_make_without(gathering.left_out)
 
     # --- when brokers are gone for good ---
 

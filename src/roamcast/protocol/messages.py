@@ -230,6 +230,8 @@ class Located(Message, frozen=True):
     """Brokers that could not be asked, and hold no session as far as anybody knows."""
     is_brief: bool = False
     """Whether one of them may hold a session that ends with its client's connection."""
+    may_hold: tuple[str, ...] = ()
+    """Brokers that may hold the session, as far as those behind the sender know."""
     cause: ClassVar[Cause] = "handoff"
 
 
