@@ -211,7 +211,8 @@ def report(
     with new_sweep(workers, master, runs=runs, kept_only=kept_only) as sweep:
         for experiment in chosen:
             setting = largest_kept(experiment, sweep) if kept_only else Setting(quick)
-            findings = setting.watch(experiment, sweep)
+            setting.prepare(sweep)
+            findings = watch(experiment, setting.quick, sweep)
             page.add(experiment, findings, str(setting), dict(sweep.commits))
             rows += [as_row(outcome, experiment) for outcome in findings.outcomes]
             say(rows[-len(findings.outcomes) :])
@@ -231,21 +232,25 @@ class Setting(NamedTuple):
         name = "quick setting" if self.quick else "full setting"
         return f"{name}, the first {self.repetitions} repetitions" if self.repetitions else name
 
-    def watch(self, experiment: Experiment, sweep: Sweep) -> Findings:
+    def prepare(self, sweep: Sweep) -> None:
         sweep.repetitions, sweep.absent = self.repetitions, 0
         sweep.commits.clear()
-        return watch(experiment, self.quick, sweep)
 
 
-SETTINGS = (*(Setting(False, count) for count in (None, 5, 4, 3, 2)), Setting(True))
+SETTINGS = tuple(
+    Setting(quick, count)
+    for quick, counts in ((False, (None, 5, 4, 3, 2)), (True, (None, 2, 1)))
+    for count in counts
+)
 """The largest first."""
 
 
 def largest_kept(experiment: Experiment, sweep: Sweep) -> Setting:
     """The largest setting all runs of which are kept."""
     for setting in SETTINGS:
+        setting.prepare(sweep)
         with suppress(Exception):  # Judges need not bear runs that are absent.
-            setting.watch(experiment, sweep)
+            experiment.run(setting.quick, sweep)
         if not sweep.absent:
             return setting
     raise InputError(f"--kept-only: {experiment.id} has neither all its full nor all its quick runs there")

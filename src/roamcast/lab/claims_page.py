@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from PIL import Image
+
 import roamcast
 from roamcast.errors import InputError
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome
@@ -63,9 +65,9 @@ class ClaimsPage:
             for name, draw in findings.figures.items():
                 figure = drawn(draw)
                 figure.set_dpi(DOTS_PER_INCH)
-                save_png(figure, folder / f"{experiment.id}-{name}")
+                shrink(save_png(figure, folder / file_of(experiment, name)))
             for name in tables_of(findings):
-                write_csv(folder / f"{experiment.id}-{name}", findings.tables[name])
+                write_csv(folder / file_of(experiment, name), findings.tables[name])
         except OSError as error:
             raise InputError(f"--out {self._out}: cannot be written to ({error.strerror or error})") from None
         self._parts.append(Part(experiment, findings, setting, dict(commits)))
@@ -75,6 +77,7 @@ class ClaimsPage:
 
     def _lines(self) -> list[str]:
         outcomes = [outcome for part in self._parts for outcome in part.findings.outcomes]
+        outcomes.sort(key=lambda one: (one.claim[0], len(one.claim), one.claim))
         documents = dict.fromkeys(map(document_of, [*DOCUMENTS, *(one.claim for one in outcomes)]))
         counts = Counter(outcome.verdict for outcome in outcomes)
         lines = [
@@ -106,10 +109,9 @@ class ClaimsPage:
             for outcome in findings.outcomes:
                 lines += section(claims[outcome.claim], outcome)
             for name in findings.figures:
-                text = name.replace("_", " ")
-                lines += ["", f"![{text}](claims/{experiment.id}-{name}.png)"]
+                lines += ["", f"![{name.replace('_', ' ')}](claims/{file_of(experiment, name)}.png)"]
             if tables := tables_of(findings):
-                named = ", ".join(f"[{name}](claims/{experiment.id}-{name}.csv)" for name in tables)
+                named = ", ".join(f"[{name}](claims/{file_of(experiment, name)}.csv)" for name in tables)
                 lines += ["", f"Tables: {named}."]
         return lines
 
@@ -132,6 +134,16 @@ class ClaimsPage:
             most = "one setting reproduces all" if max(held.values()) == len(of_it) else "none reproduces all"
             lines += ["", f"{document}: of {len(of_it)} claims hold {said}; {most}."]
         return lines
+
+
+def file_of(experiment: Experiment, name: str) -> str:
+    return f"{experiment.id}-{''.join(sign if sign.isalnum() else '_' for sign in name)}"
+
+
+def shrink(path: Path) -> None:
+    """Lines and letters need few colours: with 64 a picture takes a third of the bytes."""
+    with Image.open(path) as picture:
+        picture.convert("RGB").quantize(64).save(path, optimize=True)
 
 
 def document_of(claim: str) -> str:

@@ -48,10 +48,8 @@ class Size:
     seeds: int
     warm_up_s: float
     window_s: float
-
-    @property
-    def subscribers(self) -> int:
-        return self.populations[-1]
+    subscribers: int = 200
+    """Where their number is not what is varied."""
 
     def jobs(self, movement: str = RND, /, **changes: float) -> list[BuildingJob]:
         """All three protocols in both settings with all seeds; what is not given is the default.
@@ -71,7 +69,7 @@ class Size:
 
 
 FULL = Size((10, 50, 100, 150, 200), (10, 100, 200), (0.0, 0.5, 1.0, 1.5, 2.0), (1, 2, 3, 4), 5, 120.0, 240.0)
-QUICK = Size((10, 50, 100), (100,), (0.0, 1.0), (1, 4), 2, 60.0, 60.0)
+QUICK = Size((10, 50, 200), (200,), (0.0, 1.0), (1, 4), 2, 60.0, 60.0, subscribers=100)
 
 
 def size_of(quick: bool) -> Size:

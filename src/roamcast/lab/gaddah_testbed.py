@@ -9,9 +9,9 @@ open is chosen here, once, and kept for every protocol and every figure:
   transfer carries. Wireless access takes 15 ms each way; two crossings and some service are then the 35 ms
   of a lightly loaded durable handoff. Wired links take 1 ms; 100 Mbps would never be the bottleneck, and is
   left out. Nothing is lost on the air.
-- A broker stores a message once, for however many subscribers (his JMS store does, section 5.3), under every
-  protocol. It notices within a second (a ping period) that a subscriber is gone. The neighbour graph begins
-  empty and forgets nothing within a run.
+- A broker stores a message once, for however many subscribers (his JMS store does, section 5.3). It notices
+  within a second (a ping period) that a subscriber is gone. The neighbour graph begins empty and forgets
+  nothing within a run.
 - His brokers flood over a general graph; here they flood over a spanning tree of it, rooted at b6, where
   the publisher is.
 - What happens in the warm-up is not counted: edges are learnt, and buffers filled. Durable subscriptions
@@ -23,9 +23,11 @@ for each subscriber by itself; nobody but the publisher's own broker slows it do
 `THESIS` is what chapter 4 and the discussion of chapter 5 imply: all subscribers of a broker share its
 wireless medium, the publisher waits for all brokers (4.4.1: synchronised), a broker works on every entry that
 it puts into a subscriber's queue (5.2.1: caching has a cost) and on every message that it hands over to
-another broker. What an entry costs and how large a message is are the pair of `CALIBRATED` that comes nearest
-to the durable column of table 5.3 alone; the experiment `gaddah-calibration` shows all pairs. Nothing else
-was fitted.
+another broker, and the reactive protocol stores a copy for each subscriber (5.3: it does not benefit from
+similar interests). What an entry costs and how large a message is are the pair of `CALIBRATED` that comes
+nearest to the durable column of table 5.3 alone; the experiment `gaddah-calibration` shows all pairs. Nothing
+else was fitted. (With 200 subscribers the durable brokers are then loaded to 90 %, above the 75 % that the
+thesis says of its own.)
 
 Loss is of what was published in the window and has not come by the end, when everyone comes home.
 """
@@ -99,15 +101,17 @@ class Costs:
     """Whether the subscribers of a broker share its bandwidth."""
     waits_for_all: bool = False
     """Whether the publisher waits for all brokers."""
+    reactive_shares: bool = True
+    """Whether a message is stored once for all subscribers under the reactive protocol as well."""
 
 
 OURS = Costs()
 CALIBRATED = [
-    Costs(message_bytes, entry_s, SERVICE_S, is_shared=True, waits_for_all=True)
+    Costs(message_bytes, entry_s, SERVICE_S, is_shared=True, waits_for_all=True, reactive_shares=False)
     for message_bytes in (4_000, 6_000, 8_000)
     for entry_s in (0.0, 0.0005, 0.001)
 ]
-THESIS = Costs(6_000, 0.001, SERVICE_S, is_shared=True, waits_for_all=True)
+THESIS = Costs(6_000, 0.001, SERVICE_S, is_shared=True, waits_for_all=True, reactive_shares=False)
 SETTINGS = {"the thesis's": THESIS, "ours": OURS}
 
 
@@ -176,11 +180,17 @@ def is_published(item: MachineInput | Input) -> bool:
 class EntriesCounted(SharedBuffer):
     """Counts what enters the queues of a broker."""
 
-    entries = 0
+    def __init__(self, limit_bytes: int, *, is_shared: bool) -> None:
+        super().__init__(limit_bytes)
+        self.entries = 0
+        self._is_shared = is_shared
 
     def _take_room(self, burst: Burst) -> int:
         self.entries += burst.count
-        return super()._take_room(burst)
+        return super()._take_room(burst) if self._is_shared else burst.size
+
+    def _give_room(self, burst: Burst) -> int:
+        return super()._give_room(burst) if self._is_shared else burst.size
 
 
 class LoadedNetwork(Network):
@@ -196,7 +206,8 @@ class LoadedNetwork(Network):
         """When the messages came that wait to be processed."""
         super().__init__(testbed.topology, job.network(), testbed.observe, testbed.meter.on_message)
         for broker in self.brokers.values():
-            broker.buffer = EntriesCounted(job.buffer_mb * MB)
+            is_shared = job.costs.reactive_shares or job.protocol != "reactive"
+            broker.buffer = EntriesCounted(job.buffer_mb * MB, is_shared=is_shared)
 
     def work(self, broker: str, duration_s: float) -> None:
         """Keep a broker busy for a while longer."""

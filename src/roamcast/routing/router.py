@@ -524,9 +524,12 @@ class Router:
         self._stage_whereabouts(whereabouts.client, None)
         self._commit("handoff")
 
-    def settle(self, cause: Cause, token: Token) -> None:
-        """The token comes back once every broker that must know whatever was said so far does."""
-        self._commit(cause, then=token)
+    def settle(self, cause: Cause, token: Token, flush: bool = False) -> None:
+        """The token comes back once every broker that must know whatever was said so far does.
+
+        With `flush`, once every broker has dealt with all that was sent to it before.
+        """
+        self._commit(cause, then=token, flush=flush)
 
     def depart(self, client: str) -> None:
         """Its session is no longer here."""
