@@ -617,7 +617,7 @@ def state_with(shape: Shape, kind: int, building: list[int], instances: list[int
         ("Session", Kind.NAMED_TUPLE, "Session is no named tuple"),
         ("Session", Kind.FROZEN_STRUCT, "Session is no frozen struct"),
         ("buffer", Kind.STRUCT, "buffer is no struct"),
-        ("buffer", 21, "IndexError"),
+        ("buffer", 22, "IndexError"),
     ],
 )
 def test_nothing_but_our_own_classes_can_be_had(name: str, kind: int, said: str) -> None:

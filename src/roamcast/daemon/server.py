@@ -167,7 +167,7 @@ class Server:
         self._log_history()
         self.engine.push(Started(site_settings(self.config), secrets.randbits(START_BITS) + 1))
         self.engine.push(RulesChanged(self.config.access_rules))
-        owners = dict.fromkeys(session.owner for session in self.site.endpoint.sessions.values())
+        owners = dict.fromkeys(owner for _, owner in self.site.endpoint.sessions.owners())
         self._revoke(self._admission.unknown(list(owners)), {})
         self.engine.turn()
         if self.replicating is not None:

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from roamcast.errors import InputError
-from roamcast.protocol.snapshot_form import FORMAT, STATE_CLASSES, Catalogue, Kind, SnapshotForm
+from roamcast.protocol.snapshot_form import FORMAT, FORMATS, STATE_CLASSES, Catalogue, Kind, SnapshotForm
 from roamcast.protocol.snapshot_reader import SnapshotReader
 from roamcast.protocol.snapshot_writer import SnapshotWriter, Unwritable
 
@@ -104,7 +104,7 @@ def opened(data: bytes) -> tuple[int, bytes, bytes]:
         format, root, hashed, rest = _decode(encoded)
     except msgspec.MsgspecError:
         raise InputError(f"snapshot of {len(data)} bytes: not of format {FORMAT}") from None
-    if format != FORMAT:
+    if format not in FORMATS:
         raise InputError(f"snapshot of {len(data)} bytes: format {format}; this code reads {FORMAT}")
     return root, hashed, rest
 

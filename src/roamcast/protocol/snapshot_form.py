@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from roamcast.errors import InputError
+from roamcast.protocol.notification import Burst
 from roamcast.state import State
 
-FORMAT = 2
+FORMAT = 3
+FORMATS = (2, 3)
+"""Those that can be read."""
 
 FIRST_NUMBER = 4
 """Behind None, True and False; nothing has number 0."""
@@ -56,6 +59,8 @@ class Kind(IntEnum):
     COUNTER = 18
     DEFAULTDICT = 19
     ORDERED_DICT = 20
+    BURST = 21
+    """One that is small; its parts have no numbers. Made at once, as those before `STRUCT`."""
 
 
 class Shape(msgspec.Struct, array_like=True):
@@ -90,6 +95,8 @@ class SnapshotForm(msgspec.Struct, array_like=True):
     """A dict, its length, references of the keys, references of the values."""
     sets: list[int]
     """A set, its length, references."""
+    bursts: list[Burst] = []
+    """As links carry them."""
 
 
 class Fields(NamedTuple):

@@ -141,6 +141,7 @@ class SnapshotReader:
             Kind.COUNTER: Counter,
             Kind.DEFAULTDICT: lambda: defaultdict(FACTORIES[self._part()]),
             Kind.ORDERED_DICT: OrderedDict,
+            Kind.BURST: iter(state.bursts).__next__,
         }
         return [makers[kind] for kind in sorted(makers)]
 
