@@ -29,7 +29,8 @@ from roamcast.protocol.queues import Buffer, DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.protocol.snapshot import CannotFreeze, freeze, hash_of, path_to, state_hash, thaw
 from roamcast.protocol.snapshot_form import (
-    FORMAT,
+    FORMAT_2,
+    MAGIC,
     STATEFUL,
     Catalogue,
     Kind,
@@ -575,18 +576,19 @@ def test_every_flipped_bit_is_refused(whole: bytes) -> None:
 
 
 def sealed(encoded: bytes) -> bytes:
-    """Bytes with the right checksum, whatever they are."""
+    """Bytes of the former format with the right checksum, whatever they are."""
     return zlib.crc32(encoded).to_bytes(4, "big") + encoded
 
 
 @given(st.data())
 @settings(max_examples=400, deadline=None)
 def test_nonsense_with_the_right_checksum_is_refused_or_a_state(whole: bytes, data: st.DataObject) -> None:
-    encoded = bytearray(whole[4:])
+    encoded = bytearray(whole[len(MAGIC) : -4])
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(encoded) - 1))
         encoded[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
-    refusal = refusal_of(sealed(bytes(encoded)))
+    body = MAGIC + bytes(encoded)
+    refusal = refusal_of(body + zlib.crc32(body).to_bytes(4, "big"))
     assert "\n" not in refusal
 
 
@@ -604,7 +606,7 @@ def state_with(shape: Shape, kind: int, building: list[int], instances: list[int
     hashed = SnapshotForm(bytes([kind]), [], [], [], [], [shape], building, instances or [], [], [], [], [])
     rest = SnapshotForm(b"", [], [], [], [], [], [], [], [], [], [], [])
     parts = (msgspec.msgpack.encode(hashed), msgspec.msgpack.encode(rest))
-    return sealed(msgspec.msgpack.encode((FORMAT, 4, *parts)))
+    return sealed(msgspec.msgpack.encode((FORMAT_2, 4, *parts)))
 
 
 @pytest.mark.parametrize(
@@ -630,10 +632,10 @@ def test_states_are_in_rooms_that_are_kept_pure() -> None:
 
 
 def test_another_format_is_refused() -> None:
-    data = msgspec.msgpack.encode((FORMAT + 1, 1, b"", b""))
-    with pytest.raises(InputError, match=f"format {FORMAT + 1}; this code reads {FORMAT}"):
+    data = msgspec.msgpack.encode((FORMAT_2 + 1, 1, b"", b""))
+    with pytest.raises(InputError, match=f"format {FORMAT_2 + 1}; this code reads {FORMAT_2}"):
         thaw(sealed(data))
-    with pytest.raises(InputError, match=f"not of format {FORMAT}"):
+    with pytest.raises(InputError, match="of no format that this code reads"):
         thaw(sealed(msgspec.msgpack.encode([1])))
 
 

@@ -35,7 +35,7 @@ from roamcast.net.handshake import Ended, LinkRefusal
 from roamcast.net.replica_stream import ReplicaStream
 from roamcast.net.strangers import Stranger, Strangers
 from roamcast.protocol.records import Row
-from roamcast.protocol.snapshot import freeze
+from roamcast.protocol.snapshot import freezing
 from roamcast.replication.messages import (
     Acknowledged,
     AnyMessage,
@@ -377,7 +377,7 @@ class Replicating:
             log.info("follower %s is sent a snapshot of %d bytes", name, len(data))
             stream.send(Welcome(self.replica.epoch, self.replica.terms.terms, head.sequence, len(data)))
             for start in range(0, len(data), PART_BYTES):
-                stream.send(SnapshotPart(data[start : start + PART_BYTES]))
+                stream.send(SnapshotPart(bytes(data[start : start + PART_BYTES])))
         self._waiting.clear()
 
     def drop(self, name: str) -> None:
@@ -509,7 +509,7 @@ class Replicating:
         if journal.wants_snapshot and self.site is not None:
             site = self.site
             with suppress(JournalFailed):
-                journal.begin_snapshot().write_in_child(lambda: freeze(site))
+                journal.begin_snapshot().write_in_child(lambda: freezing(site))
         journal.poll_snapshot()
 
     def _on_released(self, released: Released) -> None:

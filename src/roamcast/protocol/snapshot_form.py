@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from enum import Enum, IntEnum
 from inspect import get_annotations
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -17,9 +17,12 @@ from roamcast.errors import InputError
 from roamcast.protocol.notification import Burst
 from roamcast.state import State
 
-FORMAT = 3
-FORMATS = (2, 3)
-"""Those that can be read."""
+MAGIC = b"roamcast state 3"
+"""Begins what is written."""
+FORMAT_2 = 2
+"""The format of 0.2.0, which is still read."""
+CHUNK_ITEMS = 65_536
+"""How many values of one list are encoded together, at most."""
 
 FIRST_NUMBER = 4
 """Behind None, True and False; nothing has number 0."""
@@ -76,7 +79,7 @@ class Shape(msgspec.Struct, array_like=True):
 class SnapshotForm(msgspec.Struct, array_like=True):
     """One part of a snapshot: first everything that is hashed, then the rest. A reference is a number."""
 
-    order: bytes
+    order: bytes | list[int]
     """The kind of each value, in the order of their numbers."""
     texts: list[str]
     blobs: list[bytes]
@@ -97,6 +100,10 @@ class SnapshotForm(msgspec.Struct, array_like=True):
     """A set, its length, references."""
     bursts: list[Burst] = []
     """As links carry them."""
+
+
+LISTS: dict[str, Any] = get_type_hints(SnapshotForm)
+"""The lists of a form, and what is in them."""
 
 
 class Fields(NamedTuple):

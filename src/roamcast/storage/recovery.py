@@ -46,7 +46,7 @@ class Recovered:
 
     sequence: int
     """The last entry in the snapshot; 0 if there is none."""
-    snapshot: bytes | None
+    snapshot: bytes | memoryview | None
     snapshot_version: str | None
     """The version of the code that wrote the snapshot."""
     entries: Iterator[bytes]
@@ -67,7 +67,7 @@ class Found:
 
     sequence: int
     """The last entry in the snapshot; 0 if there is none."""
-    snapshot: bytes | None
+    snapshot: bytes | memoryview | None
     snapshot_version: str | None
     scans: list[SegmentScan]
     """The segments after the snapshot."""

@@ -11,20 +11,22 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from roamcast.storage.segments import (
     TEMPORARY_SUFFIX,
-    pack_snapshot_head,
     snapshot_path,
     sync_folder,
-    write_all,
+    write_snapshot,
 )
 
 CHILD_S_MAX = 600.0
 """A child that takes longer hangs; the journal could not go on without an end."""
+
+Pieces = bytes | Iterable[bytes]
+"""What is written, in one piece or one after the other: large states are never in memory as a whole."""
 
 _DONE = b"done"
 _TOLD_BYTES_MAX = 4096
@@ -48,17 +50,17 @@ class SnapshotFile:
         self.sequence = sequence
         self.path = snapshot_path(folder, sequence)
         self.temporary = self.path.with_suffix(TEMPORARY_SUFFIX)
+        self.size_bytes = 0
         self._folder = folder
         self._replay = replay
         self._version = version
 
-    def write(self, data: bytes) -> None:
-        head = pack_snapshot_head(self.sequence, self._replay, self._version, data)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    def write(self, pieces: Pieces) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         file = os.open(self.temporary, flags, 0o600)
         try:
-            write_all(file, head, 0)
-            write_all(file, data, len(head))
+            each = (pieces,) if isinstance(pieces, bytes) else pieces
+            self.size_bytes = write_snapshot(file, self.sequence, self._replay, self._version, each)
             os.fsync(file)
         finally:
             os.close(file)
@@ -74,7 +76,7 @@ class SnapshotFile:
 class SnapshotChild:
     """A child process that writes a snapshot."""
 
-    def __init__(self, file: SnapshotFile, freeze: Callable[[], bytes]) -> None:
+    def __init__(self, file: SnapshotFile, freeze: Callable[[], Pieces]) -> None:
         self._file = file
         self._started_s = time.monotonic()
         self._pipe, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -118,7 +120,7 @@ class SnapshotChild:
         return SnapshotOutcome(self._file.sequence, error, size_bytes, time.monotonic() - self._started_s)
 
 
-def _be_child(file: SnapshotFile, freeze: Callable[[], bytes], parent: int, told: int) -> NoReturn:
+def _be_child(file: SnapshotFile, freeze: Callable[[], Pieces], parent: int, told: int) -> NoReturn:
     """All that the child does; it never returns into the loop it was copied with."""
     try:
         # What stops the parent must stop this, and nothing of it may reach the parent's loop.

@@ -1,4 +1,4 @@
-"""The MQTT sessions of a broker. While a client is away, its session is kept as bytes until someone asks for it.
+"""The MQTT sessions of a broker. That of a client which is away is kept as bytes until someone asks for it.
 
 A session takes some 4 kB as objects and 0.6 kB as bytes, and most sessions of a large broker are of clients
 that are away. Whether one is awake decides nothing: a snapshot is the same either way.
