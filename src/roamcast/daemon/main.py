@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +25,12 @@ from roamcast.daemon.server import Server
 from roamcast.daemon.settings import site_settings
 from roamcast.errors import InputError
 from roamcast.net import logs
-from roamcast.protocol.snapshot import thaw
+from roamcast.protocol.snapshot import thawed, verify_hash
 from roamcast.storage.journal import Journal
 from roamcast.storage.recovery import Recovered, find_recoverable
 from roamcast.storage.restarting import FailStop
 from roamcast.storage.segments import JournalDamaged
+from roamcast.storage.snapshots import Child
 
 if TYPE_CHECKING:
     from roamcast.daemon.event_log import EventLog
@@ -36,6 +39,12 @@ log = logging.getLogger("roamcast")
 
 COLLECT_AFTER = 50_000
 """New objects that may hold others, more than were given up, before garbage is looked for."""
+
+VERIFIED_HERE_BYTES = 4 << 20
+"""A larger snapshot is verified by another process: it takes as long again as reading it."""
+VERIFY_POLL_S = 0.05
+EXIT_INPUT = 2
+"""As the command line has it: a start with this folder fails until someone does something."""
 
 Warn = Callable[[str], None]
 """Takes a line about a setting that is valid and yet not what one may want."""
@@ -68,6 +77,7 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
         snapshot_retry_s=config.journal.snapshot_retry_s,
     )
     events: EventLog | None = None
+    verified: asyncio.Task[None] | None = None
     try:
         if config.events.level != "none":
             # Arrow takes 40 MB and 0.2 s, and a broker without a log has no use for it.
@@ -77,6 +87,8 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
         for note in recovered.notes:
             log.warning("%s", note)
         site = recover(config, recovered, events)
+        if recovered.verifying is not None:
+            verified = asyncio.create_task(_end_if_wrong(recovered.verifying, config.journal_folder))
         if events is not None:
             events.replayed()
         fail_stop.closes = [journal.close] if events is None else [journal.close, events.close]
@@ -93,6 +105,8 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
         _collect_seldom()
         await Server(config, site, journal, reread, fail_stop, events, replicating).run()
     finally:
+        if verified is not None and recovered.verifying is not None and verified.cancel():
+            recovered.verifying.kill()
         journal.close()
         if events is not None:
             events.close()
@@ -118,9 +132,12 @@ def recover(config: Config, recovered: Recovered, events: EventLog | None) -> An
     where = f"journal {config.journal_folder}"
     if recovered.snapshot is not None:
         try:
-            machine = thaw(recovered.snapshot, verify=True)
+            machine, is_comparable = thawed(recovered.snapshot)
+            if is_comparable:
+                _verify(machine, recovered)
         except InputError as error:
             raise InputError(f"{where}: {error}; version {recovered.snapshot_version} wrote it") from None
+        recovered.snapshot = None  # As large as the state itself.
     for number, data in enumerate(recovered.entries, recovered.sequence + 1):
         entry = decode_entry(data)
         if machine is None:
@@ -140,6 +157,29 @@ def recover(config: Config, recovered: Recovered, events: EventLog | None) -> An
         if events is not None and effects.records:
             events.take(effects.records)
     return machine
+
+
+def _verify(machine: AnyMachine | None, recovered: Recovered) -> None:
+    """Compare the state with the one that was frozen: a large one in another process, beside this one."""
+    data = recovered.snapshot or b""
+    if len(data) <= VERIFIED_HERE_BYTES:
+        verify_hash(machine, data)
+    else:
+        recovered.verifying = Child(lambda: verify_hash(machine, data))
+
+
+async def _end_if_wrong(verifying: Child, where: Path) -> None:
+    """End the process if the state is not the one that was frozen: what it promises could be wrong."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(verifying.fileno(), ended.set)
+    await ended.wait()
+    loop.remove_reader(verifying.fileno())
+    while (error := verifying.poll()) is None:
+        await asyncio.sleep(VERIFY_POLL_S)
+    if error:
+        log.critical("journal %s: %s; keep a copy of the folder for a report: the process ends", where, error)
+        os._exit(EXIT_INPUT)
 
 
 def _collect_seldom() -> None:

@@ -61,6 +61,10 @@ _decode_root = msgspec.msgpack.Decoder(int).decode
 _decoders = [msgspec.msgpack.Decoder(kind) for kind in LISTS.values()]
 
 
+class NotOpened(InputError):
+    """The bytes are damaged, or of no format that this code reads."""
+
+
 class CannotFreeze(Exception):
     """Something in the state cannot be written: where it is, and what."""
 
@@ -164,12 +168,12 @@ def verify_hash(found: object, data: Bytes, catalogue: Catalogue = STATE_CLASSES
 
 def thawed(data: Bytes, catalogue: Catalogue = STATE_CLASSES) -> tuple[Any, bool]:
     """The state behind the bytes, and whether its hash can be compared: no older version wrote it."""
-    is_comparable = _is_whole(data)
-    opened = None if is_comparable else _opened_2(data)
     try:
-        root, form = _read_form(data) if opened is None else _read_form_2(*opened)
+        root, form = read_form(data)
         reader = SnapshotReader(form, catalogue)
-        return reader.read(root), is_comparable and not reader.is_lifted
+        return reader.read(root), not reader.is_lifted and _is_whole(data)
+    except NotOpened:
+        raise
     except Exception as error:
         # Whole, but from a version whose classes were other ones, or from nobody of ours.
         why = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
@@ -199,7 +203,10 @@ def _read_chunks(data: Bytes) -> Iterator[tuple[int, memoryview]]:
         at += length
 
 
-def _read_form(data: Bytes) -> tuple[int, SnapshotForm]:
+def read_form(data: Bytes) -> tuple[int, SnapshotForm]:
+    """The number of the root, and everything else."""
+    if not _is_whole(data):
+        return _read_form_2(*_opened_2(data))
     root = 0
     lists: list[Any] = [[] for _ in LISTS]
     for kind, content in _read_chunks(data):
@@ -219,13 +226,13 @@ def _opened_2(data: Bytes) -> tuple[int, bytes, bytes]:
     """Of a snapshot of format 2: the number of the root, the hashed part and the rest."""
     encoded = memoryview(data)[CHECKSUM_BYTES:]
     if not encoded or zlib.crc32(encoded) != int.from_bytes(data[:CHECKSUM_BYTES], "big"):
-        raise InputError(f"snapshot of {len(data)} bytes: damaged or cut off, its checksum is wrong")
+        raise NotOpened(f"snapshot of {len(data)} bytes: damaged or cut off, its checksum is wrong")
     try:
         format, root, hashed, rest = _decode_2(encoded)
     except msgspec.MsgspecError:
-        raise InputError(f"snapshot of {len(data)} bytes: of no format that this code reads") from None
+        raise NotOpened(f"snapshot of {len(data)} bytes: of no format that this code reads") from None
     if format != FORMAT_2:
-        raise InputError(f"snapshot of {len(data)} bytes: format {format}; this code reads {FORMAT_2}")
+        raise NotOpened(f"snapshot of {len(data)} bytes: format {format}; this code reads {FORMAT_2}")
     return root, hashed, rest
 
 

@@ -38,6 +38,7 @@ from roamcast.storage.segments import (
     read_snapshot,
     scan_segment,
 )
+from roamcast.storage.snapshots import Child
 
 
 @dataclass
@@ -57,6 +58,8 @@ class Recovered:
     first_start: bool
     lost: int = 0
     """Entries at the end that were promised, and that a power loss has taken."""
+    verifying: Child | None = None
+    """The process that verifies the state of the snapshot, if there is one."""
     notes: list[str] = field(default_factory=list)
     """What an operator should know: a line for each thing that was not as it should be."""
 
