@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from roamcast.broker.clients import Clients
 from roamcast.broker.endings import Endings
 from roamcast.broker.fences import Dwelling
 from roamcast.broker.figures import Figures
@@ -24,7 +26,7 @@ from roamcast.broker.places import Announced, Places
 from roamcast.broker.requests import Requests
 from roamcast.broker.returns import Returns
 from roamcast.broker.reunion import Reunion, Rival
-from roamcast.broker.session import Attachment, Clients, Holding
+from roamcast.broker.session import Attachment, Holding
 from roamcast.broker.subscribing import Collecting, Ended, Subscribing
 from roamcast.broker.ways import Ways
 from roamcast.filters.filter import Filter
@@ -131,9 +133,9 @@ class BrokerCore:
         # Fleeting bursts move the time and are recorded, and are not journalled.
         unhashed=("now", "_sequence"),
         derived=(
-            "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source", "collect", "collects",
-            "figures", "salvagers", "sessions", "attachments", "_issues", "hand_over", "release", "adopt",
-            "take_back", "send_home", "handoff_finished", "subscribe", "unsubscribe", "relocate",
+            "_attached_session", "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source",
+            "collect", "collects", "figures", "salvagers", "sessions", "attachments", "_issues",
+            "hand_over", "release", "adopt", "take_back", "send_home", "handoff_finished", "subscribe", "unsubscribe", "relocate",
             "end_relocation", "direction", "way_to", "divert", "withdraw", "listen", "unlisten", "border",
         ),
     )  # fmt: skip
@@ -199,6 +201,9 @@ class BrokerCore:
         self.figures = Figures()
         self.router.connect(self._send_peer, self.settled)
         self.sessions, self.attachments = self.clients.sessions, self.clients.attachments
+        self.clients.may_rest = not self.protocol.keeps_sessions
+        self._attached_session = partial(dict.get, self.sessions)
+        """The session of a client that is attached, and therefore awake."""
         self._issues = self.subscribing.issues
         self._host_the_protocol()
         self.collect: Callable[[Owner, str, Burst], None] | None = None
@@ -320,8 +325,8 @@ class BrokerCore:
 
     def connections(self) -> list[tuple[str, int]]:
         """Clients and the connections they have here. After a restart a driver says that they are gone."""
-        known = self.clients.here.items()
-        return [(client, here.attachment.connection) for client, here in known if here.attachment is not None]
+        known = self.clients.here.awake()
+        return [(here.client, here.attachment.connection) for here in known if here.attachment is not None]
 
     def counters(self) -> tuple[int, ...]:
         """Figures that tell two states apart soon after anything differs; not affected by fleeting bursts."""
@@ -330,7 +335,7 @@ class BrokerCore:
     def unfinished(self) -> list[str]:
         """What is still under way here; nothing, when the network has come to rest."""
         under_way: dict[str, object] = {
-            "clients": [here.told() for here in self.clients.here.values() if not here.is_at_rest],
+            "clients": [here.told() for here in self.clients.here.awake() if not here.is_at_rest],
             **self.locator.unfinished(),
             **self.reunion.unfinished(),
             "timers": self.timers,
@@ -376,7 +381,7 @@ class BrokerCore:
         gone = [peer for peer in self.router.peers if peer not in peers]
         self.returns.overlay_changed(self._next_hops, next_hops, gone)
         self._next_hops = dict(next_hops)
-        for here in self.clients.here.values() if lost else ():
+        for here in self.clients.here.awake() if lost else ():
             # Before the peers are removed: changes settle by that, and a session that waits for it would go.
             if here.claim is not None and here.claim.broker in lost:
                 self.handoffs.unclaim(here)
@@ -574,7 +579,7 @@ class BrokerCore:
             return
         if type(message) is ClientPublish:
             if message.request:
-                session = self.sessions.get(item.client)
+                session = self._attached_session(item.client)
                 if session is not None:
                     self.requests.publish(session, message)
                 else:

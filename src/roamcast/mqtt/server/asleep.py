@@ -7,6 +7,7 @@ that are away. Whether one is awake decides nothing: a snapshot is the same eith
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
+from itertools import islice
 
 import msgspec
 
@@ -15,6 +16,9 @@ from roamcast.state import State
 
 AWAKE_MAX = 256
 """Sessions of clients that are away and stay awake: most clients that come back do so soon."""
+
+REST_AT_ONCE = 64
+"""How many are put to sleep in one turn, at most."""
 
 
 class _Asleep(msgspec.Struct, frozen=True, array_like=True):
@@ -115,6 +119,9 @@ class Sessions(MutableMapping[str, MqttSession]):
     def __len__(self) -> int:
         return len(self._all)
 
+    def is_asleep(self, client: str) -> bool:
+        return isinstance(self._all.get(client), bytes)
+
     def awake(self) -> list[MqttSession]:
         """Those with a connection or a shared subscription, and perhaps others."""
         return [one for one in self._all.values() if not isinstance(one, bytes)]
@@ -138,8 +145,9 @@ class Sessions(MutableMapping[str, MqttSession]):
     def rest(self) -> None:
         """Put sessions to sleep, but for those that were woken last. Nobody may hold one of them now."""
         resting = self._resting
-        while len(resting) > AWAKE_MAX:
-            client = next(iter(resting))
+        if len(resting) <= AWAKE_MAX:
+            return
+        for client in list(islice(resting, min(len(resting) - AWAKE_MAX, REST_AT_ONCE))):
             del resting[client]
             session = self._all[client]
             if not isinstance(session, bytes):
