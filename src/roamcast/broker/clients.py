@@ -23,7 +23,7 @@ REST_AT_ONCE = 64
 V = TypeVar("V")
 
 
-class _Asleep(msgspec.Struct, frozen=True, array_like=True):
+class _SleepingClient(msgspec.Struct, frozen=True, array_like=True):
     """A session as bytes. New fields come last and have defaults: snapshots hold these bytes."""
 
     number: int
@@ -41,8 +41,8 @@ class _Asleep(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Asleep).decode
-_NAMES = _Asleep.__struct_fields__
+_decode = msgspec.msgpack.Decoder(_SleepingClient).decode
+_NAMES = _SleepingClient.__struct_fields__
 
 
 def _packed(here: ClientHere) -> bytes | None:
@@ -58,7 +58,7 @@ def _packed(here: ClientHere) -> bytes | None:
     for issued_at in session.subscriptions.values():
         if type(issued_at) is not float:
             return None  # It would come back as another number than it was.
-    return _encode(_Asleep(*[getattr(session, name) for name in _NAMES]))
+    return _encode(_SleepingClient(*[getattr(session, name) for name in _NAMES]))
 
 
 def _unpacked(client: str, data: bytes) -> ClientHere:

@@ -21,7 +21,7 @@ REST_AT_ONCE = 64
 """How many are put to sleep in one turn, at most."""
 
 
-class _Asleep(msgspec.Struct, frozen=True, array_like=True):
+class _SleepingSession(msgspec.Struct, frozen=True, array_like=True):
     """A session as bytes. New fields come last and have defaults: snapshots hold these bytes."""
 
     owner: str
@@ -34,7 +34,7 @@ class _Asleep(msgspec.Struct, frozen=True, array_like=True):
     """As the session travels (see `MqttSession.pack`)."""
 
 
-class _Head(msgspec.Struct, frozen=True, array_like=True):
+class _SleepingHead(msgspec.Struct, frozen=True, array_like=True):
     """The first fields of a session that is asleep."""
 
     owner: str
@@ -42,8 +42,8 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Asleep).decode
-_decode_head = msgspec.msgpack.Decoder(_Head).decode
+_decode = msgspec.msgpack.Decoder(_SleepingSession).decode
+_decode_head = msgspec.msgpack.Decoder(_SleepingHead).decode
 
 
 def _put_to_sleep(session: MqttSession) -> bytes | None:
@@ -55,7 +55,7 @@ def _put_to_sleep(session: MqttSession) -> bytes | None:
             return None
     capsule = session.pack(will_at=session.will_at)
     return _encode(
-        _Asleep(
+        _SleepingSession(
             session.owner, len(session.subscriptions), session.stream, session.timer, session.will_timer,
             capsule,
         )
