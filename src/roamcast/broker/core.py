@@ -136,7 +136,8 @@ class BrokerCore:
             "_attached_session", "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source",
             "collect", "collects", "figures", "salvagers", "sessions", "attachments", "_issues",
             "hand_over", "release", "adopt", "take_back", "send_home", "handoff_finished",
-            "subscribe", "unsubscribe", "relocate", "end_relocation", "direction", "way_to", "divert", "withdraw", "listen", "unlisten", "border",
+            "subscribe", "unsubscribe", "relocate", "end_relocation", "direction", "way_to",
+            "divert", "withdraw", "listen", "unlisten", "border",
         ),
     )  # fmt: skip
     __slots__ = __state__.names
