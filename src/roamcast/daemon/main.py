@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +21,6 @@ from roamcast.broker.machine_base import StateDiverged
 from roamcast.broker.making import make_machine
 from roamcast.config.sections import Config
 from roamcast.daemon.failing import cannot_replay, settle
-from roamcast.daemon.following import follow
-from roamcast.daemon.replicating import Replicating, load_state
 from roamcast.daemon.server import Server
 from roamcast.daemon.settings import site_settings
 from roamcast.errors import InputError
@@ -34,11 +34,16 @@ from roamcast.storage.snapshots import Child
 
 if TYPE_CHECKING:
     from roamcast.daemon.event_log import EventLog
+    from roamcast.daemon.replicating import Replicating
 
 log = logging.getLogger("roamcast")
 
 COLLECT_AFTER = 50_000
 """New objects that may hold others, more than were given up, before garbage is looked for."""
+
+M_MMAP_THRESHOLD = -3
+OWN_PAGES_BYTES = 256 << 10
+"""A block of this size, the body of a large message, has pages of its own, which go when it does."""
 
 VERIFIED_HERE_BYTES = 4 << 20
 """A larger snapshot is verified by another process: it takes as long again as reading it."""
@@ -59,6 +64,7 @@ def serve(config: Config, read: Callable[[Warn], Config], warnings: Iterable[str
     def reread() -> Config:
         return read(log.warning)
 
+    _keep_freed_memory_small()
     uvloop.run(_serve(config, reread))
 
 
@@ -94,6 +100,9 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
         fail_stop.closes = [journal.close] if events is None else [journal.close, events.close]
         replicating: Replicating | None = None
         if config.replication.name:
+            from roamcast.daemon.following import follow
+            from roamcast.daemon.replicating import Replicating, load_state
+
             state = load_state(config, recovered.lost, is_empty=journal.last_sequence == 0)
             take = events.take if events is not None else None
             replicating = Replicating(config, journal, site, state, take, fail_stop.closes)
@@ -182,6 +191,22 @@ async def _end_if_wrong(verifying: Child, where: Path) -> None:
         os._exit(EXIT_INPUT)
 
 
+def _keep_freed_memory_small() -> None:
+    """Give memory back when it is freed.
+
+    Otherwise the library raises the size from which a block has pages of its own to that of the largest
+    message, and what is freed between blocks that stay is kept.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_PAGES_BYTES)
+
+
+def _trim_memory() -> None:
+    """Give back what starting has freed."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _collect_seldom() -> None:
     """Hardly anything here is garbage in a circle, and looking for it took a quarter of a busy broker's time.
 
@@ -189,4 +214,5 @@ def _collect_seldom() -> None:
     """
     gc.collect()
     gc.freeze()
+    _trim_memory()
     gc.set_threshold(COLLECT_AFTER, 20, 20)

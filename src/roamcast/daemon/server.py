@@ -39,7 +39,6 @@ from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
 from roamcast.daemon.pressure import held_bytes
-from roamcast.daemon.replicating import Replicating
 from roamcast.daemon.settings import read_model, site_settings
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError, cannot_listen
@@ -74,6 +73,7 @@ from roamcast.storage.restarting import FailStop
 
 if TYPE_CHECKING:
     from roamcast.daemon.event_log import EventLog
+    from roamcast.daemon.replicating import Replicating
 
 log = logging.getLogger("roamcast")
 
