@@ -10,8 +10,11 @@ from collections.abc import Iterator, MutableMapping
 from itertools import islice
 
 import msgspec
+from msgspec.structs import replace
 
-from roamcast.mqtt.server.sessions import MqttSession
+from roamcast.filters.expression import string_text
+from roamcast.filters.selector import TOPIC
+from roamcast.mqtt.server.sessions import Capsule, MqttSession, Subscription
 from roamcast.state import State
 
 AWAKE_MAX = 256
@@ -30,8 +33,8 @@ class _SleepingSession(msgspec.Struct, frozen=True, array_like=True):
     stream: str
     timer: int
     will_timer: int
-    capsule: bytes
-    """As the session travels (see `MqttSession.pack`)."""
+    capsule: Capsule
+    """As the session travels. Filters are left out that follow from the topic filter of a subscription."""
 
 
 class _SleepingHead(msgspec.Struct, frozen=True, array_like=True):
@@ -50,10 +53,12 @@ def _put_to_sleep(session: MqttSession) -> bytes | None:
     """The session as bytes; None if it has to stay awake: others rely on what it is doing."""
     if session.connection or session.will is not None:
         return None
+    subscriptions: list[Subscription] = []
     for one in session.subscriptions.values():
         if one.group:
             return None
-    capsule = session.pack(will_at=session.will_at)
+        subscriptions.append(replace(one, filter="") if one.filter == _filter_of(one.name) else one)
+    capsule = session.packed(subscriptions, will_at=session.will_at)
     return _encode(
         _SleepingSession(
             session.owner, len(session.subscriptions), session.stream, session.timer, session.will_timer,
@@ -62,9 +67,17 @@ def _put_to_sleep(session: MqttSession) -> bytes | None:
     )  # fmt: skip
 
 
+def _filter_of(topic: str) -> str:
+    """The core's filter for one topic."""
+    return f"{TOPIC} = {string_text(topic)}"
+
+
 def _wake(client: str, data: bytes) -> MqttSession:
     told = _decode(data)
-    session, _ = MqttSession.unpack(client, told.capsule, told.owner)
+    subscriptions = [
+        one if one.filter else replace(one, filter=_filter_of(one.name)) for one in told.capsule.subscriptions
+    ]
+    session = MqttSession(client, replace(told.capsule, subscriptions=subscriptions), told.owner)
     session.stream, session.timer, session.will_timer = told.stream, told.timer, told.will_timer
     return session
 
