@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from roamcast.protocol.messages import AttachRequest
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import Buffer, DeliveryQueue
 from roamcast.protocol.session import Session
-from roamcast.protocol.snapshot import CannotFreeze, freeze, hash_of, path_to, state_hash, thaw
+from roamcast.protocol.snapshot import CannotFreeze, freeze, freezing, hash_of, path_to, state_hash, thaw
 from roamcast.protocol.snapshot_form import (
     FORMAT_2,
     MAGIC,
@@ -658,3 +659,29 @@ def test_no_module_is_imported_because_of_a_snapshot() -> None:
         "nothing is known of 'roamcast.cli.sim'",
     ]
     assert imported == "set()"
+
+
+def test_what_is_large_is_written_without_a_copy_of_it() -> None:
+    """Queues of 32 MB, of which half is in two queues, are written in pieces of one message each."""
+    queues = [DeliveryQueue("stream"), DeliveryQueue("stream")]
+    for number in range(32):
+        burst = Burst("p", 1, number + 1, b"", 1.0, (number.to_bytes(2, "big") * (1 << 19),))
+        for queue in queues[: 1 + number % 2]:
+            queue.append(burst)
+    tracemalloc.start()
+    written = sum(len(piece) for piece in freezing(queues))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 32 << 20 < written < 33 << 20
+    assert peak < 5 << 20
+
+
+def test_bursts_stay_one_object_where_several_queues_have_them() -> None:
+    small = Burst("p", 1, 1, b"a", 1.0, (b"body",))
+    large = Burst("p", 1, 2, b"a", 1.0, (bytes(5000),))
+    at_zero = Burst("p", 1, 3, b"a", 0, (b"body",))
+    one, other, alone = thaw(freeze([[small, large], [small, large], [at_zero]]))
+    assert one == [small, large]
+    assert one[0] is other[0]
+    assert one[1] is other[1]
+    assert type(alone[0].published_at) is int
