@@ -116,7 +116,7 @@ class Clients:
         "clients",
         2,
         saved=("rows", "held", "attachments"),
-        derived=("_resting", "_told", "here", "may_rest", "sessions"),
+        derived=("resting", "_told", "here", "may_rest", "sessions"),
         lifts={1: _lift_1},
     )
 
@@ -136,7 +136,7 @@ class Clients:
         self.here: Waking[ClientHere] = Waking(self._wake)
         self.sessions: Waking[Session] = Waking(self._wake)
         """Those held here, for whoever needs no more than the session."""
-        self._resting: dict[str, None] = {}
+        self.resting: dict[str, None] = {}
         """Those that are awake and away; the first has been awake for longest."""
         rows, held = self._told
         for client, row in rows.items():
@@ -177,11 +177,11 @@ class Clients:
         here = _unpacked(client, dict.__getitem__(self.sessions, client))  # type: ignore[arg-type]
         self.here.put(client, here)
         self.sessions.put(client, here.session)
-        self._resting[client] = None
+        self.resting[client] = None
 
     def rest(self) -> None:
         """Put some to sleep, but for those that were awake last. Nobody may hold one of them now."""
-        resting = self._resting
+        resting = self.resting
         if not self.may_rest or len(resting) <= AWAKE_MAX:
             return
         for client in list(islice(resting, min(len(resting) - AWAKE_MAX, REST_AT_ONCE))):
@@ -214,7 +214,7 @@ class Clients:
     def detach(self, here: ClientHere) -> None:
         here.on(Event.DETACHED)
         here.attachment = None
-        self._resting[here.client] = None
+        self.resting[here.client] = None
         if not here.is_ending:
             del self.attachments[here.client]
 
@@ -222,7 +222,7 @@ class Clients:
         here = self.of(session.client)
         here.on(Event.ARRIVED if here.session is None else Event.MET)
         here.session = self.sessions[session.client] = session
-        self._resting[session.client] = None
+        self.resting[session.client] = None
         here.came_from = came_from
         here.request, here.asked, here.rival, here.departed = None, "", "", None
         return here

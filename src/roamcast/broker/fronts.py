@@ -115,7 +115,8 @@ class MqttFront(Endpoint):
                 writes[id], connection.out = connection.out, []
         out.writes = writes
         touched.clear()
-        self.sessions.rest()
+        if self.sessions.resting:
+            self.sessions.rest()
         if self.encoder.written:
             self.encoder.forget()
         traffic = self.traffic

@@ -170,7 +170,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         if self.news.heard:
             out.news, self.news.heard = self.news.heard, []
         if out.durable:
-            self.broker.clients.rest()
+            if self.broker.clients.resting:
+                self.broker.clients.rest()
             self._check_state(out.durable)
         return out
 

@@ -267,7 +267,9 @@ class MatchingTable:
 
     def _find_route(self, attributes: bytes) -> Route:
         decoded = decode_attributes(attributes)
-        groups = tuple(self._groups[decided] for decided in self._group_index.match(decoded))
+        groups: tuple[Group, ...] = ()
+        if self._groups:
+            groups = tuple(self._groups[decided] for decided in self._group_index.match(decoded))
         if len(self.routes) >= ROUTES_KEPT_MAX:
             self._forget_all_routes()
         wanted: dict[Interface, None] = {}
@@ -275,7 +277,7 @@ class MatchingTable:
             topic: Any = decoded.get(self._alone)
             self._routes_of.setdefault(topic, {})[attributes] = None
             wanted = dict.fromkeys(_each(self._topics.get(topic)))
-        for filter in self._index.match(decoded):
+        for filter in self._index.match(decoded) if self._index else ():
             wanted.update(dict.fromkeys(_each(self._interfaces[filter])))
         route = self.routes[attributes] = (*_sorted_out(wanted), groups)
         return route

@@ -85,12 +85,12 @@ def _wake(client: str, data: bytes) -> MqttSession:
 class Sessions(MutableMapping[str, MqttSession]):
     """Sessions by client. Getting one wakes it; `rest` puts those to sleep that have nothing to do."""
 
-    __slots__ = ("_all", "_resting")
-    __state__ = State("mqtt-sessions", saved=("rows",), derived=("_all", "_resting"))
+    __slots__ = ("_all", "resting")
+    __state__ = State("mqtt-sessions", saved=("rows",), derived=("_all", "resting"))
 
     def __init__(self, sessions: dict[str, MqttSession | bytes] | None = None) -> None:
         self._all: dict[str, MqttSession | bytes] = {} if sessions is None else sessions
-        self._resting: dict[str, None] = {}
+        self.resting: dict[str, None] = {}
         """Those that are awake and whose clients are away; the first has been awake for longest."""
 
     @property
@@ -109,7 +109,7 @@ class Sessions(MutableMapping[str, MqttSession]):
         found = self._all[client]
         if isinstance(found, bytes):
             found = self._all[client] = _wake(client, found)
-            self._resting[client] = None
+            self.resting[client] = None
         return found
 
     def get(self, client: str, default: None = None) -> MqttSession | None:  # type: ignore[override]
@@ -120,11 +120,11 @@ class Sessions(MutableMapping[str, MqttSession]):
 
     def __setitem__(self, client: str, session: MqttSession) -> None:
         self._all[client] = session
-        self._resting[client] = None
+        self.resting[client] = None
 
     def __delitem__(self, client: str) -> None:
         del self._all[client]
-        self._resting.pop(client, None)
+        self.resting.pop(client, None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all)
@@ -153,11 +153,11 @@ class Sessions(MutableMapping[str, MqttSession]):
 
     def left(self, session: MqttSession) -> None:
         """The client of this session has gone."""
-        self._resting[session.client] = None
+        self.resting[session.client] = None
 
     def rest(self) -> None:
         """Put sessions to sleep, but for those that were woken last. Nobody may hold one of them now."""
-        resting = self._resting
+        resting = self.resting
         if len(resting) <= AWAKE_MAX:
             return
         for client in list(islice(resting, min(len(resting) - AWAKE_MAX, REST_AT_ONCE))):
