@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 
 from roamcast.broker import clients
@@ -17,7 +18,9 @@ from roamcast.mqtt.codec.packets import Connect, Publish, Subscribe, Subscriptio
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server import asleep
 from roamcast.mqtt.server.access import Identity
+from roamcast.mqtt.server.sessions import Capsule, MqttSession
 from roamcast.protocol.snapshot import freeze, state_hash, thaw
+from roamcast.protocol.snapshot_form import STATE_CLASSES
 
 SETTINGS = MachineSettings("a")
 TOPICS = 10
@@ -111,3 +114,11 @@ def test_a_member_of_a_group_stays_awake(fleet: Fleet) -> None:
     fleet.visit(1, prefix="$share/group/")
     fleet.visit(2)
     assert [session.client for session in fleet.machine.front.sessions.awake()] == ["client-1"]
+
+
+def test_what_a_sleeping_session_carries_is_all_there_is() -> None:
+    """A new field of a session has to be carried in its bytes, or has to keep the session awake."""
+    carried = {"client", "owner", "stream", "timer", "will_timer", "again_to"}
+    in_capsule = {field.name for field in msgspec.structs.fields(Capsule)} - {"recalls"}
+    wakeful = {"connection", "will", "copied_from"}
+    assert set(STATE_CLASSES.of(MqttSession).saved) == carried | in_capsule | wakeful

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -43,6 +44,9 @@ class _SleepingClient(msgspec.Struct, frozen=True, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_SleepingClient).decode
 _NAMES = _SleepingClient.__struct_fields__
+_others = attrgetter(*[name for name in Session.__struct_fields__ if name not in ("client", *_NAMES)])
+"""What most sessions do not have. A client whose session has any of it stays awake."""
+_NO_OTHERS = _others(Session(""))
 
 
 def _packed(here: ClientHere) -> bytes | None:
@@ -50,10 +54,7 @@ def _packed(here: ClientHere) -> bytes | None:
     session = here.session
     if here.presence is not Presence.AWAY or session is None or not here.is_at_rest:
         return None
-    if (
-        session.advertisements or session.deferred or session.places or session.paces or session.luggage
-        or session.capsule or session.owed or session.zones or type(session.begun[0]) is not float
-    ):  # fmt: skip
+    if _others(session) != _NO_OTHERS or type(session.begun[0]) is not float:
         return None
     for issued_at in session.subscriptions.values():
         if type(issued_at) is not float:

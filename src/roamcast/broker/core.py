@@ -8,14 +8,14 @@ is data (timers and continuations too), so that it can be written down.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from roamcast.broker.clients import Clients
-from roamcast.broker.endings import Endings
+from roamcast.broker.endings import CopiesGone, Endings
 from roamcast.broker.fences import Dwelling
 from roamcast.broker.figures import Figures
 from roamcast.broker.front import Front
@@ -26,7 +26,7 @@ from roamcast.broker.places import Announced, Places
 from roamcast.broker.requests import Requests
 from roamcast.broker.returns import Returns
 from roamcast.broker.reunion import Reunion, Rival
-from roamcast.broker.session import Attachment, Holding
+from roamcast.broker.session import Attachment, Event, Holding
 from roamcast.broker.subscribing import Collecting, Ended, Subscribing
 from roamcast.broker.ways import Ways
 from roamcast.filters.filter import Filter
@@ -75,6 +75,7 @@ from roamcast.protocol.messages import (
     told,
 )
 from roamcast.protocol.notification import Burst, encode_attributes
+from roamcast.protocol.owners import vouches
 from roamcast.protocol.queues import Buffer, DeliveryQueue, QueueLimits
 from roamcast.protocol.records import Level, Row
 from roamcast.protocol.session import Session
@@ -119,16 +120,22 @@ class UnjournalledEffect(Exception):
     """Something that must survive a restart would follow from an input that no journal holds: a bug."""
 
 
+def _lift_1(fields: dict[str, Any]) -> None:
+    fields["links_down"] = {}
+
+
 class BrokerCore:
     """One broker. `step` is the only way in, its result the only way out."""
 
     __state__ = State(
         "broker-core",
+        2,
+        lifts={1: _lift_1},
         saved=(
             "settings", "id", "buffer", "front", "router", "_ways", "clients", "next_incarnation",
             "sessions_begun", "_own", "locator", "protocol", "_next_hops", "_records_all", "_records_any",
             "timers", "_timers_set", "loopback", "handoffs", "requests", "endings", "reunion", "returns",
-            "places", "subscribing", "guests",
+            "places", "subscribing", "guests", "links_down",
         ),
         # Fleeting bursts move the time and are recorded, and are not journalled.
         unhashed=("now", "_sequence"),
@@ -163,6 +170,7 @@ class BrokerCore:
             self.settings.advertisements,
             front.outside if front is not None else None,
             Ploc(self.settings.location.variables, self.settings.location.rule),
+            protocol.locates,
         )
         self._ways = Ways(self.router, front)
         self.clients = Clients()
@@ -176,6 +184,8 @@ class BrokerCore:
         self._next_hops: Mapping[str, str] = {}
         self.guests: dict[str, None] = {}
         """Brokers of other organisations."""
+        self.links_down: dict[str, None] = {}
+        """Peers whose link is down at present."""
         self._sequence = 0
         self.timers: list[tuple[float, int, Token]] = []
         self._timers_set = 0
@@ -364,7 +374,7 @@ class BrokerCore:
             case SessionOver(client):
                 here = self.clients.here.get(client)
                 if here is not None and here.holding is Holding.HELD and here.attachment is None:
-                    self.endings.begin(here)
+                    self.endings.begin_after_copies(here)
             case Deadline():
                 self._on_deadline()
             case OverlayChanged(peers, next_hops, guests):
@@ -373,6 +383,9 @@ class BrokerCore:
             case BrokersJoined(brokers):
                 self.reunion.begin(brokers)
             case LinkChanged(peer, up):
+                self.links_down.pop(peer, None)
+                if not up:
+                    self.links_down[peer] = None
                 self.record("link_up" if up else "link_down", peer=peer)
             case SendFailed(peer, messages):
                 self.returns.send_failed(peer, messages)
@@ -722,6 +735,8 @@ class BrokerCore:
             self.protocol.on_settled(token.token)
         elif isinstance(token, Announced):
             self.places.on_settled(token)
+        elif isinstance(token, CopiesGone):
+            self.endings.on_copies_gone(token)
         elif isinstance(token, Collecting) and self.collects is not None:
             self.collects(token.key)
         else:
@@ -762,6 +777,24 @@ class BrokerCore:
 
     def is_attached(self, client: str) -> bool:
         return client in self.attachments and client in self.sessions
+
+    def capsule_for(self, session: Session, brokers: Collection[str]) -> bytes:
+        realm, trusted = self.settings.realm, self.settings.realm_brokers
+        if self.front is None or session.client in self.attachments:
+            return b""
+        if any(one in self.guests or not vouches(one, session.owner, realm, trusted) for one in brokers):
+            return b""
+        return self.front.copy(session.client)
+
+    def read_ahead(self, client: str, queue: DeliveryQueue, holder: str = "", capsule: bytes = b"") -> bool:
+        if self.front is not None:
+            # Where a link is down, nobody can tell how long ago the copy was withdrawn.
+            is_near = holder not in self.guests and self.next_hop(holder) not in self.links_down
+            if not (capsule and is_near and self.front.serve_ahead(client, capsule, queue.bursts())):
+                return False
+        self.clients.here[client].on(Event.SERVED_AHEAD)
+        self.deliver_from(client, queue)
+        return True
 
     def is_read(self, client: str, queue: DeliveryQueue) -> bool:
         attachment = self.attachments.get(client)

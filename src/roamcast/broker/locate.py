@@ -123,7 +123,7 @@ class Locator:
             broker.send(here.departed.destination, here.request)
             return
         trail = broker.protocol.trail_of(hello.client) if broker.protocol.follows_routes else ""
-        asked = trail or hello.last_broker
+        asked = trail or hello.last_broker or broker.protocol.holder_of(hello.client)
         if asked and asked != broker.id:
             here.on(Event.ASKED_ONE)
             here.asked = asked
@@ -223,11 +223,11 @@ class Locator:
     def on_grant(self, sender: str, message: Grant) -> None:
         self.adopt(message.session)
 
-    def adopt(self, session: Session) -> None:
+    def adopt(self, session: Session, reads_on: bool = False) -> None:
         """A session has come from its former holder."""
         session = session.copy()
         self._broker.send(session.last_broker, GrantReceived(session.client, session.number))
-        self.arrived(session, session.last_broker)
+        self.arrived(session, session.last_broker, reads_on)
 
     def take_back(self, session: Session) -> None:
         """A session that was on its way to a broker which is gone stays here."""
@@ -254,11 +254,12 @@ class Locator:
                 self.on_request(gathering.request.broker, gathering.request)
         self._clients.forget_unused(here)
 
-    def arrived(self, session: Session, came_from: str) -> None:
+    def arrived(self, session: Session, came_from: str, reads_on: bool = False) -> None:
         """The session is here; those who asked for it meanwhile come next, in order."""
         request = self._clients.of(session.client).request
         here = self._clients.arrive(session, came_from)
-        self._broker.handoffs.session_arrived(here, session, request.received if request is not None else {})
+        received = request.received if request is not None else {}
+        self._broker.handoffs.session_arrived(here, session, received, reads_on)
         for waiting in here.take_waiting():
             self.on_request(waiting.broker, waiting)
 

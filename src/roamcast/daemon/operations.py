@@ -94,7 +94,7 @@ class Operations:
         self._config = server.config
         self._engine = server.engine
         self._figures = BrokerFigures(
-            server.engine, server.linking.peers.statuses, server.trees, server.kept_out, server.events
+            server.engine, server.linking.peers, server.trees, server.kept_out, server.events
         )
         self._figures.connections = lambda: server.connections
         self._figures.strangers, self._figures.buffered = server.strangers, server.buffered
@@ -203,6 +203,7 @@ class Operations:
             "history": history_of(self._engine.site, self._server.linking.refused),
             "unmet": self._engine.site.unmet(),
             "links": [msgspec.structs.asdict(link) for link in figures.links()],
+            "carries": figures.relay.links,
             **fail_stops_of(figures),
             **tree_of(figures),
             **({"replication": replicating.status()} if replicating is not None else {}),

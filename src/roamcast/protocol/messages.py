@@ -170,6 +170,7 @@ class Probe(Message, frozen=True):
 ATTACHED_AGAIN = "attached again"
 ATTACHED_ELSEWHERE = "attached elsewhere"
 NOT_THE_OWNER = "not the owner"
+READ_IN_VAIN = "the copy was old"
 """Why a broker closes a connection."""
 
 
@@ -430,6 +431,8 @@ class Welcome(ClientMessage, frozen=True):
     number: int
     accepted: int
     named_next: str = ""
+    copied: int = 0
+    """See `Session.copied`."""
 
 
 class Deliver(ClientMessage, frozen=True, gc=False):

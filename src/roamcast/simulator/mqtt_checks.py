@@ -15,7 +15,8 @@ Nothing here looks at the brokers' tables. The rules, each checked by the functi
 `qos`           What arrives has the lower of the QoS of publish and subscription, and only identifiers of
                 subscriptions that match.
 `repeated`      QoS 0 and 2 come once. QoS 1 is repeated only with DUP on a later connection, or if its
-                publisher sent it more than once.
+                publisher sent it more than once. It is not repeated if its acknowledgement had come, and
+                brokers had time to tell each other, before the client connected again.
 `ordered`       What one publisher published with the same QoS comes in that order, repeats aside; QoS 0
                 while both stay connected. What was sent more than once has the place of its first sending
                 only if that was owed. A publisher whose session a stand-in replaces is promised no order.
@@ -54,6 +55,8 @@ from roamcast.simulator.mqtt_ledger import (
 NORMAL, RETAINED, EITHER = "", "retained", "normal or retained"
 """Ways by which a message comes; another one is the name of a shared group. A client that asks for RETAIN as
 published cannot tell the two apart."""
+KNOWN_AFTER_S = 1.0
+"""Copies of a session hear now and then what the client has acknowledged, while it is attached."""
 PROBE = "probe-"
 """Begins the names of clients that look at every broker when all is over."""
 
@@ -433,9 +436,24 @@ class MqttChecker:
                 fresh = several
             # Each time that it was accepted, every group had a copy of its own.
             most = self._acceptances_max(message) * (1 + len(_left_groups(life, message)))
+            times = ", ".join(f"{one.at:.6f}" for one in several)
             if len(fresh) > most and not life.has_stand_in:
-                times = ", ".join(f"{one.at:.6f}" for one in several)
                 self.result.violate("repeated", f"{client.id} got {_told(message)} at {times}")
+            elif any(self._is_needless(client, life, first, one) for one in several[1:]):
+                text = f"{client.id} got {_told(message)} at {times}, though it had acknowledged it"
+                self.result.violate("repeated", text)
+
+    def _is_needless(self, client: ClientLedger, life: Life, first: Delivery, again: Delivery) -> bool:
+        """Whether all brokers knew that the client has it before the client connected and got it again."""
+        if len(first.message.sendings) != 1 or life.has_stand_in or life.is_doubtful or not first.qos:
+            return False
+        if _left_groups(life, first.message) or self._is_before_join(first.message):
+            return False
+        known_at = first.at + self._ledger.slack_s + KNOWN_AFTER_S
+        connections = {one.number: one for one in client.connections}
+        on, later = connections[first.connection], connections[again.connection]
+        is_known = on.left_at > known_at and later.asked_at > known_at
+        return is_known and self._ledger.is_calm(first.at, later.asked_at)
 
     def ordered(self, client: ClientLedger, life: Life) -> None:
         newest: dict[tuple[object, ...], Delivery] = {}

@@ -39,6 +39,7 @@ from roamcast.simulator.faults import (
     Clone,
     Crash,
     Cut,
+    Detour,
     Fault,
     Halt,
     Heal,
@@ -876,7 +877,7 @@ class ReplicatedNetwork(Network):
 
     def _happen(self, broker: str, fault: Fault) -> None:
         site = self.sites.get(broker)
-        if site is None or isinstance(fault, Cut | Heal):
+        if site is None or isinstance(fault, Cut | Heal | Detour):
             super()._happen(broker, fault)
         else:
             site.happen(fault)

@@ -35,6 +35,7 @@ class _SleepingSession(msgspec.Struct, frozen=True, array_like=True):
     will_timer: int
     capsule: Capsule
     """As the session travels. Filters are left out that follow from the topic filter of a subscription."""
+    again_to: int = 0
 
 
 class _SleepingHead(msgspec.Struct, frozen=True, array_like=True):
@@ -51,7 +52,7 @@ _decode_head = msgspec.msgpack.Decoder(_SleepingHead).decode
 
 def _put_to_sleep(session: MqttSession) -> bytes | None:
     """The session as bytes; None if it has to stay awake: others rely on what it is doing."""
-    if session.connection or session.will is not None:
+    if session.connection or session.will is not None or session.copied_from:
         return None
     subscriptions: list[Subscription] = []
     for one in session.subscriptions.values():
@@ -62,7 +63,7 @@ def _put_to_sleep(session: MqttSession) -> bytes | None:
     return _encode(
         _SleepingSession(
             session.owner, len(session.subscriptions), session.stream, session.timer, session.will_timer,
-            capsule,
+            capsule, session.again_to,
         )
     )  # fmt: skip
 
@@ -79,6 +80,7 @@ def _wake(client: str, data: bytes) -> MqttSession:
     ]
     session = MqttSession(client, replace(told.capsule, subscriptions=subscriptions), told.owner)
     session.stream, session.timer, session.will_timer = told.stream, told.timer, told.will_timer
+    session.again_to = told.again_to
     return session
 
 

@@ -27,8 +27,9 @@ from roamcast.mobility.moving.election import (
     ParentChanged,
 )
 from roamcast.mobility.moving.mft import Bmig, Mft
-from roamcast.mobility.moving.mobile import LOCAL, Mig, Outcome, Rep
+from roamcast.mobility.moving.mobile import LOCAL, Mig, MobileProtocol, Outcome, Rep
 from roamcast.mobility.moving.mobile_subscriber import MobileSubscriber
+from roamcast.mobility.moving.recursive_migration import BmigOfLocals
 from roamcast.protocol.messages import Burst, Message
 from roamcast.protocol.notification import decode_attributes, encode_attributes
 from roamcast.simulator.radio.ledger import Ledger
@@ -102,7 +103,7 @@ class MftBroker:
         publishers: range,
         content_bytes: int,
         links: LinkSettings = LINKS,
-        rules: type[Mft] = Mft,
+        rules: type[MobileProtocol] = Mft,
     ) -> None:
         self.station = station
         self.election = Election(name_of(station.number), settings)
@@ -132,7 +133,7 @@ class MftBroker:
     def accepts(self, sender: int, message: Wire | Group) -> bool:
         return (
             not self._links.refused
-            or connects(wires_of(message)[0].message)
+            or connects(wires_of(message)[0].message, name_of(sender))
             or sender in self._publishers
             or self._outbox.is_current(sender, message)
         )
@@ -151,7 +152,7 @@ class MftBroker:
                 self._give_up(name)
                 self._migrate(name, name)
             return
-        if connects(wire.message) and not self._outbox.is_current(sender, wire):
+        if connects(wire.message, name) and not self._outbox.is_current(sender, wire):
             self._give_up(name)
             self._outbox.links[sender] = wire.link
         self._note_owed(wire.message)
@@ -267,8 +268,10 @@ class MftBroker:
                 self._outbox.send(number_of(name), Relink())
 
 
-def connects(message: Message | Relink) -> bool:
+def connects(message: Message | Relink, sender: str) -> bool:
     """Whether a message begins a link, or asks for one."""
+    if isinstance(message, BmigOfLocals):
+        return message.broker == sender
     if isinstance(message, Bmig):
         return message.hops == 0
     return isinstance(message, Mig | Relink)

@@ -12,6 +12,7 @@ import numpy as np
 from roamcast.errors import InputError
 from roamcast.mobility.moving.election import ElectionSettings
 from roamcast.mobility.moving.mft import Mft
+from roamcast.mobility.moving.mobile import MobileProtocol
 from roamcast.simulator.radio.aodv import AodvSettings
 from roamcast.simulator.radio.aodv_program import AodvProgram, AodvPublisher
 from roamcast.simulator.radio.ledger import Ledger
@@ -43,8 +44,8 @@ class RadioScenario:
     aodv: AodvSettings = AODV
     election: ElectionSettings = ELECTION
     links: LinkSettings = LINKS
-    rules: type[Mft] = Mft
-    """Of MFT-PubSub: mended, or as published."""
+    rules: type[MobileProtocol] = Mft
+    """Of MFT-PubSub: mended, as published, or those of the first approach."""
 
     def run(self) -> RadioRun:
         configuration = Configuration(self.brokers)
@@ -165,7 +166,7 @@ class RadioRun:
                 messages[min(hops, HOPS_MAX)] += load.messages
                 periods[min(hops, HOPS_MAX)] += load.periods
         places = {f"load_at_{hops}_hops": (hops, hops + 1) for hops in range(HOPS_MAX + 1)}
-        places |= {"load_near": (0, NEAR_HOPS + 1), "load_far": (NEAR_HOPS + 1, HOPS_MAX + 1)}
+        places["load_far"] = NEAR_HOPS + 1, HOPS_MAX + 1
         return {
             name: sum(messages[low:high]) / sum(periods[low:high]) if sum(periods[low:high]) else None
             for name, (low, high) in places.items()
