@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from roamcast.broker.clients import Clients
+from roamcast.broker.directory import Directory, Holdings, HoldingsAsked, HoldingsDue, HoldingsMissed
 from roamcast.broker.endings import CopiesGone, Endings
 from roamcast.broker.fences import Dwelling
 from roamcast.broker.figures import Figures
@@ -122,6 +123,7 @@ class UnjournalledEffect(Exception):
 
 def _lift_1(fields: dict[str, Any]) -> None:
     fields["links_down"] = {}
+    fields["directory"] = None
 
 
 class BrokerCore:
@@ -135,7 +137,7 @@ class BrokerCore:
             "settings", "id", "buffer", "front", "router", "_ways", "clients", "next_incarnation",
             "sessions_begun", "_own", "locator", "protocol", "_next_hops", "_records_all", "_records_any",
             "timers", "_timers_set", "loopback", "handoffs", "requests", "endings", "reunion", "returns",
-            "places", "subscribing", "guests", "links_down",
+            "places", "subscribing", "guests", "links_down", "directory",
         ),
         # Fleeting bursts move the time and are recorded, and are not journalled.
         unhashed=("now", "_sequence"),
@@ -179,6 +181,7 @@ class BrokerCore:
         self.sessions_begun = 0
         self._own = Session(f"$broker/{id}")
         """For what the broker publishes itself."""
+        self.directory = Directory(self)
         self.locator = Locator(self)
         self.protocol = protocol(self, self.settings.protocol)
         self._next_hops: Mapping[str, str] = {}
@@ -215,6 +218,9 @@ class BrokerCore:
         self.clients.may_rest = not self.protocol.keeps_sessions
         self._attached_session = partial(dict.get, self.sessions)
         """The session of a client that is attached, and therefore awake."""
+        if not self.directory:  # An earlier version wrote the state.
+            self.directory = Directory(self)
+            self.directory.begin_unknowing()
         self._issues = self.subscribing.issues
         self._host_the_protocol()
         self.collect: Callable[[Owner, str, Burst], None] | None = None
@@ -232,6 +238,9 @@ class BrokerCore:
             Probe: self.places.on_probe,
             Relayed: self._on_relayed,
             **self.locator.handlers,
+            Holdings: self.directory.on_holdings,
+            HoldingsMissed: self.directory.on_missed,
+            HoldingsAsked: self.directory.on_asked,
         }
         self._orders: dict[type[Command], Callable[[Any], None]] = {
             Drain: self.endings.on_drain,
@@ -349,7 +358,7 @@ class BrokerCore:
             "clients": [here.told() for here in self.clients.here.awake() if not here.is_at_rest],
             **self.locator.unfinished(),
             **self.reunion.unfinished(),
-            "timers": self.timers,
+            "timers": [one for one in self.timers if not isinstance(one[2], HoldingsDue)],
             "barriers": self.router.unfinished(),
         }
         return [f"{name} at {self.id}: {what}" for name, what in under_way.items() if what]
@@ -387,6 +396,11 @@ class BrokerCore:
                 if not up:
                     self.links_down[peer] = None
                 self.record("link_up" if up else "link_down", peer=peer)
+                self.directory.link_changed(peer, up)
+                if self.front is not None:
+                    self.router.link_changed(peer, up)
+                if not up:
+                    self.locator.leave_out(peer)
             case SendFailed(peer, messages):
                 self.returns.send_failed(peer, messages)
 
@@ -407,6 +421,7 @@ class BrokerCore:
                 self.places.measure(peer)
         self.locator.met(peers)
         if lost:
+            self.directory.lost(lost)
             self.locator.lost(gone, lost)
             self.reunion.lost(lost)
             self.protocol.on_lost(gone, lost)
@@ -449,6 +464,8 @@ class BrokerCore:
             _, _, token = heapq.heappop(self.timers)
             if isinstance(token, Dwelling):
                 self.places.dwelt(token)
+            elif isinstance(token, HoldingsDue):
+                self.directory.tell()
             else:
                 self.protocol.on_deadline(token)
 

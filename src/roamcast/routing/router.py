@@ -157,7 +157,7 @@ class _Barrier:
 
 
 def _lift_1(fields: dict[str, Any]) -> None:
-    fields["_collected"] = Collected.of_entries(fields["_collected"])
+    fields["_collected"], fields["_unheard"] = Collected.of_entries(fields["_collected"]), {}
 
 
 class Router:
@@ -168,7 +168,7 @@ class Router:
         2,
         saved=(
             "strategy", "uses_advertisements", "table", "dependents", "_round_trips_s", "_peers",
-            "_collected", "_ahead", "_diverted", "_local_advertisements", "_barriers",
+            "_collected", "_ahead", "_diverted", "_local_advertisements", "_barriers", "_unheard",
         ),
         derived=("_send", "_settled", "_ways", "_client_named"),
         lifts={1: _lift_1},
@@ -205,6 +205,8 @@ class Router:
         """Subscribers on the move, and where what they want goes, whoever else has entries of theirs."""
         self._local_advertisements: dict[Filter, int] = {}
         self._barriers: list[_Barrier] = []
+        self._unheard: dict[str, None] = {}
+        """Peers whose links are down: what they must know is sent, and nobody waits until they do."""
 
     def _restore(self) -> None:
         self._collected.shorten()
@@ -270,6 +272,17 @@ class Router:
                     state.stage(aggregate.add(entry))
         self._commit("subscribe")
 
+    def link_changed(self, peer: str, is_up: bool) -> None:
+        """Settle without a peer while its link is down.
+
+        Whatever happens meanwhile happens on this side of the link, and the peer hears of it in order.
+        """
+        if is_up:
+            self._unheard.pop(peer, None)
+        else:
+            self._unheard[peer] = None
+            self._settle(peer, None)
+
     def remove_peer(self, peer: str) -> None:
         """A neighbour is gone for good: what it wanted and offered is taken back, and nobody waits for it."""
         for entry, count in list(self._collected.of(peer).items()):
@@ -279,6 +292,7 @@ class Router:
             for _ in range(count):
                 self._on_unadvertised(peer, filter)
         del self._peers[peer]
+        self._unheard.pop(peer, None)
         self._ahead = {key: count for key, count in self._ahead.items() if key[0] != peer}
         self._round_trips_s.pop(peer, None)
         self.dependents.forget_unused()
@@ -738,7 +752,7 @@ class Router:
                     state.asked = state.sent
                     update = msgspec.structs.replace(update, settle=state.sent)
                 self._send(peer, update)
-            if must_answer:
+            if must_answer and peer not in self._unheard:
                 waiting[peer] = state.asked
         self.dependents.forget_unused()
         if then is None:

@@ -69,6 +69,8 @@ from roamcast.state import State
 
 EXPIRY_WHERE_FULL_S = 60
 """A session that is sent ahead of its client, to a broker that has too many, ends after this time."""
+STAND_IN_AFTER_S = 1.0
+"""How long a client waits for brokers that cannot be asked and are thought not to hold its session."""
 PUBCOMP = b"\x70\x02"
 ENTRIES_PER_SUBSCRIPTION = 2
 """A packet names at most twice as many topic filters as a client may have subscriptions."""
@@ -460,6 +462,16 @@ class Endpoint:
                 subscription = session.gives_back(one, attributes)
                 if subscription is not None:
                     self.keeper.give_back(client, subscription, one)
+
+    def outlasts_connection(self, client: str) -> bool:
+        session = self.sessions.get(client)
+        return session is None or bool(session.expiry_s)
+
+    def not_located(self, client: str) -> None:
+        connection = self._attaching.get(client)
+        if connection is not None:
+            # The link is most often back in a moment, and then the client gets its own session.
+            self.timers.set(self.now + STAND_IN_AFTER_S, ("stand in", connection.id))
 
     def ended(self, client: str) -> None:
         session = self.sessions.get(client)
@@ -1010,12 +1022,16 @@ class Endpoint:
     def on_deadline(self) -> None:
         for number, key in self.timers.due(self.now):
             match key:
-                case ("locate", id):
+                case ("locate" | "stand in" as wait, id):
                     connection = self.connections.get(id)
-                    if id in self.ahead and connection is not None:
+                    if connection is None or (connection.session is not None and id not in self.ahead):
+                        continue
+                    if wait == "locate" and id in self.ahead:
                         self._end(connection, Reason.ADMINISTRATIVE_ACTION, self._unanswered(connection))
-                    elif connection is not None and connection.session is None:
+                    elif wait == "locate":
                         self._on_not_located(connection)
+                    elif not connection.is_provisional and id not in self.ahead:
+                        self._serve(connection)
                 case ("suback", id, request):
                     self._subscribing.give_up(id, request)
                 case ("expiry", client):
