@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from roamcast.lab.charts import Chart, Panel, Pen, bars, curves, in_words, named, runs_of
-from roamcast.lab.curves import Curve, Curves, means_of, power
+from roamcast.lab.curves import Curves, means_of, power
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, in_settings, register
 from roamcast.lab.figures import ARRIVED, LOST
 from roamcast.lab.rows import Row, distinct, mean_of, rounded, where
@@ -323,7 +323,8 @@ def judge_a7(rows: Sequence[Row]) -> Outcome:
     }
     pooled = [gain for size in SIZES[2:] for gain in gains[f"C{size}"]]
     parts: dict[str, bool | None] = {
-        f"{protocol}'s rate does not fall with size": falls(curves[protocol]) for protocol in (MFT, AODV)
+        f"{protocol}'s rate does not fall with size": curves[protocol].falls(LEVEL_MAX)
+        for protocol in (MFT, AODV)
     }
     parts["MFT-PubSub's rate does not improve with speed in C8 to C32"] = is_above(pooled)
     figures = {
@@ -335,11 +336,6 @@ def judge_a7(rows: Sequence[Row]) -> Outcome:
         "the same, C8 to C32 together": shown(pooled),
     }
     return A7.judge(parts, figures)
-
-
-def falls(curve: Curve) -> bool:
-    steps = itertools.pairwise(curve.means)
-    return curve.growth < 0.0 and all(after <= before + LEVEL_MAX for before, after in steps)
 
 
 # --- A8: figure 4.5 ---

@@ -42,6 +42,8 @@ class Part:
     @property
     def origin(self) -> str:
         made = sum(self.commits.values())
+        if not made and self.setting == "not run":
+            return self.setting
         if not made:
             return f"{self.setting}, computed when the page was made"
         return f"{self.setting}, {made:,} runs made by commit {', '.join(sorted(self.commits))}"

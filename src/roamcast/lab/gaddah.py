@@ -586,7 +586,7 @@ def judge_g11(rows: Sequence[Row]) -> Outcome:
         return G11.open(note)
     loss, duplicates = (over(rows, "buffer_mb", y) for y in ("loss_percent", "duplicate_percent"))
     spread = max(loss[PROACTIVE].means) - min(loss[PROACTIVE].means)
-    parts = {f"{name}'s loss does not fall": falls(loss[name]) for name in (REACTIVE, DURABLE)}
+    parts = {f"{name}'s loss does not fall": loss[name].falls() for name in (REACTIVE, DURABLE)}
     parts |= {
         f"{name}'s duplicates do not grow": duplicates[name].means[-1]
         >= GROWS_MIN * duplicates[name].means[0]
@@ -606,11 +606,6 @@ WHY_BUFFERS = (
     "pro-active loses little at 1 MB and nothing where the buffer holds what is published in a long absence; "
     "reactive's duplicates are published within a propagation delay of a move-in, whatever the buffer holds"
 )
-
-
-def falls(curve: Curve) -> bool:
-    """Whether a curve ends lower than it begins, and never rises."""
-    return curve.growth < 0 and all(after <= before for before, after in itertools.pairwise(curve.means))
 
 
 # --- figure 5.5: how long disconnected ---
