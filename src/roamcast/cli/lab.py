@@ -242,7 +242,7 @@ class Setting(NamedTuple):
 
 SETTINGS = tuple(
     Setting(quick, count)
-    for quick, counts in ((False, (None, 5, 4, 3, 2)), (True, (None, 2, 1)))
+    for quick, counts in ((False, (None, 5, 4, 3, 2, 1)), (True, (None, 2, 1)))
     for count in counts
 )
 """The largest first."""
