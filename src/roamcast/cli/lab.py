@@ -233,7 +233,9 @@ class Setting(NamedTuple):
 
     def __str__(self) -> str:
         name = "quick setting" if self.quick else "full setting"
-        return f"{name}, the first {self.repetitions} repetitions" if self.repetitions else name
+        if self.repetitions is None:
+            return name
+        return f"{name}, {self.repetitions} of its repetitions" if self.repetitions > 1 else f"{name}, once"
 
     def prepare(self, sweep: Sweep) -> None:
         sweep.repetitions, sweep.absent = self.repetitions, 0
