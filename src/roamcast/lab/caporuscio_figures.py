@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from roamcast.lab.charts import Chart, Panel, Pen, curves
+from roamcast.lab.charts import Chart, Panel, Pen, curves, with_printed
 from roamcast.lab.curves import Curves
 from roamcast.lab.figures import ARRIVED, LOST, Trace, draw_trace
 from roamcast.lab.rows import Row, distinct, where
@@ -107,20 +107,15 @@ def delays(rows: Sequence[Row]) -> Chart:
     for system in [system for system in NAMES if where(rows, system=system)]:
         title = f"{NAMES[system]}, and {TABLE_3[system][0]}" if system in TABLE_3 else NAMES[system]
         one = panel(where(rows, system=system), "move_in_s", "move-in, s", title, has_legend=True)
-        panels.append(replace(one, draw=partial(_with_printed, draw=one.draw, system=system)))
+        name, printed = TABLE_3.get(system, ("", {}))
+        points = {
+            option: dict(zip((10, 50, 100), values_s, strict=True)) for option, values_s in printed.items()
+        }
+        panels.append(replace(one, draw=with_printed(one.draw, PENS, points, name)))
     title = "Move-in over GPRS, p = 2 per second, table 3"
     return Chart(
         title, "solid: measured here; dotted: printed, of the system for which ours stands in", panels
     )
-
-
-def _with_printed(axes: Axes, draw: Callable[[Axes], None], system: str) -> None:
-    draw(axes)
-    name, printed = TABLE_3.get(system, ("", {}))
-    for option, values_s in printed.items():
-        pen = PENS[option]
-        axes.plot((10, 50, 100), values_s, color=pen.colour, marker=pen.marker, linestyle=":",
-                  markerfacecolor="white", linewidth=1.2, label=f"{name}, {pen.label}")  # fmt: skip
 
 
 def causes(rows: Sequence[Row]) -> Chart:

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator
 
-from roamcast.lab.charts import Chart, Panel, Pen, bars, curves, in_words, named
+from roamcast.lab.charts import Chart, Panel, Pen, bars, curves, in_words, named, with_printed
 from roamcast.lab.curves import Curve, Curves, means_of
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, in_settings, register
 from roamcast.lab.figures import ARRIVED, LOST, QUIET
@@ -356,7 +356,7 @@ def table_chart(title: str, rows: Sequence[Row], y: str) -> Chart:
     panels: list[Panel] = []
     for movement, setting in itertools.product(PRINTED[y], SETTINGS):
         one = panel(where(rows, setting=setting), "subscribers", y, movement=movement, has_legend=not panels)
-        draw = _with_printed(one.draw, PRINTED[y][movement])
+        draw = with_printed(one.draw, PENS, PRINTED[y][movement])
         one = replace(one, draw=draw, title=f"{movement}, setting {setting}", room=one.room and 1.25)
         if y == "handoff_mean_s":
             one = replace(
@@ -366,20 +366,6 @@ def table_chart(title: str, rows: Sequence[Row], y: str) -> Chart:
         panels.append(one)
     made = chart(title, "solid: measured here; dotted: printed in the thesis", rows, *panels)
     return replace(made, columns=2, size=(11.0, 4.1 * len(PRINTED[y]) + 0.7))
-
-
-def _with_printed(
-    draw: Callable[[Axes], None], printed: Mapping[str, Mapping[int, float]]
-) -> Callable[[Axes], None]:
-    def drawn(axes: Axes) -> None:
-        draw(axes)
-        for name, pen in PENS.items():
-            axes.plot(
-                list(printed[name]), list(printed[name].values()), color=pen.colour, marker=pen.marker,
-                linestyle=":", markerfacecolor="white", linewidth=1.2, label=f"{pen.label}, printed",
-            )  # fmt: skip
-
-    return drawn
 
 
 def _logarithmic(draw: Callable[[Axes], None]) -> Callable[[Axes], None]:
