@@ -231,7 +231,7 @@ class Operations:
         if name == replicating.replica.name:
             raise InputError(f"{name} leads: 'roamcast broker promote' another replica first")
         replicating.replica.bar(name)
-        replicating.drop(name)
+        replicating.leading.drop(name)
         log.warning("replica %s is removed, as the operator wishes", name)
         yield {"removed": name, "done": True}
 

@@ -204,12 +204,27 @@ class Host(Protocol):
     def release(self, session: Session, destination: str) -> None:
         """As `hand_over`, but the protocol carries the session there itself…"""
 
-    def adopt(self, session: Session) -> None:
-        """… and says when it has arrived; this calls `on_attach`."""
+    def adopt(self, session: Session, reads_on: bool = False) -> None:
+        """… and says when it has arrived; this calls `on_attach`. With `reads_on`, the queue from which the
+        client reads, or has read, ahead of its session is that of the session now."""
 
     def send_home(self, client: str, number: int) -> None:
         """The session goes to where its client will ask for it (`named_next`), if nobody has attached or
         asked for it since it had this attach number."""
+
+    @property
+    def own_members(self) -> list[str]:
+        """Every broker of this organisation that can be reached, and this one."""
+
+    def capsule_for(self, session: Session, brokers: Collection[str]) -> bytes:
+        """What the access side of these brokers needs to serve the client of this session from a copy; empty
+        if a copy must not."""
+
+    def read_ahead(self, client: str, queue: DeliveryQueue, holder: str = "", capsule: bytes = b"") -> bool:
+        """The client is attached and its session is not here: it reads from a copy until it is, if it may.
+
+        Without a capsule, only where the client says itself what it has received.
+        """
 
     def take_back(self, session: Session) -> None:
         """As `adopt`, of a session that cannot reach the broker that asked for it."""
@@ -303,6 +318,13 @@ class MobilityProtocol:
         earlier attach here is already on its way.
         """
         return hello.received
+
+    def holder_of(self, client: str) -> str:
+        """Who held a session that is not here, as far as a copy of it tells; "" if there is none."""
+        return ""
+
+    def end_copies(self, session: Session) -> None:
+        """The session is about to end: no copy of it, of whatever stay, may serve anybody any more."""
 
     def on_end(self, session: Session) -> None:
         """The session is over, and nothing is owed to it. No handoff of it is under way."""

@@ -379,19 +379,21 @@ class MultiHopHandoff(MobilityProtocol):
             )
             return
         # B_n: the client is a local one, and what arrives from now on is for its persistent queue.
-        self.receive_token(message, sender)
+        reads_on = self.receive_token(message, sender)
         self.host.relocate(session.subscriptions, client, sender, (client, number), message.update)
         if message.destination == self.host.id:
-            self.host.adopt(session)
+            self.host.adopt(session, reads_on)
         else:
             self.host.take_back(session)
 
-    def receive_token(self, message: SubMigration, sender: str) -> None:
+    def receive_token(self, message: SubMigration, sender: str) -> bool:
+        """Whether the client goes on with what it reads from already; here it reads nothing before."""
         number, queue = message.session.number, DeliveryQueue(STREAM, message.base, self.host.buffer)
         hold = self.holds[message.session.client] = Hold(number, queue, sender)
         hold.segments, hold.granted, hold.own = list(message.segments), message.granted, []
         hold.asked_by = message.session.last_broker
         self.look_after(message.session.client, number, hold)
+        return False
 
     def on_sub_migration_ack(self, sender: str, message: SubMigrationAck) -> None:
         passed = self.passes[message.client, message.number]

@@ -415,7 +415,7 @@ class Proactive(MobilityProtocol):
             queue.stream = second if queue.stream == first else first
         copy.moves_served = hello.moves
         queue.rewind(hello.received.get(queue.stream, 0))
-        self.host.deliver_from(hello.client, queue)
+        self.host.read_ahead(hello.client, queue)
         return {**hello.received, self.host.id + SERVES: 1}
 
     def streams_of(self, broker: str) -> tuple[str, str]:

@@ -155,15 +155,21 @@ class _Barrier:
         self.then = then
 
 
+def _hear_all(fields: dict[str, Any]) -> None:
+    fields["_unheard"] = {}
+
+
 class Router:
     """The tables of one broker, and the updates they cause."""
 
     __state__ = State(
         "router",
+        2,
         saved=(
             "strategy", "uses_advertisements", "table", "dependents", "_round_trips_s", "_peers",
-            "_collected", "_ahead", "_diverted", "_local_advertisements", "_barriers",
+            "_collected", "_ahead", "_diverted", "_local_advertisements", "_barriers", "_unheard",
         ),
+        lifts={1: _hear_all},
         derived=("_send", "_settled", "_ways", "_client_named"),
     )  # fmt: skip
 
@@ -199,6 +205,8 @@ class Router:
         """Subscribers on the move, and where what they want goes, whoever else has entries of theirs."""
         self._local_advertisements: dict[Filter, int] = {}
         self._barriers: list[_Barrier] = []
+        self._unheard: dict[str, None] = {}
+        """Peers whose links are down: what they must know is sent, and nobody waits until they do."""
 
     def connect(self, send: Callable[[str, Message], None], settled: Callable[[Token], None]) -> None:
         """Say where updates go and who hears that something has settled; to be said again after thawing."""
@@ -261,6 +269,17 @@ class Router:
                     state.stage(aggregate.add(entry))
         self._commit("subscribe")
 
+    def link_changed(self, peer: str, is_up: bool) -> None:
+        """Settle without a peer while its link is down.
+
+        Whatever happens meanwhile happens on this side of the link, and the peer hears of it in order.
+        """
+        if is_up:
+            self._unheard.pop(peer, None)
+        else:
+            self._unheard[peer] = None
+            self._settle(peer, None)
+
     def remove_peer(self, peer: str) -> None:
         """A neighbour is gone for good: what it wanted and offered is taken back, and nobody waits for it."""
         for entry, count in list(self._collected.get(peer, {}).items()):
@@ -270,6 +289,7 @@ class Router:
             for _ in range(count):
                 self._on_unadvertised(peer, filter)
         del self._peers[peer]
+        self._unheard.pop(peer, None)
         self._ahead = {key: count for key, count in self._ahead.items() if key[0] != peer}
         self._round_trips_s.pop(peer, None)
         self.dependents.forget_unused()
@@ -524,9 +544,12 @@ class Router:
         self._stage_whereabouts(whereabouts.client, None)
         self._commit("handoff")
 
-    def settle(self, cause: Cause, token: Token) -> None:
-        """The token comes back once every broker that must know whatever was said so far does."""
-        self._commit(cause, then=token)
+    def settle(self, cause: Cause, token: Token, flush: bool = False) -> None:
+        """The token comes back once every broker that must know whatever was said so far does.
+
+        With `flush`, once every broker has dealt with all that was sent to it before.
+        """
+        self._commit(cause, then=token, flush=flush)
 
     def depart(self, client: str) -> None:
         """Its session is no longer here."""
@@ -736,7 +759,7 @@ class Router:
                     state.asked = state.sent
                     update = msgspec.structs.replace(update, settle=state.sent)
                 self._send(peer, update)
-            if must_answer:
+            if must_answer and peer not in self._unheard:
                 waiting[peer] = state.asked
         self.dependents.forget_unused()
         if then is None:

@@ -333,16 +333,21 @@ def draw_copies(protocol: str, seed: int) -> Settings:
     )
 
 
+def everyone_next(brokers: Sequence[str]) -> str:
+    """A model by which clients go from every broker to every other one, as likely as not."""
+    everyone = {one: {other: {"probability": 0.5} for other in brokers if other != one} for one in brokers}
+    return json.dumps({"brokers": everyone})
+
+
 def with_heartbeats(story: Story, rng: random.Random) -> Story:
     """Brokers that watch each other, and are often wrong: their patience is that of a few links."""
     brokers, delay_s = story.topology.brokers, max(story.settings.link_delay.high_s, 0.005)
-    everyone = {one: {other: {"probability": 0.5} for other in brokers if other != one} for one in brokers}
     mobility = msgspec.structs.replace(
         story.settings.mobility,
         heartbeat_period_s=delay_s * rng.choice((0.2, 1.0, 3.0, 10.0)),
         heartbeats_missed_max=rng.choice((1, 1, 2)),
         context_timeout_s=delay_s * rng.choice((0.5, 3.0, 20.0, 1000.0)),
-        neighbour_graph=json.dumps({"brokers": everyone}) if rng.random() < 0.6 else "",
+        neighbour_graph=everyone_next(brokers) if rng.random() < 0.6 else "",
         neighbours_max=rng.choice((1, 8, None)),
     )
     return replace(story, settings=replace(story.settings, mobility=mobility))

@@ -32,6 +32,7 @@ from roamcast.simulator.drawing import (
     draw_kinds,
     draw_outage,
     draw_publishes,
+    everyone_next,
     in_order,
 )
 from roamcast.simulator.faults import Crash, Restart, Snapshot
@@ -122,6 +123,8 @@ def draw_mqtt_story(
         actions.append((scale.moment(rng), plot.late[0], Join(plot.late[1])))
     location = _draw_more(plot, actions, random.Random(f"mqtt/{seed}/more"))
     settings = replace(settings, location=location)
+    if find_protocol(protocol).draws_copies:
+        settings = _draw_repeatable(topology, settings, actions, random.Random(f"mqtt/{seed}/copies"))
     plot = replace(plot, settings=settings)
     if faults:
         fault_rng = random.Random(f"mqtt/{seed}/faults")
@@ -301,6 +304,24 @@ def _draw_more(plot: Plot, actions: list[Action], rng: random.Random) -> Locatio
     if not protocol.own_state or serves or rng.random() >= 0.25:
         return LocationSettings()
     return _draw_places(plot, actions, rng)
+
+
+def _draw_repeatable(
+    topology: Topology, settings: NetworkSettings, actions: list[Action], rng: random.Random
+) -> NetworkSettings:
+    """In most stories clients subscribe with QoS 1, have no will, and are expected everywhere: copies serve
+    them."""
+    if rng.random() < 0.3:
+        return settings
+    for position, (at, client, item) in enumerate(actions):
+        if isinstance(item, SubscribeFilter):
+            actions[position] = (at, client, msgspec.structs.replace(item, qos=1))
+        elif isinstance(item, Connect) and item.will is not None and rng.random() < 0.8:
+            actions[position] = (at, client, msgspec.structs.replace(item, will=None))
+    if rng.random() < 0.2:
+        return settings
+    mobility = msgspec.structs.replace(settings.mobility, neighbour_graph=everyone_next(topology.brokers))
+    return replace(settings, mobility=mobility)
 
 
 def _draw_places(plot: Plot, actions: list[Action], rng: random.Random) -> LocationSettings:
