@@ -381,3 +381,15 @@ def test_nothing_is_left_of_a_client_that_was_refused() -> None:
             world.attach("reader", "b3")
         world.settle()
     assert list(known_at(world)) == ["b3"]
+
+
+def test_a_capsule_that_cannot_be_read_serves_nobody() -> None:
+    world = away()
+    world.sites["b2"].broker.protocol.copies["reader"].capsule = b"nonsense"
+    world.hold()
+    world.attach("reader", "b2")
+    world.settle()
+    assert world.clients["reader"].presents == [False]
+    world.go_on()
+    assert world.clients["reader"].presents == [False, True]
+    assert world.came("reader") == told(3)
