@@ -327,7 +327,7 @@ def _draw_repeatable(
 
 
 def _draw_old_copies(plot: Plot, actions: list[Action], rng: random.Random) -> list[Action]:
-    """A client is elsewhere while a broker with a copy of its session is down, and then comes to that broker."""
+    """A client is elsewhere while a broker with a copy of its session is down, and then comes to it."""
     drawn: list[Action] = []
     clients = sorted({client for _, client, item in actions if isinstance(item, Connect)})
     for start_s, broker, item in actions:
