@@ -886,10 +886,15 @@ class Endpoint:
     def closed(self, id: int) -> None:
         """The connection is gone, and the client said nothing."""
         connection = self.connections.get(id)
-        last_words = connection.last_words() if connection is not None and id in self.ahead else None
-        if connection is not None and connection.session is not None and last_words is not None:
-            self._on_disconnect(connection, connection.session, last_words)
-        elif connection is not None:
+        if connection is None:
+            return
+        last_words = connection.last_words() if id in self.ahead else None
+        if connection.session is not None and last_words is not None:
+            try:
+                self._on_disconnect(connection, connection.session, last_words)
+            except PacketError as error:
+                self._end(connection, error.reason, str(error))
+        else:
             self.note(connection, "disconnected", "connection lost")
             self._drop(connection, with_will=True)
 
