@@ -59,6 +59,11 @@ class Detour(Fault, frozen=True):
     factor: float
 
 
+def longest_detour(actions: Iterable[tuple[float, str, Input]]) -> float:
+    """The factor of the longest way that a link takes in a story."""
+    return max((1.0, *(item.factor for _, _, item in actions if isinstance(item, Detour))))
+
+
 class Snapshot(Fault, frozen=True):
     """The broker writes its state down, and begins its journal anew."""
 
