@@ -393,3 +393,19 @@ def test_a_capsule_that_cannot_be_read_serves_nobody() -> None:
     world.go_on()
     assert world.clients["reader"].presents == [False, True]
     assert world.came("reader") == told(3)
+
+
+def test_qos_0_keeps_its_order_retained_or_not() -> None:
+    world = away()
+    world.attach("watcher", "b2")
+    world.settle()
+    world.subscribe("watcher", "other", 0)
+    world.settle()
+    world.hold()
+    world.attach("reader", "b2")
+    world.settle()
+    reader = world.clients["reader"]
+    for number, retain in enumerate((True, False, True)):
+        world._send(reader, packets.Publish("other", b"%d" % number, 0, retain))
+    world.settle()
+    assert world.came("watcher") == ["0", "1", "2"], "they need no session"
