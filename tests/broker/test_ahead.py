@@ -240,6 +240,16 @@ def test_a_clean_start_is_answered_when_no_copy_is_left() -> None:
     assert reader.presents == [False, False], "there is no copy of a session without subscriptions"
 
 
+def test_a_clean_start_waits_for_a_copy_behind_a_link_that_is_down() -> None:
+    world = away()
+    world.cut_link("b0", "b3")
+    world.attach("reader", "b2", clean=True)
+    world.run(1_000)
+    assert world.clients["reader"].presents == [False]
+    world.go_on()
+    assert world.clients["reader"].presents == [False, False]
+
+
 def test_a_session_does_not_expire_under_a_client_that_a_copy_serves() -> None:
     world = away(session_expiry=100)
     world.attach("reader", "b1")
