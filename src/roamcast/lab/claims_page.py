@@ -93,7 +93,8 @@ class ClaimsPage:
             "95 % interval. What the documents show in pictures only has no printed values to draw beside "
             "ours; there the text's words are the claim. The column *runs* says how much of an experiment "
             "was run for this page: *full* is the document's size, *quick* a smaller one (`--quick`), *once* "
-            "without repetitions, so without intervals. `roamcast lab report --runs FOLDER --out docs` makes all in full.",
+            "without repetitions, so without intervals. `roamcast lab report --runs FOLDER --out docs` makes "
+            "all in full.",
         ]  # fmt: skip
         for document in documents:
             if of_it := [summary(one, settings) for one in outcomes if document_of(one.claim) == document]:
