@@ -130,7 +130,6 @@ class ClaimsPage:
             own, *others = outcome.by_setting.items()
             said = "; ".join(f"{name}: {verdict}" for name, verdict in others)
             lines.append(f"| {outcome.claim} | {own[1]} | {escaped(said)} |")
-        settings = {one.claim: part.setting for part in self._parts for one in part.findings.outcomes}
         documents = dict.fromkeys(document_of(outcome.claim) for outcome in both)
         for document in documents:
             of_it = [one.by_setting for one in both if document_of(one.claim) == document]
