@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from roamcast.broker.clients import Clients
+from roamcast.broker.directory import Directory, Holdings, HoldingsAsked, HoldingsDue, HoldingsMissed
 from roamcast.broker.endings import CopiesGone, Endings
 from roamcast.broker.fences import Dwelling
 from roamcast.broker.figures import Figures
@@ -24,7 +27,7 @@ from roamcast.broker.places import Announced, Places
 from roamcast.broker.requests import Requests
 from roamcast.broker.returns import Returns
 from roamcast.broker.reunion import Reunion, Rival
-from roamcast.broker.session import Attachment, Clients, Event, Holding
+from roamcast.broker.session import Attachment, Event, Holding
 from roamcast.broker.subscribing import Collecting, Ended, Subscribing
 from roamcast.broker.ways import Ways
 from roamcast.filters.filter import Filter
@@ -120,6 +123,7 @@ class UnjournalledEffect(Exception):
 
 def _lift_1(fields: dict[str, Any]) -> None:
     fields["links_down"] = {}
+    fields["directory"] = None
 
 
 class BrokerCore:
@@ -133,15 +137,16 @@ class BrokerCore:
             "settings", "id", "buffer", "front", "router", "_ways", "clients", "next_incarnation",
             "sessions_begun", "_own", "locator", "protocol", "_next_hops", "_records_all", "_records_any",
             "timers", "_timers_set", "loopback", "handoffs", "requests", "endings", "reunion", "returns",
-            "places", "subscribing", "guests", "links_down",
+            "places", "subscribing", "guests", "links_down", "directory",
         ),
         # Fleeting bursts move the time and are recorded, and are not journalled.
         unhashed=("now", "_sequence"),
         derived=(
-            "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source", "collect", "collects",
-            "figures", "salvagers", "sessions", "attachments", "_issues", "hand_over", "release", "adopt",
-            "take_back", "send_home", "handoff_finished", "subscribe", "unsubscribe", "relocate",
-            "end_relocation", "direction", "way_to", "divert", "withdraw", "listen", "unlisten", "border",
+            "_attached_session", "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source",
+            "collect", "collects", "figures", "salvagers", "sessions", "attachments", "_issues",
+            "hand_over", "release", "adopt", "take_back", "send_home", "handoff_finished",
+            "subscribe", "unsubscribe", "relocate", "end_relocation", "direction", "way_to",
+            "divert", "withdraw", "listen", "unlisten", "border",
         ),
     )  # fmt: skip
     __slots__ = __state__.names
@@ -176,6 +181,7 @@ class BrokerCore:
         self.sessions_begun = 0
         self._own = Session(f"$broker/{id}")
         """For what the broker publishes itself."""
+        self.directory = Directory(self)
         self.locator = Locator(self)
         self.protocol = protocol(self, self.settings.protocol)
         self._next_hops: Mapping[str, str] = {}
@@ -209,6 +215,12 @@ class BrokerCore:
         self.figures = Figures()
         self.router.connect(self._send_peer, self.settled)
         self.sessions, self.attachments = self.clients.sessions, self.clients.attachments
+        self.clients.may_rest = not self.protocol.keeps_sessions
+        self._attached_session = partial(dict.get, self.sessions)
+        """The session of a client that is attached, and therefore awake."""
+        if not self.directory:  # An earlier version wrote the state.
+            self.directory = Directory(self)
+            self.directory.begin_unknowing()
         self._issues = self.subscribing.issues
         self._host_the_protocol()
         self.collect: Callable[[Owner, str, Burst], None] | None = None
@@ -226,6 +238,9 @@ class BrokerCore:
             Probe: self.places.on_probe,
             Relayed: self._on_relayed,
             **self.locator.handlers,
+            Holdings: self.directory.on_holdings,
+            HoldingsMissed: self.directory.on_missed,
+            HoldingsAsked: self.directory.on_asked,
         }
         self._orders: dict[type[Command], Callable[[Any], None]] = {
             Drain: self.endings.on_drain,
@@ -330,8 +345,8 @@ class BrokerCore:
 
     def connections(self) -> list[tuple[str, int]]:
         """Clients and the connections they have here. After a restart a driver says that they are gone."""
-        known = self.clients.here.items()
-        return [(client, here.attachment.connection) for client, here in known if here.attachment is not None]
+        known = self.clients.here.awake()
+        return [(here.client, here.attachment.connection) for here in known if here.attachment is not None]
 
     def counters(self) -> tuple[int, ...]:
         """Figures that tell two states apart soon after anything differs; not affected by fleeting bursts."""
@@ -340,10 +355,10 @@ class BrokerCore:
     def unfinished(self) -> list[str]:
         """What is still under way here; nothing, when the network has come to rest."""
         under_way: dict[str, object] = {
-            "clients": [here.told() for here in self.clients.here.values() if not here.is_at_rest],
+            "clients": [here.told() for here in self.clients.here.awake() if not here.is_at_rest],
             **self.locator.unfinished(),
             **self.reunion.unfinished(),
-            "timers": self.timers,
+            "timers": [one for one in self.timers if not isinstance(one[2], HoldingsDue)],
             "barriers": self.router.unfinished(),
         }
         return [f"{name} at {self.id}: {what}" for name, what in under_way.items() if what]
@@ -381,6 +396,11 @@ class BrokerCore:
                 if not up:
                     self.links_down[peer] = None
                 self.record("link_up" if up else "link_down", peer=peer)
+                self.directory.link_changed(peer, up)
+                if self.front is not None:
+                    self.router.link_changed(peer, up)
+                if not up:
+                    self.locator.leave_out(peer)
             case SendFailed(peer, messages):
                 self.returns.send_failed(peer, messages)
 
@@ -389,7 +409,7 @@ class BrokerCore:
         gone = [peer for peer in self.router.peers if peer not in peers]
         self.returns.overlay_changed(self._next_hops, next_hops, gone)
         self._next_hops = dict(next_hops)
-        for here in self.clients.here.values() if lost else ():
+        for here in self.clients.here.awake() if lost else ():
             # Before the peers are removed: changes settle by that, and a session that waits for it would go.
             if here.claim is not None and here.claim.broker in lost:
                 self.handoffs.unclaim(here)
@@ -401,6 +421,7 @@ class BrokerCore:
                 self.places.measure(peer)
         self.locator.met(peers)
         if lost:
+            self.directory.lost(lost)
             self.locator.lost(gone, lost)
             self.reunion.lost(lost)
             self.protocol.on_lost(gone, lost)
@@ -443,6 +464,8 @@ class BrokerCore:
             _, _, token = heapq.heappop(self.timers)
             if isinstance(token, Dwelling):
                 self.places.dwelt(token)
+            elif isinstance(token, HoldingsDue):
+                self.directory.tell()
             else:
                 self.protocol.on_deadline(token)
 
@@ -587,7 +610,7 @@ class BrokerCore:
             return
         if type(message) is ClientPublish:
             if message.request:
-                session = self.sessions.get(item.client)
+                session = self._attached_session(item.client)
                 if session is not None:
                     self.requests.publish(session, message)
                 else:

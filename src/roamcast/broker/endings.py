@@ -140,6 +140,7 @@ class Endings:
         broker.record("detached", client=client, broker=broker.id, reason="session ended")
         broker.next_incarnation = max(broker.next_incarnation, session.incarnation + 1)
         broker.places.session_gone(here)
+        broker.directory.changed(client)
         if broker.front is not None:
             broker.front.ended(client)
         broker.reunion.session_over(here)

@@ -46,5 +46,11 @@ class Front(Protocol):
     def takes_part(self, client: str, group: str, filter: str) -> bool:
         """Whether the session here holds this shared subscription."""
 
+    def outlasts_connection(self, client: str) -> bool:
+        """Whether the session here stays when its client's connection ends."""
+
+    def not_located(self, client: str) -> None:
+        """Brokers that cannot be asked are thought not to hold the session: it may be stood in for."""
+
     def ended(self, client: str) -> None:
         """The session is over."""

@@ -61,6 +61,7 @@ class Handoffs:
                 broker.endings.begin(here)
             else:
                 here.on(Event.WELCOMED)
+                broker.directory.changed(here.client)  # It may last now, or last no longer.
                 here.came_from = broker.id
                 self._welcome(here, session, hello.received)
             return
@@ -74,6 +75,8 @@ class Handoffs:
         received = hello.received if hello.clean else broker.protocol.serve_ahead(hello, is_asked)
         if not is_asked:
             broker.locator.ask(here, item.connection, hello, received)
+        else:
+            broker.locator.attached_again(here)
 
     def _refusal(self, here: ClientHere, hello: Hello) -> str:
         """Why whoever says hello cannot attach: somebody else's session, or an old connection."""

@@ -140,6 +140,7 @@ class Reunion:
     def begin(self, brokers: Iterable[str]) -> None:
         """These brokers have come within reach, with sessions of their own."""
         to = tuple(brokers)
+        self._broker.directory.joined(to)
         strangers = dict.fromkeys((self._broker.id, *to))
         for joining in self._joining:
             strangers |= joining.brokers
@@ -147,8 +148,9 @@ class Reunion:
         self._joining.append(Joining(dict.fromkeys(to), dict.fromkeys(to), own))
         held = [claim for client in self._broker.sessions if (claim := self._claim_of(client)) is not None]
         # Of sessions on their way nobody else may have spoken before their new holders hear of it.
-        departed = [(client, here.departed) for client, here in self._clients.here.items() if here.departed]
+        departed = [(here.client, here.departed) for here in self._clients.here.awake() if here.departed]
         for client, one in departed:
+            self._broker.directory.changed(client)
             held.append(Claim(client, one.destination, one.begun, one.number, one.incarnation))
         parts = [
             tuple(held[start : start + CLAIMS_PER_MESSAGE])
@@ -194,9 +196,12 @@ class Reunion:
         if self._broker.id not in message.to:
             return
         for claim in message.claims:
+            for holder in dict.fromkeys((claim.broker, message.broker)):
+                self._broker.directory.claimed(claim.client, holder)
             self._remember(message.broker, claim)
             self._compare(claim)
         if message.is_last:
+            self._broker.directory.claimed_all(message.broker)
             for joining in self._joining:
                 if joining.unheard.pop(message.broker, "") is None and not joining.unheard:
                     self._tell_own(joining)
@@ -243,6 +248,7 @@ class Reunion:
         """The session that should hear of its rival has ended, is lost with its broker, or was too fast to be
         followed: then it is anywhere."""
         broker, claim = self._broker, message.claim
+        broker.directory.changed(claim.client)
         self._pass_on(Claims(broker.id, tuple(broker.own_members), (claim,), is_last=False), "")
         broker.send(claim.broker, ReunionOver(claim.client))
 
@@ -301,7 +307,7 @@ class Reunion:
             left = {one: [of for of in unheard if of not in gone] for one, unheard in joining.own.items()}
             joining.own = {one: dict.fromkeys(of) for one, of in left.items() if of and one not in gone}
         self._held_back = [one for one in self._held_back if one.broker not in gone]
-        for here in self._clients.here.values():
+        for here in self._clients.here.awake():
             if here.older in gone:
                 here.older = ""
             elif here.older and here.session and (own := self._claim_of(here.client)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import roamcast.lab.amozarrain
+import roamcast.lab.amozarrain_backbone
 import roamcast.lab.amozarrain_first_approach
 import roamcast.lab.amozarrain_radio
 import roamcast.lab.amozarrain_radio_variants

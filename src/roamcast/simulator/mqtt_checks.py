@@ -136,8 +136,14 @@ class MqttChecker:
             if self._was_at_forgotten(message.publisher):
                 return
             self.result.violate("never acknowledged", f"{_told(message)}")
-        elif message.reason.failed and not (self._may_be_denied(message) or self._ledger.serves):
+        elif message.reason.failed and not (
+            self._may_be_denied(message) or self._was_stood_in_for(message.publisher)
+        ):
             self.result.violate("refused", f"{_told(message)}: {message.reason.name}")
+
+    def _was_stood_in_for(self, client: str) -> bool:
+        known = self._ledger.clients[client]
+        return self._ledger.serves or any(one.stands_in for one in known.connections)
 
     def rights(self, client: ClientLedger, delivery: Delivery) -> None:
         message = delivery.message
@@ -248,9 +254,9 @@ class MqttChecker:
         """Whether the message was published while the subscription held, and with a QoS that is kept."""
         if one.depends_on_place and not self._is_surely_there(one, message, client, life, message.taken_by):
             return False
-        if one.group or not one.qos or not one.is_settled or not one.wants(message, client.id):
+        if one.group or not one.qos or not one.wants(message, client.id):
             return False
-        if not one.granted_at <= message.first_at < one.changed_at:
+        if not self._ledger.settled_at(one) <= message.first_at < one.changed_at:
             return False
         if one.changed_at == inf:
             return True
@@ -324,8 +330,8 @@ class MqttChecker:
                 sent, publisher = message.sendings[0], self._ledger.clients[message.publisher]
                 start, end = sent.at - slack_s, sent.at + slack_s
                 if until < end or life.is_doubtful or not any(
-                    not one.group and one.is_settled and one.wants(message, client.id)
-                    and one.granted_at <= start and one.changed_at >= end
+                    not one.group and one.wants(message, client.id)
+                    and self._ledger.settled_at(one) <= start and one.changed_at >= end
                     and not (
                         one.depends_on_place
                         and not self._is_surely_there(one, message, client, life, message.first_at)
@@ -359,7 +365,9 @@ class MqttChecker:
         if not asked and not self._has_options_of_a_place(client, life, delivery):
             self.result.violate("not wanted", text)
         elif asked and way not in (RETAINED, EITHER) and all(one.gone_at < message.first_at for one in asked):
-            self.result.violate("stale", f"{text}, after UNSUBACK")
+            # What a stand-in is subscribed to counts when the two sessions become one.
+            if not life.has_stand_in:
+                self.result.violate("stale", f"{text}, after UNSUBACK")
         elif way in (RETAINED, EITHER) and not message.retain:
             self.result.violate("not retained", text)
 
@@ -534,8 +542,8 @@ class MqttChecker:
         lasting = [
             one
             for client, life, one in members
-            if one.is_settled and life is client.life and not life.is_doubtful
-            and one.granted_at <= message.first_at and one.changed_at == inf
+            if life is client.life and not life.is_doubtful
+            and self._ledger.settled_at(one) <= message.first_at and one.changed_at == inf
         ]  # fmt: skip
         if receivers or not lasting or not message.is_accepted or not message.qos:
             return
@@ -581,7 +589,7 @@ class MqttChecker:
             return
         will.sendings[0].at = ended_at
         delay_s = min(one.will_delay_s, one.expiry_s)
-        if one.has_said_goodbye or self._was_at_forgotten(client.id) or self._ledger.serves:
+        if one.has_said_goodbye or self._was_at_forgotten(client.id) or self._was_stood_in_for(client.id):
             return
         if self._is_will_doubtful(will):
             return

@@ -42,6 +42,7 @@ from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.settings import MachineSettings
 from roamcast.mobility import Settings
 from roamcast.mobility.moving.election import TreeRule
+from roamcast.protocol.codec import VERSION_MAX
 from roamcast.protocol.effects import Input, ReceivedInProcess
 from roamcast.protocol.messages import Message, cause_of
 from roamcast.protocol.notification import Burst
@@ -711,7 +712,7 @@ class Network(NetworkBase):
             self._told_down.pop((end, peer), None)
             if peer not in self._down:
                 incarnation = self._incarnation(end, peer) if anew[end] else 0
-                self.step(end, (LinkUp(peer, offers[end], incarnation),))
+                self.step(end, (LinkUp(peer, offers[end], incarnation, VERSION_MAX),))
 
     def _tell_down_first(self, broker: str, peer: str) -> None:
         """An end that has not noticed the outage notices it when the other one connects again."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -25,6 +25,7 @@ from roamcast.mqtt.codec.topics import decode_topic
 from roamcast.mqtt.codec.user_properties import DESTINATION
 from roamcast.mqtt.codec.writing import connack, write
 from roamcast.mqtt.server.access import ANONYMOUS, Access, AccessRules, ClientAccess, Identity
+from roamcast.mqtt.server.asleep import Sessions
 from roamcast.mqtt.server.attributes import contents_of
 from roamcast.mqtt.server.connection import DENIED, UNLIMITED, MqttConnection, Refusal, Refusals
 from roamcast.mqtt.server.delivering import PUBREL, deliver, sent_once_or_more
@@ -68,6 +69,8 @@ from roamcast.state import State
 
 EXPIRY_WHERE_FULL_S = 60
 """A session that is sent ahead of its client, to a broker that has too many, ends after this time."""
+STAND_IN_AFTER_S = 1.0
+"""How long a client waits for brokers that cannot be asked and are thought not to hold its session."""
 PUBCOMP = b"\x70\x02"
 ENTRIES_PER_SUBSCRIPTION = 2
 """A packet names at most twice as many topic filters as a client may have subscriptions."""
@@ -181,11 +184,16 @@ class Keeper(Protocol):
         """What to tell a client that says this of its surroundings, if it should go to another broker."""
 
 
+def _lift_1(fields: dict[str, Any]) -> None:
+    fields["sessions"] = Sessions(fields["sessions"])
+
+
 class Endpoint:
     outside: ClassVar[frozenset[str]] = frozenset({TOPIC})
 
     __state__ = State(
         "mqtt-endpoint",
+        2,
         saved=(
             "access", "keeper", "settings", "packet_max", "small_max", "limits", "received_max",
             "waiting_max", "alias_max", "qos_max", "retains", "inputs", "touched", "closes",
@@ -197,6 +205,7 @@ class Endpoint:
             "_attributes", "_owned", "_wills_bytes", "ahead", "auths", "packets_max", "packets_per_turn",
             "traffic", "unfinished", "unread",
         ),
+        lifts={1: _lift_1},
     )  # fmt: skip
     __slots__ = __state__.names
 
@@ -214,7 +223,7 @@ class Endpoint:
         self.timers = Timers()
         self.encoder = Encoder()
         self.connections: dict[int, MqttConnection] = {}
-        self.sessions: dict[str, MqttSession] = {}
+        self.sessions = Sessions()
         self._elsewhere: str | None = None
         """While nobody is served here: where clients are told to go, "" if that is not known."""
         self._refuses = ""
@@ -241,12 +250,12 @@ class Endpoint:
         self.unfinished: Mapping[int, object] = self._subscribing.unfinished
         self._attributes: dict[bytes, tuple[str, bytes]] = {}
         self.ahead: dict[int, None] = {
-            one.connection: None for one in self.sessions.values() if one.copied_from and one.connection
+            one.connection: None for one in self.sessions.awake() if one.copied_from and one.connection
         }
         self._owned: dict[str, int] = {}
         """Sessions by owner."""
-        for session in self.sessions.values():
-            self._count(session, +1)
+        for _, owner in self.sessions.owners():
+            self._owned[owner] = self._owned.get(owner, 0) + 1
         wills = [*self._wills.values(), *(one.connect.will for one in self.connections.values())]
         self._wills_bytes = sum(map(will_bytes, wills))
         """Memory of the wills of all clients, away or here."""
@@ -428,7 +437,7 @@ class Endpoint:
         return access.receives_all or access.may_subscribe(parse(subscription.filter))
 
     def join_all_groups(self) -> None:
-        for session in self.sessions.values():
+        for session in self.sessions.awake():
             self._join_groups(session)
 
     def group_settled(self, client: str, group: tuple[str, str]) -> None:
@@ -454,6 +463,16 @@ class Endpoint:
                 if subscription is not None:
                     self.keeper.give_back(client, subscription, one)
 
+    def outlasts_connection(self, client: str) -> bool:
+        session = self.sessions.get(client)
+        return session is None or bool(session.expiry_s)
+
+    def not_located(self, client: str) -> None:
+        connection = self._attaching.get(client)
+        if connection is not None:
+            # The link is most often back in a moment, and then the client gets its own session.
+            self.timers.set(self.now + STAND_IN_AFTER_S, ("stand in", connection.id))
+
     def ended(self, client: str) -> None:
         session = self.sessions.get(client)
         if session is None:
@@ -472,7 +491,7 @@ class Endpoint:
 
     def set_access(self, rules: AccessRules) -> None:
         """Other rules from now on, also for those who are here: connected, away, or in a group."""
-        before = {client: self._groups_of(session) for client, session in self.sessions.items()}
+        before = {session.client: self._groups_of(session) for session in self.sessions.awake()}
         self.access = Access(rules)
         for connection in list(self.connections.values()):
             connection.access = self.access.of(connection.identity)
@@ -510,10 +529,10 @@ class Endpoint:
                 self._end(connection, Reason.NOT_AUTHORIZED, why, with_will=False)
             elif connection.id in connections:
                 self._end(connection, reason, why)
-        for session in list(self.sessions.values()):
-            if session.owner in owners:
-                self._wills.pop(session.client, None)
-                self.inputs.append(SessionOver(session.client))
+        for client, owner in self.sessions.owners():
+            if owner in owners:
+                self._wills.pop(client, None)
+                self.inputs.append(SessionOver(client))
 
     def set_slow(self, id: int, is_slow: bool) -> None:
         connection = self.connections.get(id)
@@ -942,6 +961,7 @@ class Endpoint:
             return  # It has gone to another broker, or is over: then so has its will.
         will, at = self._will_of(connection, session) if with_will else (None, 0.0)
         session.connection, session.since = 0, self.now
+        self.sessions.left(session)
         if session.is_idle:
             self._idle[client] = None
         self._join_groups(session)
@@ -1002,12 +1022,16 @@ class Endpoint:
     def on_deadline(self) -> None:
         for number, key in self.timers.due(self.now):
             match key:
-                case ("locate", id):
+                case ("locate" | "stand in" as wait, id):
                     connection = self.connections.get(id)
-                    if id in self.ahead and connection is not None:
+                    if connection is None or (connection.session is not None and id not in self.ahead):
+                        continue
+                    if wait == "locate" and id in self.ahead:
                         self._end(connection, Reason.ADMINISTRATIVE_ACTION, self._unanswered(connection))
-                    elif connection is not None and connection.session is None:
+                    elif wait == "locate":
                         self._on_not_located(connection)
+                    elif not connection.is_provisional and id not in self.ahead:
+                        self._serve(connection)
                 case ("suback", id, request):
                     self._subscribing.give_up(id, request)
                 case ("expiry", client):

@@ -47,6 +47,8 @@ class LinkSettings:
     tries: int = 1
     """How often a message is handed to the medium access, which has retries of its own, before the link is
     given up."""
+    clients_prefer_slow: bool = False
+    """Whether a client takes the slowest broker that it hears, and not the nearest to the leader."""
     grouped: bool = False
     """Whether what waits for the same neighbour is sent together, as far as one frame holds it."""
 

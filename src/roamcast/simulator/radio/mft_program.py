@@ -104,9 +104,10 @@ class MftBroker:
         content_bytes: int,
         links: LinkSettings = LINKS,
         rules: type[MobileProtocol] = Mft,
+        speed: float = 0.0,
     ) -> None:
         self.station = station
-        self.election = Election(name_of(station.number), settings)
+        self.election = Election(name_of(station.number), settings, speed=speed)
         self.protocol = rules(name_of(station.number))
         self.migrations = 0
         self.load: dict[int, Load] = {}
@@ -314,8 +315,8 @@ class MftClient:
         self._publishes = station.number not in subscribers
         self._links = links
         self._outbox = Outbox(station, publishing.content_bytes, links)
-        self._heard: dict[int, tuple[float, int]] = {}
-        """Broker to when it was last heard, and how far from its leader it was."""
+        self._heard: dict[int, tuple[float, int, float]] = {}
+        """Broker to when it was last heard, how far from its leader it was, and how fast it is."""
         self._round = ("", (-1, 0))
         """The leader that it follows, if it does, and the latest round of that one."""
         self._round_at = 0.0
@@ -344,7 +345,7 @@ class MftClient:
             self._on_heartbeat(sender, message)
 
     def _on_heartbeat(self, sender: int, message: Heartbeat) -> None:
-        self._heard[sender] = (self.station.now, message.hops)
+        self._heard[sender] = (self.station.now, message.hops, message.speed)
         if not self.client.broker:
             self._connect(sender)
         elif self._links.clients_follow:
@@ -394,7 +395,11 @@ class MftClient:
         self._heard.pop(broker, None)
         self.client.disconnect(self._outbox.give_up(broker))
         if self._heard:
-            self._connect(min(self._heard, key=lambda one: (self._heard[one][1], -self._heard[one][0])))
+            self._connect(min(self._heard, key=self._preference))
+
+    def _preference(self, broker: int) -> tuple[float, float, float]:
+        heard_at, hops, speed = self._heard[broker]
+        return speed if self._links.clients_prefer_slow else 0.0, hops, -heard_at
 
     def _follow(self, sender: int, heartbeat: Heartbeat) -> None:
         """Go to whoever brings a round first; of two leaders the lower one counts."""

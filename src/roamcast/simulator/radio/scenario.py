@@ -44,14 +44,17 @@ class RadioScenario:
     aodv: AodvSettings = AODV
     election: ElectionSettings = ELECTION
     links: LinkSettings = LINKS
+    slow_speed: float | None = None
+    """Of every second station, beginning with the first, where not all are equally fast."""
     rules: type[MobileProtocol] = Mft
     """Of MFT-PubSub: mended, as published, or those of the first approach."""
 
     def run(self) -> RadioRun:
         configuration = Configuration(self.brokers)
         # Everyone walks the same ways under each protocol.
+        speeds = np.array([self.speed_of(number) for number in range(configuration.stations)])
         movement = RandomWaypoint(
-            configuration.stations, configuration.side_m, self.speed, np.random.default_rng([self.seed, 0])
+            configuration.stations, configuration.side_m, speeds, np.random.default_rng([self.seed, 0])
         )
         network = RadioNetwork(self.parameters, movement, configuration.side_m, self.seed)
         ledger = Ledger()
@@ -62,6 +65,9 @@ class RadioScenario:
             look_at_times(network, watch, self.election.period_s)
         network.run(programs, self.duration_s)
         return RadioRun(self, configuration, network, ledger, programs, watch)
+
+    def speed_of(self, station: int) -> float:
+        return self.speed if self.slow_speed is None or station % 2 else self.slow_speed
 
     def _programs(
         self, network: RadioNetwork, configuration: Configuration, ledger: Ledger
@@ -87,6 +93,7 @@ class RadioScenario:
                 self.publishing.content_bytes,
                 self.links,
                 self.rules,
+                self.speed_of(station.number),
             )
             if station.number in brokers
             else MftClient(
