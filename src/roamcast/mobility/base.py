@@ -274,6 +274,9 @@ class MobilityProtocol:
     """Whether a session that was on its way to a broker which is gone can go on at another one."""
     follows_routes: ClassVar[bool] = False
     """Whether a session is sought along its trail first, and not at the broker that the client names."""
+    keeps_sessions: ClassVar[bool] = True
+    """Whether it keeps the session of a client that is away, and not only the client's name. If not, such
+    sessions are kept as bytes."""
     own_state: ClassVar[bool] = True
     """Whether it works with filters on the client's own state: only if the broker that holds the session
     is where notifications for the client are matched, except during a handoff."""
@@ -356,6 +359,10 @@ class MobilityProtocol:
 
     def on_acknowledged(self, client: str) -> None:
         """The attached client has acknowledged something: there is room for more."""
+
+    def awaits_acknowledgement(self, client: str) -> bool:
+        """True if more is fetched for the client as soon as it has acknowledged something."""
+        return False
 
     def on_message(self, sender: str, message: Message) -> None:
         """One of the protocol's own messages; `sender` may be any broker.

@@ -239,6 +239,7 @@ class MultiHopHandoff(MobilityProtocol):
     takes_back = True
     summary = "exactly once and in order; subscriptions migrate hop by hop, stored notifications are pulled"
     promise = Promise(lost=frozenset({"overflow"}))
+    keeps_sessions = False
 
     __state__ = State("multi-hop-handoff", saved=("holds", "passes", "segments"))
 
@@ -545,6 +546,10 @@ class MultiHopHandoff(MobilityProtocol):
         if hold is not None and hold.own is not None:
             hold.credit = max(hold.credit, CREDIT)
             self.go_on(client, hold)
+
+    def awaits_acknowledgement(self, client: str) -> bool:
+        hold = self.holds.get(client)
+        return hold is not None and hold.own is not None
 
     # --- when brokers are gone for good ---
 

@@ -111,6 +111,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
         for part in (self.sessions, self.wills, self.announcements, self.seeking):
             part.register_handlers()
         super()._restore()
+        self.seeking.connect(self.front.sessions)
         self.election: Election | None = None
         self.tree: Tree | None = None
         self._lost: list[str] = []
@@ -159,6 +160,9 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
     def _clients_deadline(self) -> float | None:
         times = [self.front.timers.next(), self.sessions.next_time()]
         return min((one for one in times if one is not None), default=None)
+
+    def awaits_acknowledgement(self, client: str) -> bool:
+        return True  # Nobody asks the queues of brokers that move.
 
     # --- for those who look on (see contract.AnyMachine) ---
 
