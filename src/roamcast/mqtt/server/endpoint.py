@@ -466,6 +466,8 @@ class Endpoint:
                     self.keeper.give_back(client, subscription, one)
 
     def outlasts_connection(self, client: str) -> bool:
+        if self.sessions.is_asleep(client):
+            return True  # One that does not is never put to sleep.
         session = self.sessions.get(client)
         return session is None or bool(session.expiry_s)
 
