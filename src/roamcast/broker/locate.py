@@ -80,7 +80,7 @@ class Locator:
     __state__ = State(
         "locator",
         saved=("_broker", "_clients", "_gathering", "_rounds", "unmet", "is_complete"),
-        derived=("handlers",),
+        derived=("handlers", "_own"),
     )
 
     def __init__(self, broker: BrokerCore) -> None:
@@ -96,6 +96,8 @@ class Locator:
         self._restore()
 
     def _restore(self) -> None:
+        self._own = {key[0]: key for key, one in self._gathering.items() if one.asker is None}
+        """This broker's own questions by client: thousands may be under way, and only the last counts."""
         self.handlers: dict[type[Message], Callable[[str, Message], None]] = {
             AttachRequest: self.on_request,  # type: ignore[dict-item]
             HolderUnknown: self.on_holder_unknown,  # type: ignore[dict-item]
@@ -137,9 +139,8 @@ class Locator:
         here.on(Event.ASKED_EVERYONE)
         here.asked = here.rival = ""
         # Answers to an earlier round say nothing about where the session is now.
-        for key, one in list(self._gathering.items()):
-            if one.asker is None and key[0] == here.client:
-                del self._gathering[key]
+        if here.client in self._own:
+            self._forget(self._own[here.client])
         self._rounds += 1
         self._spread(Locate(request, self._rounds), None, "")
 
@@ -150,10 +151,18 @@ class Locator:
         others = [peer for peer in broker.peers if peer != sender]
         waiting = [*others, *self.unmet]
         self._gathering[key] = Gathering(sender, waiting, request, broker.next_incarnation, claim)
+        if sender is None:
+            self._own[request.client] = key
         for peer in others:
             broker.send(peer, question)
         if not waiting:
             self._answer(key)
+
+    def _forget(self, key: Key) -> None:
+        """A question is answered, or its answers are of no use any more."""
+        self._gathering.pop(key, None)
+        if self._own.get(key[0]) == key:
+            del self._own[key[0]]
 
     # --- peers that were never met ---
 
@@ -189,12 +198,8 @@ class Locator:
             return [here.asked]
         if here is not None and here.departed is not None:
             return [here.departed.destination]
-        waiting = {
-            peer: None
-            for key, gathering in self._gathering.items()
-            if key[0] == client and gathering.asker is None
-            for peer in gathering.waiting
-        }
+        own = self._own.get(client)
+        waiting = self._gathering[own].waiting if own in self._gathering else {}
         return [f"{peer} (never met)" if peer in self.unmet else peer for peer in waiting]
 
     def ask_again(self) -> None:
@@ -249,7 +254,7 @@ class Locator:
         is_known = here.session is not None or here.departed is not None
         for key, gathering in list(self._gathering.items()):
             if is_known and key[0] == client and gathering.asker is not None:
-                self._gathering.pop(key, None)
+                self._forget(key)
                 self._broker.send(gathering.asker, Located(*key, found=True))
                 self.on_request(gathering.request.broker, gathering.request)
         self._clients.forget_unused(here)
@@ -346,7 +351,7 @@ class Locator:
         if gathering is None:
             return
         if message.found:
-            del self._gathering[key]
+            self._forget(key)
             here = self._clients.here.get(message.client)
             if gathering.asker is not None:
                 self._broker.send(gathering.asker, message)
@@ -365,7 +370,8 @@ class Locator:
 
         The broker that asked makes it, or leaves that to the lowest of those who ask everyone.
         """
-        gathering = self._gathering.pop(key)
+        gathering = self._gathering[key]
+        self._forget(key)
         if gathering.asker is not None:
             answer = Located(*key, found=False, claim=gathering.claim, incarnation=gathering.incarnation)
             self._broker.send(gathering.asker, answer)
@@ -390,7 +396,7 @@ class Locator:
         peers, brokers = dict.fromkeys(peers), dict.fromkeys(brokers)
         for key, gathering in list(self._gathering.items()):
             if gathering.asker in peers or key[1] in brokers:
-                del self._gathering[key]
+                self._forget(key)
         known = list(self._clients.here.values())
         for here in known:
             if here.departed is not None and here.departed.destination in brokers:

@@ -150,7 +150,9 @@ class Doorway:
         one.setblocking(False)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._waiting[one] = stranger
-        self._loop.add_reader(one, self._spoke, one)
+        # Where many come at once, the first bytes are there already.
+        if not self._has_spoken(one):
+            self._loop.add_reader(one, self._has_spoken, one)
 
     def _forget(self, one: socket.socket) -> None:
         """A connection that has not sent a byte ends."""
@@ -158,18 +160,19 @@ class Doorway:
             self._loop.remove_reader(one)
             one.close()
 
-    def _spoke(self, one: socket.socket) -> None:
+    def _has_spoken(self, one: socket.socket) -> bool:
+        """False while nothing has come of a connection; else it is let in, or closed if it has ended."""
         stranger = self._waiting[one]
         try:
-            has_spoken = bool(one.recv(1, socket.MSG_PEEK))
+            first = one.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
-            has_spoken = False
-        if not has_spoken:
+            first = b""
+        if not first:
             self._strangers.settle(stranger)
             self._forget(one)
-            return
+            return True
         del self._waiting[one]
         self._loop.remove_reader(one)
         self._strangers.spoke(stranger)
@@ -177,6 +180,7 @@ class Doorway:
         stranger.leave = partial(self._break_off, task)
         self._tasks[task] = one, stranger
         task.add_done_callback(self._entered)
+        return True
 
     def _break_off(self, task: asyncio.Task[None], why: str) -> None:
         task.cancel()

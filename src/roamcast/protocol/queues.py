@@ -108,7 +108,7 @@ class DeliveryQueue:
         self._limits = buffer.limits if buffer is not None else None
         self.size_bytes = 0
         """Counted only where there are limits."""
-        self._restore()
+        self.in_flight_bytes = 0
 
     def _restore(self) -> None:
         self.in_flight = list(self.in_flight)  # A deque in older snapshots.
@@ -270,9 +270,10 @@ class DeliveryQueue:
         """The client attached anew, having received this: send the rest again."""
         if received > self.base:
             self.acknowledge(received)
-        self.waiting.extendleft(reversed(self.in_flight))
-        self.in_flight.clear()
-        self.in_flight_bytes = 0
+        if self.in_flight:
+            self.waiting.extendleft(reversed(self.in_flight))
+            self.in_flight.clear()
+            self.in_flight_bytes = 0
         self.sent = self.base
 
     def drain(self) -> list[Burst]:

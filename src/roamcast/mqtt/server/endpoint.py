@@ -191,8 +191,8 @@ class Endpoint:
         ),
         unhashed=("now",),
         derived=(
-            "_attributes", "_owned", "_wills_bytes", "auths", "packets_max", "packets_per_turn", "traffic",
-            "unfinished", "unread",
+            "_attributes", "_owned", "_unpacked", "_wills_bytes", "auths", "packets_max",
+            "packets_per_turn", "traffic", "unfinished", "unread",
         ),
     )  # fmt: skip
     __slots__ = __state__.names
@@ -237,6 +237,8 @@ class Endpoint:
         self.traffic = Traffic()
         self.unfinished: Mapping[int, object] = self._subscribing.unfinished
         self._attributes: dict[bytes, tuple[str, bytes]] = {}
+        self._unpacked: tuple[bytes, MqttSession, list[Recall]] | None = None
+        """The last capsule that was looked at, and what was in it: most often its session arrives next."""
         self._owned: dict[str, int] = {}
         """Sessions by owner."""
         for session in self.sessions.values():
@@ -279,13 +281,26 @@ class Endpoint:
         return session.pack(will, at, recalls) if self._present.pop(client, True) else b""
 
     def can_unpack(self, client: str, capsule: bytes) -> bool:
-        return not capsule or MqttSession.is_readable(client, capsule)
+        """Whether a capsule can be unpacked: it may come from a broker that is not to be trusted."""
+        try:
+            if capsule:
+                self._unpacked = capsule, *MqttSession.unpack(client, capsule)
+        except (InputError, PacketError, ValueError, IndexError, KeyError, TypeError):
+            return False
+        return True
+
+    def _take_unpacked(self, client: str, capsule: bytes, owner: str) -> tuple[MqttSession, list[Recall]]:
+        unpacked, self._unpacked = self._unpacked, None
+        if unpacked is None or unpacked[0] is not capsule or unpacked[1].client != client:
+            return MqttSession.unpack(client, capsule, owner)
+        unpacked[1].owner = owner
+        return unpacked[1:]
 
     def arrived(self, client: str, capsule: bytes, owner: str) -> None:
         self._present[client] = bool(capsule)
         recalls: list[Recall] = []
         if capsule:
-            session, recalls = MqttSession.unpack(client, capsule, owner)
+            session, recalls = self._take_unpacked(client, capsule, owner)
         else:
             session = MqttSession(client, owner=owner)
         if session.identity is not None and session.identity.owner != owner:
@@ -512,8 +527,11 @@ class Endpoint:
 
     def _others_of(self, client: str) -> list[MqttConnection | None]:
         """The connections that this client may still have here."""
-        names = (client, PROVISIONAL + client)
-        return [find(name) for name in names for find in (self._attaching.get, self._connection_of)]
+        found: list[MqttConnection | None] = []
+        for name in (client, PROVISIONAL + client):
+            if name in self._attaching or name in self.sessions:
+                found += self._attaching.get(name), self._connection_of(name)
+        return found
 
     def _connection_of(self, client: str) -> MqttConnection | None:
         session = self.sessions.get(client)
@@ -533,9 +551,10 @@ class Endpoint:
             self.inputs.append(SessionOver(client))
             return
         session.identity = connection.identity
-        self._count(session, -1)
-        session.owner = connection.identity.owner
-        self._count(session, +1)
+        if session.owner != connection.identity.owner:
+            self._count(session, -1)
+            session.owner = connection.identity.owner
+            self._count(session, +1)
         session.connection, session.timer, session.since = connection.id, 0, self.now
         session.forget_plans()
         self._join_groups(session)
