@@ -46,8 +46,9 @@ from roamcast.state import State
 TRIM_AFTER_S = 1.0
 """While a client reads at the holder, its copies hear of that once in this time."""
 
-HEAD_MAX = 4
-"""Notifications in a copy, at most. A client reads these while the rest of its queue is pulled."""
+HEAD_MAX = 2
+"""Notifications in a copy, at most. A client reads these while the rest of its queue is pulled. One would
+often be what the client had received when it left, and had not acknowledged."""
 
 MASS = 0.8
 """Copies are begun at no more brokers than make up this probability."""
