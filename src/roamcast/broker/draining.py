@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
 from roamcast.protocol.messages import Cause
@@ -51,11 +52,12 @@ class Draining:
         if not broker.is_reachable(command.destination):
             return
         here = broker.clients.here
-        leaving = [
+        away = (
             client
             for client in broker.sessions
             if client not in broker.attachments and here[client].claim is None
-        ]
+        )
+        leaving = list(islice(away, SLICE_SESSIONS + 1))
         for client in leaving[:SLICE_SESSIONS]:
             broker.handoffs.send_ahead(here[client], command.destination, {})
         self.are_left = len(leaving) > SLICE_SESSIONS

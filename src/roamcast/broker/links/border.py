@@ -751,7 +751,7 @@ def _picked(burst: Burst, varied: list[bytes | None]) -> Burst | None:
     return msgspec.structs.replace(burst.pick(places), varied=left)
 
 
-class Shape(NamedTuple):
+class MessageShape(NamedTuple):
     """The fields of a type of message that the border looks at."""
 
     carrying: tuple[str, ...]
@@ -765,10 +765,10 @@ class Shape(NamedTuple):
 
 
 @cache
-def _shape_of(kind: type[Message]) -> Shape:
+def _shape_of(kind: type[Message]) -> MessageShape:
     fields = kind.__struct_fields__
     carrying = tuple(name for name in ("burst", "bursts", "waiting") if name in fields)
-    return Shape(
+    return MessageShape(
         carrying,
         has_client=any(hasattr(kind, name) for name in ("client", "subscriber", "session")),
         needs_client=hasattr(kind, "client"),
