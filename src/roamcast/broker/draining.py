@@ -52,10 +52,9 @@ class Draining:
         if not broker.is_reachable(command.destination):
             return
         here = broker.clients.here
+        claimed = dict.fromkeys(one.client for one in here.awake() if one.claim is not None)
         away = (
-            client
-            for client in broker.sessions
-            if client not in broker.attachments and here[client].claim is None
+            client for client in broker.sessions if client not in broker.attachments and client not in claimed
         )
         leaving = list(islice(away, SLICE_SESSIONS + 1))
         for client in leaving[:SLICE_SESSIONS]:
