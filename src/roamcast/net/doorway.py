@@ -150,9 +150,7 @@ class Doorway:
         one.setblocking(False)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._waiting[one] = stranger
-        # Where many come at once, the first bytes are there already.
-        if not self._has_spoken(one):
-            self._loop.add_reader(one, self._has_spoken, one)
+        self._spoke(one, is_watched=False)  # Its first bytes have often come with the connection.
 
     def _forget(self, one: socket.socket) -> None:
         """A connection that has not sent a byte ends."""
@@ -160,27 +158,28 @@ class Doorway:
             self._loop.remove_reader(one)
             one.close()
 
-    def _has_spoken(self, one: socket.socket) -> bool:
-        """False while nothing has come of a connection; else it is let in, or closed if it has ended."""
+    def _spoke(self, one: socket.socket, is_watched: bool = True) -> None:
         stranger = self._waiting[one]
         try:
-            first = one.recv(1, socket.MSG_PEEK)
+            has_spoken = bool(one.recv(1, socket.MSG_PEEK))
         except (BlockingIOError, InterruptedError):
-            return False
+            if not is_watched:
+                self._loop.add_reader(one, self._spoke, one)
+            return
         except OSError:
-            first = b""
-        if not first:
+            has_spoken = False
+        if not has_spoken:
             self._strangers.settle(stranger)
             self._forget(one)
-            return True
+            return
         del self._waiting[one]
-        self._loop.remove_reader(one)
+        if is_watched:
+            self._loop.remove_reader(one)
         self._strangers.spoke(stranger)
         task = self._loop.create_task(self._enter(one, stranger))
         stranger.leave = partial(self._break_off, task)
         self._tasks[task] = one, stranger
         task.add_done_callback(self._entered)
-        return True
 
     def _break_off(self, task: asyncio.Task[None], why: str) -> None:
         task.cancel()
