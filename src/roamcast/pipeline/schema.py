@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
@@ -46,27 +46,29 @@ def arrow_schema() -> pa.Schema:
     return pa.schema([(name, _ARROW_TYPES[kind][0]) for name, kind in COLUMNS.items()])
 
 
-def version_of(metadata: Mapping[bytes, bytes] | None) -> int | None:
-    """The version that a file's metadata names; None if that is no number."""
-    text = (metadata or {}).get(VERSION_KEY, str(UNVERSIONED).encode())
-    return int(text) if text.isdigit() else None
-
-
 def schema_problem(schema: pa.Schema) -> str | None:
     """Why a file with this schema is no log that this program can read; None if it is one."""
-    version = version_of(schema.metadata)
-    if version is None or version > SCHEMA_VERSION:
-        named = (schema.metadata or {})[VERSION_KEY].decode(errors="replace")
-        return f"has schema version {named}: this program reads up to {SCHEMA_VERSION}"
-    # Later versions add columns; a file of this one has them all.
-    needed = COLUMNS if version == SCHEMA_VERSION else ROW_COLUMNS
-    missing = [name for name in needed if name not in schema.names]
-    if missing:
-        return f"is no event log: it has no column {missing[0]!r}"
+    told = (schema.metadata or {}).get(VERSION_KEY)
+    problem = version_problem(None if told is None else told.decode(errors="replace"), schema.names)
+    if problem is not None:
+        return problem
     for name, kind in COLUMNS.items():
         if name in schema.names and _plain(schema.field(name).type) not in _ARROW_TYPES[kind]:
             return f"is no event log: column {name!r} is {schema.field(name).type}, valid is {kind}"
     return None
+
+
+def version_problem(told: str | None, names: Collection[str]) -> str | None:
+    """Why a file of this version, with these columns, is no log that this program can read.
+
+    Later versions add columns; a file of this program's own version has them all.
+    """
+    told = str(UNVERSIONED) if told is None else told
+    if not told.isdigit() or int(told) > SCHEMA_VERSION:
+        return f"has schema version {told}: this program reads up to {SCHEMA_VERSION}"
+    needed = COLUMNS if int(told) == SCHEMA_VERSION else ROW_COLUMNS
+    missing = [name for name in needed if name not in names]
+    return f"is no event log: it has no column {missing[0]!r}" if missing else None
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

@@ -4,63 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
 
-from roamcast.errors import InputError
 from roamcast.pipeline.audit import audit
 from roamcast.pipeline.dialects import SPARK
+from roamcast.pipeline.engines import KEPT, DuckEngine, duck_desk
+from roamcast.pipeline.hadoop import HadoopFiles
 from roamcast.pipeline.log_files import find_log_files
 from roamcast.pipeline.matching import Asked, FilterTable, decoder, pairs_sql
-from roamcast.pipeline.output import replace_parts, unfinished
-from roamcast.pipeline.places import Place, Store
+from roamcast.pipeline.output import Output, results
+from roamcast.pipeline.places import Files, Place, Store, rows_in
 from roamcast.pipeline.schema import spark_schema
 
-KEPT = ".kept"
-"""Within the folder of unfinished results; names with a dot are no part of them."""
+COLLECTED_ROWS = 2_000_000
+"""Rows of a log up to which results come to the driver at once; those of larger ones are written to files."""
+DESK_MB = 768
+"""Memory of the desk; beyond that it goes to the disk."""
 
 
 class SparkEngine:
+    """Spark for the rows of a log, and DuckDB at the desk of the driver for what comes of them."""
+
     dialect = SPARK
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        """`folder`, which every executor can write to, is for what is kept."""
+    def __init__(self, spark: SparkSession, output: Output, desk: DuckEngine, rows: int) -> None:
+        """`rows` is the number of rows in the log."""
         self.spark = spark
-        self._folder = folder
+        self.desk = desk
+        self._output = output
+        self._is_small = rows <= COLLECTED_ROWS
+        self._is_observing = False
+        """Until a query has been written: what is fetched as Arrow tells no observer."""
         self._names: dict[str, None] = {}
 
     def define(self, name: str, query: str) -> None:
         self.name(name, self.spark.sql(query))
 
-    def keep(self, name: str, query: str) -> None:
-        # Not persist(): Spark does not recognise what it holds if Python is part of the plan, and works it
-        # out at each use. A file also keeps plans short, and planning is most of what a small log takes.
-        self.define(name, query)
-        self.write(name, self._folder / name)
-
     def name(self, name: str, frame: DataFrame) -> None:
         frame.createOrReplaceTempView(name)
         self._names[name] = None
 
-    def register(self, name: str, table: pa.Table) -> None:
-        self.name(name, self.spark.createDataFrame(table))
-
     def fetch(self, query: str) -> pa.Table:
         return self.spark.sql(query).toArrow()
 
-    def write(self, name: str, folder: Path) -> None:
-        table = self.spark.table(name)
-        table.write.parquet(str(folder))
-        self.name(name, self.spark.read.schema(table.schema).parquet(str(folder)))
+    def gather(self, name: str, query: str) -> None:
+        # Not persist(): Spark does not recognise what it holds if Python is part of the plan.
+        if self._is_small and not self._is_observing:
+            self.share(name, self.fetch(query))
+            return
+        self._is_observing = False
+        found, part = self.spark.sql(query), f"{KEPT}/{name}"
+        found.write.parquet(self._output.url(part))
+        self.name(name, self.spark.read.schema(found.schema).parquet(self._output.url(part)))
+        files = str(self._output.local(part) / "*.parquet").replace("'", "''")
+        self.desk.define(name, f"SELECT * FROM read_parquet('{files}')")
+
+    def share(self, name: str, table: pa.Table) -> None:
+        self.desk.register(name, table)
+        self.name(name, self.spark.createDataFrame(table))
 
     def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
-        self._observed = Observation()
+        self._observed, self._is_observing = Observation(), True
         count = fn.count(fn.when(~fn.col("readable"), 1)).alias("rows")
         self.name(name, with_values(self.spark.sql(query), names).observe(self._observed, count))
 
@@ -88,48 +97,40 @@ class SparkEngine:
 
 
 @contextmanager
-def spark_engine(log: DataFrame, folder: Path) -> Iterator[SparkEngine]:
-    """Spark with these rows as the table `log`, and a folder for what is kept while it works."""
-    engine = SparkEngine(log.sparkSession, folder)
-    engine.name("log", log)
-    try:
-        yield engine
-    finally:
-        engine.close()
+def spark_engine(log: DataFrame, output: Output, rows: int) -> Iterator[SparkEngine]:
+    """Spark with these rows as the table `log`; what is gathered goes beside the results meanwhile."""
+    with duck_desk(DESK_MB, output.folder / KEPT) as desk:
+        engine = SparkEngine(log.sparkSession, output, desk, rows)
+        engine.name("log", log)
+        try:
+            yield engine
+        finally:
+            engine.close()
 
 
-def read_log(spark: SparkSession, folder: Place) -> DataFrame:
+def read_log(spark: SparkSession, log: Place) -> DataFrame:
     """Every row below the folder as it was written; columns that an older schema lacks are null."""
-    if isinstance(folder, Store):
-        check_file_system(spark, folder.url)
-        read = spark.read.schema(spark_schema()).option("recursiveFileLookup", "true")
-        return read.option("pathGlobFilter", "*.parquet").parquet(folder.url)
-    files = [str(file.absolute()) for file in find_log_files(folder)]
+    if isinstance(log, Store):
+        files = list(HadoopFiles(spark).log_files(log))
+    else:
+        files = [str(file.absolute()) for file in find_log_files(log)]
     # Without the option, a bracket or a star in a name would be taken for a pattern.
     return spark.read.schema(spark_schema()).option("__globPaths__", "false").parquet(*files)
 
 
-def check_file_system(spark: SparkSession, url: str) -> None:
-    """Say in one line what Spark lacks to reach a store: Hadoop's connectors do not come with PySpark."""
-    context: Any = spark.sparkContext
-    try:
-        context._jvm.org.apache.hadoop.fs.Path(url).getFileSystem(context._jsc.hadoopConfiguration())
-    except Py4JJavaError as error:
-        reason = str(error.java_exception).partition("\n")[0]
-        raise InputError(
-            f"{url}: Spark has no file system for it ({reason}); give the connector's jars with"
-            " --conf spark.jars=..., or use --engine duckdb"
-        ) from None
-
-
 def audit_on_spark(
-    spark: SparkSession, log: Place, out: Path, *, clock_error_s: float = 0.0
+    spark: SparkSession, log: Place, out: Place, *, clock_error_s: float = 0.0
 ) -> dict[str, Any]:
     """Audit a log; the tables go to `out`, the figures come back and are in `out/audit.json`."""
-    with unfinished(out) as made, spark_engine(read_log(spark, log), made / KEPT) as engine:
-        figures = audit(engine, made, clock_error_s)
-        replace_parts(made, out)
-    return figures
+    files = files_of(spark, log, out)
+    rows = rows_in(log, files)
+    with results(out, files) as output, spark_engine(read_log(spark, log), output, rows) as engine:
+        return audit(engine, output.folder, clock_error_s)
+
+
+def files_of(spark: SparkSession, *places: Place) -> Files | None:
+    """How this session reaches stores, if one of the places is in a store."""
+    return HadoopFiles(spark) if any(isinstance(place, Store) for place in places) else None
 
 
 def with_values(published: DataFrame, names: Sequence[Asked]) -> DataFrame:
@@ -145,6 +146,7 @@ def matching_pairs(
     """Every notification with every subscription of its run whose filter it matches (see `pairs_sql`)."""
     kept = [name for name in notifications.columns if not name.startswith("value")]
     others = [name for name in subscriptions.columns if name != "run"]
-    query = pairs_sql(table, SPARK, kept, others, "{notifications}", "{held}", "{boxes}")
-    boxes = spark.createDataFrame(table.boxes)
-    return spark.sql(query, notifications=notifications, held=subscriptions, boxes=boxes)
+    query = pairs_sql(table, SPARK, kept, others, "{notifications}", "{wanted}", "{held}")
+    wanted = subscriptions.join(spark.createDataFrame(table.boxes), "filter")
+    named: dict[str, Any] = {"held": subscriptions} if table.unboxed else {}
+    return spark.sql(query, notifications=notifications, wanted=wanted, **named)
