@@ -43,7 +43,9 @@ EXCUSES = ("session ended", "expired")
 """Reasons for which a broker drops what it need not deliver any more."""
 
 CHANGES = ("subscribed", "unsubscribed")
-CHANGE_REASONS = ("issued", "settled", UNPROMISED, NO_LOCAL, SHARED)
+CHANGES_OF_FILTERS = (*CHANGES, "advertised", "unadvertised")
+_CHANGE_REASONS = ", ".join(f"'{reason}'" for reason in ("issued", "settled", UNPROMISED, NO_LOCAL, SHARED))
+_IS_NO_TIME = "isnan(time) OR abs(time) = CAST('Infinity' AS DOUBLE)"
 RARE = (*CHANGES, "moved", "dropped", "detached")
 """Kinds that are picked out of the log in one pass: it takes as long for a few rows as for many."""
 RARE_COLUMNS = (
@@ -76,16 +78,45 @@ COUNTS = ("expected", "delivered", *KINDS_OF_FINDINGS.values())
 # --- one row ---
 
 
+OFTEN = ("forwarded", "delivered", "published", "acknowledged", *sorted(FREQUENT_KINDS - {"forwarded"}))
+"""Kinds of which there are most: they are asked about first."""
+
+
+def _in_order(kinds: Iterable[str]) -> list[str]:
+    return sorted(kinds, key=lambda name: OFTEN.index(name) if name in OFTEN else len(OFTEN))
+
+
+def is_bad(kinds: Iterable[str] = KINDS) -> str:
+    """The condition that `problem` would name one, in fewer words: it is asked of every row of a log."""
+    kinds = tuple(kinds)
+    by_needs: dict[str, list[str]] = {}
+    for kind in _in_order(kinds):
+        lacks = [f"{field} IS NULL" for field in NEEDED[kind]]
+        if kind in CHANGES_OF_FILTERS:
+            lacks.append(f"reason NOT IN ({_CHANGE_REASONS})")
+        by_needs.setdefault(" OR ".join(lacks) or "false", []).append(kind)
+    whens = [f"WHEN {name} IS NULL THEN true" for name in (*ROW, "time", "kind")]
+    whens.append(f"WHEN {_IS_NO_TIME} THEN true")
+    fields = {field for kind in kinds for field in NEEDED[kind]}
+    if "number" in fields:
+        whens.append(f"WHEN number < 0 OR number >= {1 << NUMBER_BITS} THEN true")
+    if "notifications" in fields:
+        whens.append(f"WHEN notifications < 1 OR notifications > {NOTIFICATIONS_MAX} THEN true")
+    whens += [f"WHEN {_is_one_of(names)} THEN {needs}" for needs, names in by_needs.items()]
+    return f"(CASE {' '.join(whens)} ELSE true END)"
+
+
+def _is_one_of(kinds: Sequence[str]) -> str:
+    return f"kind IN ({', '.join(repr(kind) for kind in kinds)})"
+
+
 def problem(kinds: Iterable[str] = KINDS) -> str:
     """Why a row cannot be used, as a text; null if it can. `kinds` are those it can be of."""
     kinds = tuple(kinds)
     any_row = [f"WHEN {name} IS NULL THEN 'no {name}'" for name in (*ROW, "time", "kind")]
-    any_row.append("WHEN isnan(time) OR abs(time) = CAST('Infinity' AS DOUBLE) THEN 'time is no number'")
+    any_row.append(f"WHEN {_IS_NO_TIME} THEN 'time is no number'")
     fields = {field for kind in kinds for field in NEEDED[kind]}
-    # The kinds of which there are most are asked about first.
-    often = ("forwarded", "delivered", "published", "acknowledged", *sorted(FREQUENT_KINDS))
-    in_order = sorted(kinds, key=lambda name: often.index(name) if name in often else len(often))
-    lacking = " ".join(f"WHEN '{kind}' THEN {_lacking(kind)}" for kind in in_order)
+    lacking = " ".join(f"WHEN '{kind}' THEN {_lacking(kind)}" for kind in _in_order(kinds))
     parts = [f"CASE {' '.join(any_row)} END", f"CASE kind {lacking} ELSE 'unknown kind ' || kind END"]
     if "number" in fields:
         limit = 1 << NUMBER_BITS
@@ -102,29 +133,28 @@ def problem(kinds: Iterable[str] = KINDS) -> str:
 
 def _lacking(kind: str) -> str:
     whens = [f"WHEN {field} IS NULL THEN '{kind} without {field}'" for field in NEEDED[kind]]
-    if kind in (*CHANGES, "advertised", "unadvertised"):
-        known = ", ".join(f"'{reason}'" for reason in CHANGE_REASONS)
-        whens.append(f"WHEN reason NOT IN ({known}) THEN '{kind} neither issued nor settled'")
+    if kind in CHANGES_OF_FILTERS:
+        whens.append(f"WHEN reason NOT IN ({_CHANGE_REASONS}) THEN '{kind} neither issued nor settled'")
     return f"CASE {' '.join(whens)} END" if whens else "CAST(NULL AS STRING)"
 
 
 def usable(*kinds: str) -> str:
     """The condition that a row is of these kinds and can be used."""
-    names = ", ".join(f"'{kind}'" for kind in kinds)
-    return f"kind IN ({names}) AND {problem(kinds)} IS NULL"
+    return f"{_is_one_of(kinds)} AND NOT {is_bad(kinds)}"
 
 
 # --- the rows of a node ---
 
 NODES = f"""
 WITH blocks AS (
-    SELECT run, node, sequence >> {BLOCK_BITS} AS block, count(*) AS rows, count(problem) AS bad,
+    SELECT run, node, sequence >> {BLOCK_BITS} AS block, count(*) AS rows,
+        count(CASE WHEN is_bad THEN 1 END) AS bad,
         bit_or(CAST(1 AS BIGINT) << CAST(sequence & {(1 << BLOCK_BITS) - 1} AS INT)) AS bits,
         min(sequence) AS first, max(sequence) AS last, min(good_time) AS earliest, max(good_time) AS latest,
         min_by(good_time, sequence) AS time_of_first, max_by(good_time, sequence) AS time_of_last,
         max(notifications) AS longest
-    FROM (SELECT *, CASE WHEN problem IS NULL THEN time END AS good_time
-        FROM (SELECT *, {problem()} AS problem FROM log) AS checked) AS timed
+    FROM (SELECT *, CASE WHEN NOT is_bad THEN time END AS good_time
+        FROM (SELECT *, {is_bad()} AS is_bad FROM log) AS checked) AS timed
     GROUP BY run, node, sequence >> {BLOCK_BITS}
 ), seen AS (
     SELECT *, coalesce(bit_count(bits), rows) AS different,
@@ -392,6 +422,9 @@ def verdicts(
     earlier = f"max({of_entitled}) OVER (PARTITION BY stream ORDER BY place DESC {before})"
     if not has_lives:
         earlier = "CAST(NULL AS BIGINT)"
+    # What cannot be in a log is not counted for each of its notifications.
+    acknowledged = f"bool_or(mark = -{ACKNOWLEDGED})" if asks_brokers else "false"
+    excused = f"bool_or(mark = -{EXCUSED})" if "excused" in sides else "false"
     burst = ", notifications" if has_bursts else ""
     together = " UNION ALL ".join(f"SELECT stream, place, mark{burst} FROM {side}" for side in sides)
     if has_bursts:
@@ -412,7 +445,7 @@ notifications AS (
     SELECT stream, place, max(CASE WHEN mark IN (-{MUST}, -{MAY}) THEN -mark END) AS standing,
         count(CASE WHEN mark >= 0 THEN 1 END) AS deliveries, min(CASE WHEN mark >= 0 THEN mark END) AS first,
         count(CASE WHEN mark = -{APART} THEN 1 END) AS apart,
-        bool_or(mark = -{ACKNOWLEDGED}) AS acknowledged, bool_or(mark = -{EXCUSED}) AS excused
+        {acknowledged} AS acknowledged, {excused} AS excused
     FROM sides GROUP BY stream, place
 ), ordered AS (
     SELECT *, min({of_entitled}) OVER (PARTITION BY stream ORDER BY place {before}) AS later,
@@ -525,7 +558,10 @@ FROM suspects AS f LEFT JOIN (SELECT DISTINCT publisher_id, place FROM published
 """
 """Tells what was published, if not for this client, from what nobody ever published."""
 
-VISITS = """
+
+def visits(moves: str) -> str:
+    """One row for each visit of a client: see visits.py, which makes the same for other uses."""
+    return f"""
 SELECT run, client, broker, came_from, left_at, attached_at, until, is_handoff, handoff FROM (
     SELECT *, lead(time) OVER steps AS until,
         max(CASE WHEN is_left THEN time END) OVER (PARTITION BY run, client ORDER BY time, sequence
@@ -534,11 +570,13 @@ SELECT run, client, broker, came_from, left_at, attached_at, until, is_handoff, 
     FROM (SELECT run, client, broker, sequence, time, coalesce(reason = 'left', false) AS is_left,
             CASE WHEN reason <> 'left' THEN reason END AS came_from,
             coalesce(reason <> 'left' AND reason <> broker, false) AS is_handoff
-        FROM rare WHERE kind = 'moved') AS moved
+        FROM {moves}) AS moved
     WINDOW steps AS (PARTITION BY run, client ORDER BY time, sequence)
 ) AS stepped WHERE NOT is_left
 """
-"""One row for each visit of a client: see visits.py, which makes the same for other uses."""
+
+
+VISITS = visits("rare WHERE kind = 'moved'")
 
 
 FINDINGS = f"""

@@ -79,6 +79,9 @@ class Engine(Protocol):
     def counters(self) -> dict[str, float]:
         """What this engine has taken since its start, by name, as far as it knows."""
 
+    def processes(self) -> list[int]:
+        """The processes of this machine that do the work."""
+
 
 class DuckEngine:
     """DuckDB for everything: the log and the desk are one."""
@@ -129,6 +132,9 @@ class DuckEngine:
 
     def counters(self) -> dict[str, float]:
         return {"core_s": time.process_time()}
+
+    def processes(self) -> list[int]:
+        return [os.getpid()]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -90,6 +91,11 @@ class SparkEngine:
             "shuffle_mb": sum(stage.shuffleWriteBytes() for stage in found) / 2**20,
             "spill_mb": sum(stage.diskBytesSpilled() for stage in found) / 2**20,
         }
+
+    def processes(self) -> list[int]:
+        """This one, and Java; Python's workers are small."""
+        context: Any = self.spark.sparkContext
+        return [os.getpid(), context._gateway.proc.pid]
 
     def close(self) -> None:
         for name in self._names:
