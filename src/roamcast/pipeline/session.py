@@ -150,6 +150,8 @@ def _settings(master: str, memory_mb: int | None, small: bool, scratch: Path) ->
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.local.dir": str(scratch),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_ARROW_BATCH),
+        # Filters on format("roamcast") go to brokers.
+        "spark.sql.python.filterPushdown.enabled": "true",
     }
     if small:
         settings["spark.sql.shuffle.partitions"] = "2"
