@@ -65,8 +65,8 @@ def neighbours(
     if figures is not None:
         prepare_out_folder(figures, option="--figures")
     with spark_session(master, small=small) as spark:
+        from roamcast.pipeline.session import watched
         from roamcast.pipeline.spark_engine import read_log
-        from roamcast.pipeline.stages import watched
         from roamcast.pipeline.visits import read_visits, visits_of_log
 
         visits = visits_of_log(read_log(spark, log)) if log else read_visits(spark, trace or Path())

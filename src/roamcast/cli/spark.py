@@ -156,7 +156,7 @@ def run_on_spark(
 
 
 def watched_work(title: str, spark: SparkSession, work: Callable[[SparkSession], Figures]) -> Figures:
-    from roamcast.pipeline.stages import watched
+    from roamcast.pipeline.session import watched
 
     with progress(title) as report, watched(spark, report):
         return work(spark)

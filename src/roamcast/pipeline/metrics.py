@@ -26,8 +26,14 @@ from roamcast.pipeline.audit_sql import CLIENT
 from roamcast.pipeline.measures import Measure, all_measures, handoffs
 from roamcast.pipeline.output import results
 from roamcast.pipeline.places import Place, rows_in
-from roamcast.pipeline.rows import one_by_one, usable, without_repetitions
-from roamcast.pipeline.spark_engine import files_of, read_log, spark_engine
+from roamcast.pipeline.spark_engine import (
+    files_of,
+    one_by_one,
+    read_log,
+    spark_engine,
+    usable,
+    without_repetitions,
+)
 
 PERCENTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 ACCURACY = 10_000

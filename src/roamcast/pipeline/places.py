@@ -1,7 +1,7 @@
 """Where logs lie and results go: a folder of this machine, or a folder of a store that has a URL.
 
-Stores are reached through Arrow's file systems where DuckDB does the work, and through Hadoop's (hadoop.py)
-where Spark does: whatever Spark has a connector for can be named.
+Stores are reached through Arrow's file systems where DuckDB does the work, and through Hadoop's where Spark
+does (spark_engine.py): whatever Spark has a connector for can be named.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as fs
 
 from roamcast.errors import InputError
-from roamcast.pipeline.log_files import check_file, find_log_files, is_log_file
-from roamcast.pipeline.schema import arrow_schema
+from roamcast.pipeline.log_files import arrow_schema, check_file, find_log_files, is_log_file
 
 HADOOP_ALIASES = {"s3a": "s3", "s3n": "s3"}
 """What Hadoop calls a store to what Arrow calls it."""

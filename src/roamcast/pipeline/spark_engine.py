@@ -1,31 +1,117 @@
-"""Spark as the engine of a job's SQL, and the evaluation of filters on its frames."""
+"""Spark as the engine of a job: its SQL, the stores it reaches, rows and filters on its frames."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Observation, SparkSession
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
 
+from roamcast.errors import InputError
+from roamcast.pipeline import audit_sql as sql
 from roamcast.pipeline.audit import audit
 from roamcast.pipeline.dialects import SPARK
 from roamcast.pipeline.engines import KEPT, DuckEngine, duck_desk
-from roamcast.pipeline.hadoop import HadoopFiles
-from roamcast.pipeline.log_files import find_log_files
+from roamcast.pipeline.log_files import VERSION_KEY, find_log_files, spark_schema, version_problem
 from roamcast.pipeline.matching import Asked, FilterTable, decoder, pairs_sql
 from roamcast.pipeline.output import Output, results
-from roamcast.pipeline.places import Files, Place, Store, rows_in
-from roamcast.pipeline.schema import spark_schema
+from roamcast.pipeline.places import Files, Place, Store, checked_log, rows_in
+from roamcast.protocol.records import KINDS, LIFE_MARK
 
 COLLECTED_ROWS = 2_000_000
 """Rows of a log up to which results come to the driver at once; those of larger ones are written to files."""
 DESK_MB = 768
 """Memory of the desk; beyond that it goes to the disk."""
+
+
+# --- stores ---
+
+
+class HadoopFiles:
+    """Any store for which Spark has a connector."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        context: Any = spark.sparkContext
+        self._java = context._jvm
+        self._conf = context._jsc.hadoopConfiguration()
+
+    def log_files(self, log: Store) -> dict[str, int]:
+        names = self.listed(log)
+        return checked_log(log, {(log / name).hadoop_url: name for name in names}, self._rows)
+
+    def listed(self, folder: Store) -> list[str]:
+        filesystem, path = self._reach(folder)
+        if not filesystem.exists(path):
+            return []
+        names = []
+        entries = filesystem.listFiles(path, True)
+        whole = filesystem.makeQualified(path).toUri().getPath().rstrip("/")
+        while entries.hasNext():
+            names.append(entries.next().getPath().toUri().getPath().removeprefix(whole).lstrip("/"))
+        return sorted(names)
+
+    def put(self, file: Path, place: Store) -> None:
+        filesystem, path = self._reach(place)
+        filesystem.mkdirs(path.getParent())
+        filesystem.copyFromLocalFile(False, True, self._path(file.absolute().as_uri()), path)
+
+    def get(self, place: Store, file: Path) -> None:
+        filesystem, path = self._reach(place)
+        filesystem.copyToLocalFile(False, path, self._path(file.absolute().as_uri()), True)
+
+    def move(self, old: Store, new: Store) -> None:
+        filesystem, path = self._reach(old)
+        target = self._path(new.hadoop_url)
+        filesystem.mkdirs(target.getParent())
+        if not filesystem.rename(path, target):
+            raise InputError(f"{new}: cannot be written ({old} cannot be renamed)")
+
+    def remove(self, place: Store) -> None:
+        filesystem, path = self._reach(place)
+        filesystem.delete(path, True)
+
+    def _path(self, url: str) -> Any:
+        return self._java.org.apache.hadoop.fs.Path(url)
+
+    def _reach(self, place: Store) -> tuple[Any, Any]:
+        """The file system and the path; one line if Spark lacks it: connectors do not come with PySpark."""
+        try:
+            path = self._path(place.hadoop_url)
+            return path.getFileSystem(self._conf), path
+        except Py4JJavaError as error:
+            reason = str(error.java_exception).partition("\n")[0]
+            raise InputError(
+                f"{place}: Spark has no file system for it ({reason}); give the connector's jars with"
+                " --conf spark.jars=..., or use --engine duckdb"
+            ) from None
+
+    def _rows(self, file: str) -> int:
+        hadoop = self._java.org.apache.parquet.hadoop
+        try:
+            reader = hadoop.ParquetFileReader.open(
+                hadoop.util.HadoopInputFile.fromPath(self._path(file), self._conf)
+            )
+        except Py4JJavaError:
+            raise InputError(f"log file {file}: is no whole Parquet file (truncated or damaged)") from None
+        try:
+            about = reader.getFooter().getFileMetaData()
+            names = [field.getName() for field in about.getSchema().getFields()]
+            problem = version_problem(about.getKeyValueMetaData().get(VERSION_KEY.decode()), names)
+            if problem is not None:
+                raise InputError(f"log file {file} {problem}")
+            return int(reader.getRecordCount())
+        finally:
+            reader.close()
+
+
+# --- the engine ---
 
 
 class SparkEngine:
@@ -156,3 +242,31 @@ def matching_pairs(
     wanted = subscriptions.join(spark.createDataFrame(table.boxes), "filter")
     named: dict[str, Any] = {"held": subscriptions} if table.unboxed else {}
     return spark.sql(query, notifications=notifications, wanted=wanted, **named)
+
+
+# --- rows as frames ---
+
+
+OWN_WORD = f"(node = client OR substr(node, 1, length(client) + 1) = client || '{LIFE_MARK}')"
+"""The condition that a client wrote the row itself."""
+
+
+def problem(*kinds: str) -> Column:
+    """Why a row cannot be used, as a text; null if it can. `kinds` are those it can be of."""
+    return fn.expr(sql.problem(kinds or KINDS))
+
+
+def usable(rows: DataFrame, *kinds: str) -> DataFrame:
+    """The rows of these kinds that can be used."""
+    return rows.where(sql.usable(*kinds))
+
+
+def without_repetitions(rows: DataFrame) -> DataFrame:
+    """Each row once, however often its file was copied or its node wrote it again after a crash."""
+    return rows.dropDuplicates(list(sql.ROW))
+
+
+def one_by_one(bursts: DataFrame) -> DataFrame:
+    """One row for each notification of a burst, with its own number."""
+    last = fn.col("number") + fn.col("notifications") - 1
+    return bursts.withColumn("number", fn.explode(fn.sequence(fn.col("number"), last)))
