@@ -36,7 +36,7 @@ SEES: dict[str, set[str]] = {
     "records": {"protocol.records", "protocol.notification"},
     "client": {"filters", "protocol.records", "mqtt", "records"},
     "view": {"filters", "protocol.records", "protocol.notification", "records", "lab.figures"},
-    "pipeline": {"filters", "protocol.records", "models", "client", "lab.figures", "lab.words"},
+    "pipeline": {"filters", "protocol.records", "models", "client", "lab.figures", "lab.rows"},
     "storage": set(),
     "config": PRODUCT,
     "net": PRODUCT | {"config"},

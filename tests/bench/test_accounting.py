@@ -119,7 +119,7 @@ def test_mixed_publishers_notice_a_stranger() -> None:
 
 
 def test_acknowledgements_are_counted_in_order() -> None:
-    got = Acknowledged(Cycle(*numbered(10), 1))
+    got = Acknowledged(10)
     data = written_acknowledgements(0x40, 1, 10) + written_acknowledgements(0x40, 1, 3)
     got.take(data[:6], 13)
     got.take(data[6:], 13)

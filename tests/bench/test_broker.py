@@ -2,15 +2,29 @@
 
 import json
 import os
+import socket
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from roamcast.bench.broker import compared, run, summary
+from roamcast.bench.accounting import Miscounted
+from roamcast.bench.broker import compared, descriptors_max, run, shape_figures, summary
 from roamcast.bench.broker_cases import CASES, content, fan_out
 from roamcast.bench.broker_figure import write_figure
 from roamcast.bench.contestants import OTHERS, ROAMCAST
-from roamcast.bench.mqtt_load import Figure, Window
+from roamcast.bench.field_shapes import (
+    RETAINED,
+    SHAPES,
+    Sent,
+    Subscriber,
+    Traffic,
+    connection_storm,
+    paced,
+    recall,
+    takeovers,
+)
+from roamcast.bench.mqtt_load import Figure, LoadConnection, Window
 from roamcast.bench.processes import BenchFailed
 from roamcast.cli import build_app
 from roamcast.cli import run as run_command
@@ -28,6 +42,67 @@ def test_every_case_counts_every_message(tmp_path: Path) -> None:
     finally:
         process.stop()
     assert not process.is_running
+
+
+@pytest.mark.slow  # 10 s: thousands of connections
+def test_every_shape_counts_every_message(tmp_path: Path) -> None:
+    process = ROAMCAST["process"].start(tmp_path / "broker", frozenset())
+    descriptors_max()
+    try:
+        for shape in SHAPES:
+            figure = shape.run(process, 0.02)
+            assert len(figure.latencies_s) >= figure.deliveries // RETAINED, shape.name
+            assert set(shape.limits) <= set(shape_figures([figure]))
+    finally:
+        process.stop()
+
+
+def test_a_steady_rate_with_topics_of_every_kind(tmp_path: Path) -> None:
+    process = ROAMCAST["process"].start(tmp_path / "broker", frozenset())
+    topics = ["bench/a", "bench/b", "bench/{}/c"]
+    traffic = Traffic(2_000, topics, [[0, 2], [1], []], 2, per_write_max=3, is_lasting=True)
+    try:
+        for qos in (0, 1):
+            figure = paced(traffic, qos, process, 0.05)
+            assert figure.messages == 100
+            assert len(figure.latencies_s) == figure.deliveries > 0
+        everything = paced(Traffic(2_000, topics[:2], [range(2)] * 2, 2, ["bench/#"]), 1, process, 0.05)
+        assert everything.deliveries == 200
+        for other in (connection_storm, takeovers, recall):
+            assert len(other(process, 0.01).latencies_s) > 1
+    finally:
+        process.stop()
+
+
+@pytest.mark.parametrize("what", ["repeated", "swapped", "changed", "not wanted"])
+def test_a_message_that_is_not_due_is_noticed(what: str) -> None:
+    sent = Sent(Traffic(1, ["a", "b"], []), 1)
+    frames = [sent.frame(0.0, 0, 0) for _ in range(3)]
+    listener, end = socket.socketpair()
+    subscriber = Subscriber(cast(LoadConnection, FrameSource(end)), 1, [1] if what == "not wanted" else [0])
+    if what == "repeated":
+        frames[2] = frames[1]
+    elif what == "swapped":
+        frames.reverse()
+    elif what == "changed":
+        frames[1] = frames[1][:-1] + b"y"
+    with listener, end:
+        listener.sendall(b"".join(frames))
+        subscriber.on_read()
+        with pytest.raises(Miscounted):
+            subscriber.verify(sent)
+
+
+class FrameSource:
+    """A connection that reads from a socket, and drops what is sent."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def receive(self) -> bytes:
+        return self._end.recv(65_536)
+
+    def send(self, data: bytes) -> None: ...
 
 
 def test_a_broker_that_goes_away_gives_no_figure(tmp_path: Path) -> None:
@@ -48,6 +123,7 @@ def test_the_command_compares_with_what_is_installed(
     assert os.sched_getaffinity(0) == before
     assert result["failures"] == []
     assert len(result["cases"]) == sum(len(case.targets) for case in CASES)
+    assert {row["shape"] for row in result["shapes"]} == {shape.name for shape in SHAPES}
     for row in result["cases"]:
         assert row["messages_per_s"] > 0
         assert row["journal"]
@@ -72,6 +148,7 @@ def test_what_is_missing_is_skipped_with_a_word(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(foreign_brokers, "find_program", lambda name: None)
     monkeypatch.setattr(module, "CASES", CASES[:1])
+    monkeypatch.setattr(module, "SHAPES", SHAPES[:1])
     result = run(against=["mosquitto"], seconds=0.02, rounds=1, idle=5)
     assert result["skipped"]["mosquitto"].startswith("mosquitto is not installed (Debian: apt-get install")
     assert result["failures"] == []

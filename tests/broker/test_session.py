@@ -33,7 +33,7 @@ Transition = tuple[str, Enum, Event]
 RARE: dict[Event, str] = {
     Event.MET: "takes three sessions of one client that meet within a few messages while two trees join",
 }
-"""Events that no story below brings about, and why."""
+"""Events that few stories below bring about, and why."""
 
 
 class Wild(LinkedNetwork):
@@ -135,8 +135,9 @@ def taken() -> Counter[Transition]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ClientHere, "on", count)
-        for protocol in ("none", "relocation", "reactive"):
-            for seed in range(60):
+        # Copies serve few of these clients, because most do not count their moves.
+        for protocol, seeds in (("none", 60), ("relocation", 60), ("reactive", 60), ("roam", 130)):
+            for seed in range(seeds):
                 Wild(protocol, seed).run()
     return found
 
@@ -149,7 +150,7 @@ def test_every_transition_of_the_table_is_taken(taken: Counter[Transition]) -> N
         for state, events in states.items()
         for event in events
     }
-    assert {one for one in table if not taken[one]} == {one for one in table if one[2] in RARE}
+    assert {one for one in table if not taken[one] and one[2] not in RARE} == set()
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ from roamcast.mqtt.codec.packets import Packet
 from roamcast.mqtt.codec.reading import cut, parse
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
+from roamcast.protocol.codec import VERSION_MAX
 from roamcast.protocol.snapshot import state_hash
 
 PACKET_MAX = 1 << 20
@@ -183,9 +184,9 @@ class World:
         anew = first.links.begins_anew(other, offers[1]), second.links.begins_anew(one, offers[0])
         self.wires[one, other], self.wires[other, one] = [], []
         draw = self.rng.getrandbits
-        self.step(one, [LinkUp(other, offers[1], draw(62) + 1 if anew[0] else 0)])
+        self.step(one, [LinkUp(other, offers[1], draw(62) + 1 if anew[0] else 0, VERSION_MAX)])
         if self.up.get((one, other)):
-            self.step(other, [LinkUp(one, offers[0], draw(62) + 1 if anew[1] else 0)])
+            self.step(other, [LinkUp(one, offers[0], draw(62) + 1 if anew[1] else 0, VERSION_MAX)])
 
     def cut_link(self, one: str, other: str) -> None:
         self.up[one, other] = False

@@ -1,7 +1,7 @@
 """`roamcast lab`: what it prints, what it writes, and its exit codes."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from roamcast.cli import build_app, run
 from roamcast.lab import catalogue
 from roamcast.lab.experiment import Claim, Experiment, Findings
 from roamcast.lab.rows import Row
-from roamcast.lab.sweep import Sweep
+from roamcast.lab.sweep import Job, Sweep
 
 X1 = Claim("X1", "exact", "two and two make four", "4")
 X2 = Claim("X2", "shape", "more is more", "4")
@@ -73,7 +73,7 @@ def test_list_shows_every_claim(capsys: pytest.CaptureFixture[str]) -> None:
 def test_check_of_a_real_claim(capsys: pytest.CaptureFixture[str]) -> None:
     result = run_json(capsys, "check", "w6", "--quick")
     (claim,) = result["claims"]
-    assert list(claim) == ["claim", "kind", "holds", "paper", "figures", "note", "experiment"]
+    assert list(claim) == ["claim", "kind", "holds", "paper", "figures", "note", "by_setting", "experiment"]
     assert (claim["claim"], claim["holds"], claim["experiment"]) == ("W6", True, "wang-pqlist")
     assert (result["holds"], result["fails"], result["open"]) == (1, 0, 0)
     assert result["wall_s"] >= 0
@@ -147,9 +147,40 @@ def test_report_is_one_page_with_every_claim(
     page = (tmp_path / "claims.md").read_text()
     assert "2 claims: 1 hold, 1 do not, 0 are open" in page
     assert "| [X2](#x2) | shape | does not hold | 4 |" in page
-    assert "![f](claims/f.png)" in page
-    assert (tmp_path / "claims" / "f.png").stat().st_size > 0
-    assert (tmp_path / "claims" / "sums.csv").read_text() == "sum,quick\n4,False\n"
+    assert "Experiment `adding`: full setting, computed when the page was made." in page
+    assert "![f](claims/adding-f.png)" in page
+    assert (tmp_path / "claims" / "adding-f.png").stat().st_size > 0
+    assert (tmp_path / "claims" / "adding-sums.csv").read_text() == "sum,quick\n4,False\n"
+
+
+def test_report_judges_the_largest_setting_of_which_all_runs_are_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def count(quick: bool, sweep: Sweep) -> Findings:
+        rows = sweep.run(once, [Once(seed) for seed in range(1, 2 if quick else 5)])
+        return Findings([X1.outcome(True, {"runs": len(rows)})])
+
+    monkeypatch.setattr(catalogue, "experiments", lambda: [Experiment("counting", "to count", (X1,), count)])
+    arguments = ["lab", "report", "--runs", str(tmp_path / "runs"), "--kept-only", "--out", str(tmp_path)]
+    assert run(build_app(), arguments) == 2
+    assert "has neither all its full nor all its quick runs there" in capsys.readouterr().err
+    for repetitions, said in (
+        (1, "quick setting, 1 runs"),
+        (3, "full setting, the first 3 repetitions, 3 runs"),
+    ):
+        runs = ["--repetitions", str(repetitions), "--runs", str(tmp_path / "runs"), "--workers", "1"]
+        assert run(build_app(), ["lab", "check", *runs]) == 0
+        assert run(build_app(), arguments) == 0
+        assert f"Experiment `counting`: {said} made by commit " in (tmp_path / "claims.md").read_text()
+
+
+@dataclass(frozen=True)
+class Once(Job):
+    seed: int
+
+
+def once(job: Once) -> Row:
+    return {"seed": job.seed}
 
 
 def test_run_writes_everything(
@@ -159,7 +190,7 @@ def test_run_writes_everything(
     result = run_json(capsys, "run", "X2", "--quick", "--out", str(out))
     names = sorted(str(file.relative_to(out)) for file in out.rglob("*.*"))
     assert names == ["figures/f.png", "figures/f.svg", "metrics/sums.csv", "metrics/sums.parquet",
-                     "outcomes.json", "runs.jsonl"]  # fmt: skip
+                     "outcomes.json"]  # fmt: skip
     written = json.loads((out / "outcomes.json").read_text())
     assert written["claims"] == result["claims"]
     assert (written["quick"], written["failed_runs"]) == (True, [])

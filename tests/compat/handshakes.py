@@ -81,10 +81,10 @@ class Host:
     def __init__(self, role: Role) -> None:
         self._links = Links(IDS[role], Codec())
 
-    def secrets(self, peer: str) -> tuple[str, ...]:
+    def secrets(self, peer: HandshakeHello) -> tuple[str, ...]:
         return (SECRET,)
 
-    def admits(self, peer: str) -> bool:
+    def admits(self, peer: HandshakeHello) -> bool:
         return True
 
     def terms(self, peer: str) -> dict[str, str]:
@@ -143,7 +143,9 @@ def play(recorded: list[Step], role: Role) -> tuple[Agreed, list[Step]]:
             wire.incoming.feed_data(
                 data if step.is_preface else len(data).to_bytes(LENGTH_BYTES, "big") + data
             )
-        return await asyncio.wait_for(running, 10), own
+        agreed = await asyncio.wait_for(running, 10)
+        assert agreed is not None, "nobody asks to be carried here"
+        return agreed, own
 
     return asyncio.run(story())
 

@@ -149,6 +149,7 @@ def test_variables_win_over_the_file_and_flags_over_variables(tmp_path: Path) ->
 
 def test_every_plain_key_can_be_set_by_its_variable_and_by_set(tmp_path: Path) -> None:
     entries = {"listener": "[[listener]]", "peer": '[[peer]]\nid = "b"\naddress = "127.0.0.1:1"'}
+    entries["detour"] = '[[detour]]\nid = "b"\naddress = "127.0.0.1:1"'
     entries["access.rule"] = '[[access.rule]]\nverdict = "allow"'
     entries["location.state"] = '[[location.state]]\nname = "budget"'
     entries["steering.broker"] = '[[steering.broker]]\nid = "b"\naddress = "127.0.0.1:1"'

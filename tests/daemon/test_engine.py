@@ -50,6 +50,7 @@ from roamcast.protocol.snapshot import freeze as whole_freeze
 from roamcast.storage import snapshots
 from roamcast.storage.journal import Journal
 from roamcast.storage.kept_out import KeptOut
+from roamcast.storage.segments import read_watermark
 
 DEADLINE_S = 60.0
 
@@ -118,6 +119,22 @@ def test_a_snapshot_that_fails_is_said_and_tried_again(
     assert f"no snapshot: {why}" in caplog.messages
     _, recovered = Journal.open(tmp_path / "journal", sync="process", version="1")
     assert (recovered.snapshot is not None, recovered.entry_count) == (True, 0)
+
+
+def test_the_watermark_follows_soon_when_nothing_more_is_journalled(tmp_path: Path) -> None:
+    journal, _ = Journal.open(tmp_path / "journal", sync="process", version="1")
+
+    async def run() -> None:
+        engine = Engine(BrokerMachine(MachineSettings("a")), journal, Nowhere())
+        await turn(engine, Started(MachineSettings("a")), lambda: journal.last_sequence == 1)
+        await turn(
+            engine, SessionSought("c", 1), lambda: journal.last_sequence == 2 and not journal.is_unmarked
+        )
+
+    asyncio.run(run())
+    (segment,) = (tmp_path / "journal").glob("*.journal")
+    assert read_watermark(segment).next - 1 == journal.last_sequence
+    journal.close()
 
 
 def test_what_comes_after_a_pause_is_dealt_with_at_once_and_the_rest_together(

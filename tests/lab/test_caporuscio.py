@@ -295,3 +295,20 @@ def test_every_claim_can_be_checked_quickly(id: str) -> None:
     assert all(outcome.holds is not None for outcome in findings.outcomes)
     if id == "ping":
         assert findings.outcomes[0].holds
+
+
+# --- R10 ---
+
+
+def test_r10_fails_if_something_is_kept_that_was_excluded() -> None:
+    row = {
+        "system": "nats",
+        "nearest": "a",
+        "away kept": 20,
+        "away excluded": 0,
+        "after kept": 1,
+        "after excluded": 1,
+    }
+    assert caporuscio.judge_r10([row]).holds is True
+    for change in ({"nearest": "b"}, {"away kept": 19}, {"away excluded": 1}, {"after excluded": 0}):
+        assert caporuscio.judge_r10([row | change]).holds is False

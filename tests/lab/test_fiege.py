@@ -197,3 +197,17 @@ def test_the_measured_order_and_its_figure(routed: list[Row]) -> None:
     legend = figure.axes[0].get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == list(STRATEGIES)
+
+
+def test_lazy_merging_must_say_less_and_let_more_through() -> None:
+    def rows(control: tuple[int, int, int], publish: int) -> list[Row]:
+        figures = {
+            one: {"control_hops": hops, "table_entries": 9, "publish_hops": 100, "violations": 0}
+            for one, hops in zip(fiege.LAZY, control, strict=True)
+        }
+        figures["lazy_merging"]["publish_hops"] = publish
+        return [{"workload": "groups", "clients_changed": 0, "strategies": figures}]
+
+    assert fiege.judge_r20(rows((50, 60, 40), 110)).holds
+    assert fiege.judge_r20(rows((30, 60, 40), 110)).holds is False
+    assert fiege.judge_r20(rows((50, 60, 40), 100)).holds is False

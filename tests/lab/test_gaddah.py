@@ -11,14 +11,29 @@ from roamcast.lab.curves import Curve, Point
 from roamcast.lab.experiment import Outcome
 from roamcast.lab.gaddah import DURABLE, NBR, PROACTIVE, PROTOCOLS, REACTIVE, RND
 from roamcast.lab.gaddah_models import BROKERS, NEIGHBOURS, TIMES
-from roamcast.lab.gaddah_testbed import BuildingJob, Testbed, building, simulate
+from roamcast.lab.gaddah_testbed import (
+    CALIBRATED,
+    OURS,
+    THESIS,
+    BuildingJob,
+    Costs,
+    Testbed,
+    building,
+    simulate,
+)
 from roamcast.lab.report import drawn
 from roamcast.lab.rows import Row
 from roamcast.lab.sweep import Sweep
 from roamcast.mobility.neighbour_graph import NeighbourGraph
 from roamcast.mobility.reactive import ForwardBuffered
 from roamcast.models.ctmc import movement_chain, presence
+from roamcast.models.fit import fit
+from roamcast.protocol import records
+from roamcast.protocol.effects import AttachTo, PublishThis, SubscribeTo
 from roamcast.protocol.messages import Grant
+from roamcast.protocol.notification import encode_attributes
+from roamcast.simulator.links import Delay
+from roamcast.simulator.network import Network, NetworkSettings
 
 TINY = BuildingJob(PROACTIVE, subscribers=12, warm_up_s=30.0, window_s=60.0, connect_s=10.0)
 
@@ -33,9 +48,18 @@ def test_the_exact_claims_hold_and_both_readings_of_the_erratum_are_shown() -> N
     both = g1.figures["by his matrix"], g1.figures["by the forks of fig. 6.1"]
     per_broker = [one["subscribers per broker"] for one in both if isinstance(one, dict)]
     assert per_broker == [29.5358, 29.304]
-    assert g6.figures["ratio 1, case 1"] == {
-        "printed": 13.95, "by table 3.1": 17.176, "with 0.32 s and 7.51 s": 13.948,
-    }  # fmt: skip
+    assert g6.figures["ratio 1, case 1"] == {"printed": 13.95, "by table 3.1": 17.176}
+    assert {"fig3_4_to_3_6_bounds", "table6_1_places"} == set(findings.figures)
+    for draw in findings.figures.values():
+        assert drawn(draw).axes
+
+
+def test_g6_fails_if_no_other_time_explains_both_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = {**gaddah_models.R2_PRINTED, 1.0: {1: (13.95, 17.18), 5: (5.60, 5.78)}}
+    monkeypatch.setattr(gaddah_models, "R2_PRINTED", printed)
+    outcome = gaddah_models.judge_g6()
+    assert outcome.holds is False
+    assert "ratio 1: one other time does not explain both cases" in outcome.note
 
 
 def test_g1_and_g2_fail_with_other_forks() -> None:
@@ -57,18 +81,9 @@ def test_g4_fails_if_a_value_of_the_table_differs() -> None:
 
 # --- G7 to G12, G15: rows as published, and changed ---
 
-# Tables 5.1 to 5.4: protocol to what it has with 10, 100 and 200 subscribers.
-HANDOFF_S = {
-    DURABLE: (0.035, 0.040, 0.049),
-    REACTIVE: (0.697, 0.841, 1.141),
-    PROACTIVE: (0.030, 0.139, 0.259),
-}
-LOSS = {DURABLE: (4.78, 5.14, 4.56), REACTIVE: (3.65, 8.92, 9.62), PROACTIVE: (2.25, 0.86, 0.58)}
-DUPLICATES = {DURABLE: (11.35, 12.01, 17.05), REACTIVE: (0.80, 1.70, 2.13), PROACTIVE: (0.0, 0.0, 0.0)}
-THROUGHPUT = {
-    RND: {DURABLE: (87, 589, 807), REACTIVE: (92, 664, 981), PROACTIVE: (109, 810, 1173)},
-    NBR: {DURABLE: (86, 574, 792), REACTIVE: (91, 664, 953), PROACTIVE: (125, 957, 1420)},
-}
+
+def printed(y: str, movement: str, protocol: str, subscribers: int) -> float:
+    return gaddah.PRINTED[y][movement][protocol][subscribers]
 
 
 def published(**changes: object) -> list[Row]:
@@ -76,13 +91,15 @@ def published(**changes: object) -> list[Row]:
     rows: list[Row] = []
     for movement in (RND, NBR):
         for protocol in PROTOCOLS:
-            for place, subscribers in enumerate((10, 100, 200)):
-                throughput = THROUGHPUT[movement][protocol][place]
+            for subscribers in (10, 100, 200):
+                throughput = printed("useful_per_s", movement, protocol, subscribers)
+                handoff_s = printed("handoff_mean_s", RND, protocol, subscribers)
                 row: Row = {
                     "protocol": protocol, "movement": movement, "subscribers": subscribers, "seed": 1,
-                    "handoff_mean_s": HANDOFF_S[protocol][place], "loss_percent": LOSS[protocol][place],
-                    "duplicate_percent": DUPLICATES[protocol][place], "useful_per_s": throughput,
-                    "throughput_per_s": throughput, "latency_s": HANDOFF_S[protocol][place],
+                    "handoff_mean_s": handoff_s, "latency_s": handoff_s,
+                    "loss_percent": printed("loss_percent", RND, protocol, subscribers),
+                    "duplicate_percent": printed("duplicate_percent", RND, protocol, subscribers),
+                    "useful_per_s": throughput, "throughput_per_s": throughput,
                     "broker_per_s": {broker: 100 * len(NEIGHBOURS[broker]) for broker in BROKERS},
                     "load_percent": dict.fromkeys(BROKERS, 50.0), "published_per_s": 25.0,
                     "miss_percent": 1.0 if protocol == PROACTIVE else None,
@@ -334,3 +351,81 @@ def test_findings_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
             drawings += 1
     assert drawings == 13
     assert not sweep.failures
+
+
+# --- the thesis's setting, R7 to R9 ---
+
+
+def test_the_publisher_of_the_thesis_waits_for_the_slowest_broker() -> None:
+    slow = Costs(entry_s=0.02, waits_for_all=True)
+    ours, theirs = (simulate(replace(TINY, protocol=DURABLE, costs=costs)) for costs in (OURS, slow))
+    assert theirs["published_per_s"] < 0.9 * ours["published_per_s"]
+    assert min(theirs["processing_ms"].values()) > min(ours["processing_ms"].values())
+    assert (ours["setting"], theirs["setting"]) == ("ours", "neither")
+
+
+@pytest.mark.parametrize(("is_shared", "last_ms"), [(False, 16.5), (True, 165.1)])
+def test_subscribers_of_a_broker_share_its_bandwidth(is_shared: bool, last_ms: float) -> None:
+    """Ten get 2,064 bytes at 1 Mbps: at the same time, or one after the other."""
+    arrived_s: list[float] = []
+
+    def observe(rows: list[records.Row]) -> None:
+        arrived_s.extend(row.time for row in rows if row.kind == "delivered")
+
+    none = Delay(0.0, 0.0)
+    settings = NetworkSettings(
+        protocol="none", access_delay=none, access_bits_per_s=1e6, access_shared=is_shared
+    )
+    clients = [f"s{n}" for n in range(10)]
+    attached = [(0.0, client, AttachTo("b1", 0)) for client in (*clients, "p")]
+    subscribed = [(1.0, client, SubscribeTo("TRUE")) for client in clients]
+    network = Network(building(), settings, observe)
+    network.run([*attached, *subscribed, (2.0, "p", PublishThis(encode_attributes({}), (bytes(2000),)))])
+    assert len(arrived_s) == 10
+    assert 1000 * (max(arrived_s) - 2.0) == pytest.approx(last_ms, abs=1.0)
+
+
+def test_what_is_handed_over_keeps_the_old_broker_busy() -> None:
+    free, dear = (
+        simulate(replace(TINY, protocol=REACTIVE, costs=Costs(transfer_s=transfer_s)))
+        for transfer_s in (0.0, 0.05)
+    )
+    assert sum(dear["load_percent"].values()) > 1.1 * sum(free["load_percent"].values())
+
+
+def test_a_subscriber_is_served_where_fewer_are() -> None:
+    testbed = Testbed(replace(TINY, selects=True), building())
+    testbed.network.run([(0.0, f"s{n:02}", AttachTo("b3", 0)) for n in range(4)])
+    assert testbed.chosen("b3") in NEIGHBOURS["b3"]
+    assert Testbed(TINY, building()).chosen("b3") == "b3"
+
+
+def test_r7_fails_if_another_pair_is_nearer() -> None:
+    table = [{"message_bytes": one.message_bytes, "entry_ms": 1000 * one.entry_s, "frozen": one == THESIS,
+              "squared difference": 1.0 if one == THESIS else 2.0} for one in CALIBRATED]  # fmt: skip
+    assert gaddah_movement.judge_r7(table).holds is True
+    nearer = [{**row, "squared difference": 0.5} if not row["frozen"] else row for row in table]
+    assert gaddah_movement.judge_r7(nearer).holds is False
+    assert gaddah_movement.judge_r7(table[:2]).holds is None
+
+
+def foretold(movement: str, **changed: float) -> Row:
+    brokers = {broker: (100.0, changed.get(broker, 102.0)) for broker in BROKERS}
+    totals = (sum(pair[at] for pair in brokers.values()) for at in (0, 1))
+    return {"movement": movement, "subscribers": 200, "brokers": brokers,
+            **dict(zip(("foretold", "measured"), totals, strict=True))}  # fmt: skip
+
+
+def test_r8_fails_if_the_curve_is_off() -> None:
+    fitted = fit([1, 2, 3, 4, 5], [1, 2, 3, 4, 6])
+    assert gaddah_movement.judge_r8([foretold(RND), foretold(NBR)], fitted).holds is True
+    assert gaddah_movement.judge_r8([foretold(RND, b2=50.0), foretold(NBR)], fitted).holds is False
+    assert gaddah_movement.judge_r8([foretold(RND), foretold(NBR, b3=90.0)], fitted).holds is False
+
+
+def test_r9_compares_with_and_without_selection() -> None:
+    rows = [{"selects": selects, "spread": 20 - 10 * selects, "slowest_ms": 9 - selects, "loss_percent": 1.0,
+             "useful_per_s": 100.0} for selects in (False, True)]  # fmt: skip
+    assert gaddah_movement.judge_r9(rows).holds is True
+    assert gaddah_movement.judge_r9([rows[0], {**rows[1], "spread": 30}]).holds is False
+    assert gaddah_movement.judge_r9(rows[:1]).holds is None

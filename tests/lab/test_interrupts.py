@@ -98,6 +98,15 @@ def test_interrupts_wait_until_it_is_a_good_moment() -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+def test_a_background_job_that_ignores_ctrl_c_ends_by_sigterm() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), terminations_as_interrupts():
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_where_temporary_files_go_is_what_the_others_look_at(tmp_path: Path) -> None:
     """Else it would be no wonder that nothing is left there."""
     places = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from roamcast.lab.kept import KeptRuns
+from roamcast.lab.kept import KeptRuns, commit
 from roamcast.lab.measure import ScenarioJob, Window, measure
 from roamcast.lab.rows import Row
 from roamcast.lab.summary import CLOCK_KEYS
@@ -123,9 +123,11 @@ def test_what_is_local_is_not_spread() -> None:
         raise AssertionError("there are no servers there")
 
     steps: list[int] = []
+    rows: list[Row] = []
     sweep = Sweep(1, report=lambda done, total: steps.append(done), spread=elsewhere)
-    assert sweep.run(square_unless_three, SUMS, is_local=True) == [square(Sum(n)) for n in (2, 5, 1)]
-    assert [failure.run for failure in sweep.failures] == ["sum seed=3"]
+    failures = sweep.run_here(square_unless_three, SUMS, rows.append)
+    assert rows == [square(Sum(n)) for n in (5, 2, 1)], "each when it is done, the longest first"
+    assert [failure.run for failure in failures] == ["sum seed=3"]
     assert steps == [1, 2, 3, 4]
 
 
@@ -204,10 +206,23 @@ def test_runs_of_other_code_are_not_taken(tmp_path: Path) -> None:
     Sweep(1, kept=KeptRuns(tmp_path)).run(square, [Sum(1)])
     path = tmp_path / "runs.jsonl"
     assert len(KeptRuns(tmp_path)) == 1
-    head, _, rest = path.read_text().partition("\n")
-    path.write_text(head.replace('"code": "', '"code": "other') + "\n" + rest)
+    path.write_text(
+        path.read_text().replace('"code": "', '"code": "other').replace('"commit": "', '"commit": "c')
+    )
     assert len(KeptRuns(tmp_path)) == 0
-    assert path.read_text().splitlines() == [head]
+    sweep = Sweep(1, kept=KeptRuns(tmp_path, any_code=True))
+    assert sweep.run(square, [Sum(1), Sum(2)]) == [square(Sum(1)), square(Sum(2))]
+    assert sweep.commits == {f"c{commit()}": 1, commit(): 1}, (
+        "whoever asks for old runs is told whose they are"
+    )
+
+
+def test_only_what_is_kept_is_judged_if_that_is_asked_for(tmp_path: Path) -> None:
+    Sweep(1, kept=KeptRuns(tmp_path)).run(square, [Sum(1)])
+    sweep = Sweep(1, kept=KeptRuns(tmp_path), only_kept=True)
+    assert sweep.run(square_once, [Sum(3, str(tmp_path))]) == []
+    assert sweep.run(square, [Sum(1), Sum(2)]) == [square(Sum(1))]
+    assert (sweep.commits.total(), sweep.absent) == (1, 2)
 
 
 def test_half_a_line_and_rows_that_json_would_change_are_left_out(tmp_path: Path) -> None:
@@ -217,6 +232,8 @@ def test_half_a_line_and_rows_that_json_would_change_are_left_out(tmp_path: Path
     with (tmp_path / "runs.jsonl").open("a") as file:
         file.write('{"run": "roamcast.la')
     again = KeptRuns(tmp_path)
-    assert (len(again), again.find(square, Sum(1)), again.find(square, Sum(2))) == (1, {"square": 1}, None)
+    assert len(again) == 1
+    assert again.find(square, Sum(1)) == ({"square": 1}, commit())
+    assert again.find(square, Sum(2)) is None
     again.keep(square, Sum(3), {"square": 9})
-    assert KeptRuns(tmp_path).find(square, Sum(3)) == {"square": 9}
+    assert KeptRuns(tmp_path).find(square, Sum(3)) == ({"square": 9}, commit())

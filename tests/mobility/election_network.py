@@ -45,7 +45,7 @@ class ElectionNetwork:
             self.start(name)
 
     def start(self, name: str, incarnation: int = 0) -> None:
-        self.nodes[name] = self.make(name, self.settings, incarnation)
+        self.nodes[name] = self.make(name, self.settings, incarnation, speed_of(name, self.settings))
         self._do(name, self.nodes[name].start(self.now))
 
     def stop(self, name: str) -> None:
@@ -111,7 +111,7 @@ class ElectionNetwork:
         """What is not as it should be once everything has come to rest."""
         wrongs = ["a cycle of parents"] * self.cycles + ["a storm of heartbeats"] * self.is_stormy
         for part in self.parts():
-            lowest = min(part)
+            lowest = min(part, key=lambda name: (speed_of(name, self.settings), name))
             for name in part:
                 node = self.nodes[name]
                 if node.leader != lowest:
@@ -139,3 +139,8 @@ class ElectionNetwork:
                     border += [one for edge in self.edges if name in edge for one in edge]
             parts.append(list(part))
         return parts
+
+
+def speed_of(name: str, settings: ElectionSettings) -> float:
+    """Two of three are fast, also the one with the lowest name; 0 for all where nobody asks."""
+    return float(settings.backbone and int(name[1:]) % 3 != 1)

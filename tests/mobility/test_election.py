@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from tests.mobility.election_network import Edge, ElectionNetwork
 
 from roamcast.errors import InputError
-from roamcast.mobility.moving.election import Candidate, Election, ElectionSettings
+from roamcast.mobility.moving.election import Candidate, Election, ElectionEffect, ElectionSettings, Heartbeat
 
 # Figure 2.4 of Amozarrain: five nodes, n1 leads.
 FIGURE = [("n1", "n2"), ("n1", "n3"), ("n2", "n3"), ("n2", "n4"), ("n3", "n5"), ("n4", "n5")]
@@ -24,11 +25,15 @@ def drawn(seed: int, size: int = 12, more: int = 10) -> list[Edge]:
     return sorted(edges)
 
 
-def shaken(seed: int, make: type[Election] = Election) -> list[str]:
+def shaken(seed: int, make: type[Election] = Election, backbone: bool = False) -> list[str]:
     """What is wrong after brokers have crashed and come back, and links come and gone."""
     rng = random.Random(seed)
     edges = drawn(seed, rng.choice((4, 6, 12)), rng.choice((0, 0, 1, 3)))
-    settings = ElectionSettings(patience_s=rng.choice((0.0, 0.25)), balanced=rng.random() < 0.3)
+    settings = ElectionSettings(
+        patience_s=rng.choice((0.0, 0.25)),
+        balanced=rng.random() < 0.3 and not backbone,
+        backbone=backbone,
+    )
     network = ElectionNetwork(edges, settings, seed, make)
     for number in range(rng.randint(1, 6)):
         network.run(rng.choice((0.01, 0.3, 5.0)))
@@ -85,6 +90,37 @@ def test_who_comes_back_without_memory_is_not_taken_for_its_own_past() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_happens_one_tree_remains_and_there_never_was_a_cycle(seed: int) -> None:
     assert shaken(seed) == []
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_with_a_backbone_the_slowest_leads_and_there_never_was_a_cycle(seed: int) -> None:
+    assert shaken(seed, backbone=True) == []
+
+
+class ComparesItsOwnSpeed(Election):
+    """A leader is judged by the speed of whoever passes its round on."""
+
+    def on_heartbeat(self, now: float, sender: str, heartbeat: Heartbeat) -> list[ElectionEffect]:
+        changed = msgspec.structs.replace(heartbeat, leader_speed=heartbeat.speed)
+        return super().on_heartbeat(now, sender, changed)
+
+
+def test_a_backbone_needs_the_speed_of_the_leader() -> None:
+    assert any(shaken(seed, ComparesItsOwnSpeed, backbone=True) for seed in range(50))
+
+
+def test_whose_parent_is_gone_takes_a_slow_one() -> None:
+    """e hears of the round from b, c and d, which are equally far from the leader a; c is the slowest."""
+    election = Election("e", ElectionSettings(backbone=True), speed=2.0)
+    election.start(0.0)
+    first = Heartbeat("a", (0, 1), 1, "a", 0, 1.5, 0.0)
+    election.on_heartbeat(0.1, "b", first)
+    assert election.parent == "b"
+    for at, sender, speed in ((1.1, "d", 1.0), (1.15, "c", 0.5)):
+        election.on_heartbeat(at, sender, Heartbeat("a", (0, 2), 1, "a", 0, speed, 0.0))
+    assert election.parent == "b", "it waits for its parent"
+    election.on_timer(1.4)
+    assert election.parent == "c"
 
 
 def test_patience_keeps_the_tree_as_it_is() -> None:

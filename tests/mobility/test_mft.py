@@ -7,9 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from roamcast.filters.selector import parse
 from roamcast.lab.amozarrain import A4, A5, COMPLEX, SIMPLE, judge_migration
 from roamcast.lab.experiment import Claim
-from roamcast.mobility.moving.mft import Bmig, Bquery, Bsub, Mft
+from roamcast.mobility.moving.mft import Bmig, Bquery, Bsub, Mft, Stamp
+from roamcast.mobility.moving.mft_published import MftPublished
 from roamcast.mobility.moving.mobile import (
     LOCAL,
     MOBILE_PROTOCOLS,
@@ -118,6 +120,33 @@ def test_the_published_rules_break_the_promise(faults: tuple[str, ...]) -> None:
     seed = 10 if faults else 34
     assert verdict(draw_story("mft:published", seed, faults)).violations
     assert not verdict(draw_story("mft", seed, faults)).violations
+
+
+def published(*peers: str) -> MftPublished:
+    machine = MftPublished("a")
+    for peer in peers:
+        machine.receive(peer, Bmig(()))
+    return machine
+
+
+def test_as_published_a_message_is_newer_than_itself() -> None:
+    """Algorithm 4.1: line 1 compares h, line 2 stores h + 1."""
+    sub = Sub(parse("x = 1"), "s", 1, 2)
+    onward = [("c", Sub(parse("x = 1"), "s", 1, 3))]
+    machine, mended = published("b", "c"), Mft("a")
+    assert [machine.receive("b", sub).sends for _ in range(2)] == [onward, onward]
+    for peer in ("b", "c"):
+        mended.receive(peer, Bmig(()))
+    assert [mended.receive("b", sub).sends for _ in range(2)] == [onward, []]
+
+
+def test_as_published_the_old_timestamp_is_passed_on() -> None:
+    """Algorithm 4.3, line 7: b knows more of s than a does; c hears of what a knew, and turns by the hops."""
+    machine = published("b", "c")
+    machine.receive("c", Sub(parse("x = 1"), "s", 1, 1))
+    sends = machine.receive("b", Bmig((Stamp("s", 5, 1),))).sends
+    assert ("b", Bquery("s", 1, 2)) in sends
+    assert ("c", Bmig((Stamp("s", 1, 1),), (), 1)) in sends
 
 
 # --- breakages, one line each ---

@@ -546,13 +546,13 @@ at 2.025 p publish {{"x": 1}}
 
 def test_as_published_what_others_want_comes_twice() -> None:
     """The fetch has not reached a when p publishes: a stores it for c, and sends it to b for d."""
-    result = verdict(parse_story(COPIES.format(protocol="relocation:published")))
+    result = verdict(parse_story(COPIES.format(protocol="relocation:repeating")))
     assert [str(one) for one in result.violations] == ["duplicate: c got p/1 again at 2.080000 from b"]
     assert not violations_of(parse_story(COPIES.format(protocol="relocation")))
 
 
 def test_as_published_nothing_else_goes_wrong() -> None:
     violations = [
-        one for seed in range(20) for one in violations_of(draw_story("relocation:published", seed))
+        one for seed in range(20) for one in violations_of(draw_story("relocation:repeating", seed))
     ]
     assert kinds_of(violations) == {"duplicate"}

@@ -300,11 +300,12 @@ class ReadsBoth(Roam):
 
     name = "roam_reads_both"
 
-    def receive_token(self, message: SubMigration, sender: str) -> None:
-        super().receive_token(message, sender)
+    def receive_token(self, message: SubMigration, sender: str) -> bool:
+        reads_on = super().receive_token(message, sender)
         hold = self.holds[message.session.client]
         if message.segments and message.segments[0][2] == "copy" and not hold.segments:
             hold.segments = list(message.segments[1:])
+        return reads_on
 
     def on_copy_served(self, sender: str, message: CopyServed) -> None:
         """The queue stays."""
@@ -358,11 +359,11 @@ class ForgetsTheAir(Roam):
 
     name = "roam_forgets_the_air"
 
-    def receive_token(self, message: SubMigration, sender: str) -> None:
+    def receive_token(self, message: SubMigration, sender: str) -> bool:
         copy = self.copies.get(message.session.client)
         if copy is not None:
             copy.queue.acknowledge(copy.queue.sent)
-        super().receive_token(message, sender)
+        return super().receive_token(message, sender)
 
 
 class FeedsInFront(Roam):
@@ -396,8 +397,8 @@ class CountsWithoutFeeding(Roam):
 
     name = "roam_counts_without_feeding"
 
-    def send_feed(self, client: str, spread: Spread, bursts: tuple[Burst, ...]) -> None:
-        super().send_feed(client, spread, tuple(burst for burst in bursts if burst.number % 5))
+    def send_feed(self, client: str, spread: Spread, bursts: tuple[Burst, ...], capsule: bytes = b"") -> None:
+        super().send_feed(client, spread, tuple(burst for burst in bursts if burst.number % 5), capsule)
 
 
 BREAKAGES: tuple[type[MobilityProtocol], ...] = (

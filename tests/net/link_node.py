@@ -54,7 +54,8 @@ class Node:
         terms: dict[str, str] = self._more.get("terms", TERMS)
         contexts: LinkContexts | None = self._more.get("contexts")
         versions: tuple[int, int] = self._more.get("versions", (VERSION_MIN, VERSION_MAX))
-        return Peers(self.id, terms, self.link, peers, self, contexts, versions)
+        more = {name: self._more[name] for name in ("detours", "relay") if name in self._more}
+        return Peers(self.id, terms, self.link, peers, self, contexts, versions, **more)
 
     # --- a life ---
 
@@ -151,6 +152,8 @@ class Relay:
     def __init__(self, target: Node) -> None:
         self.target = target
         self.accepted = 0
+        self.is_open = True
+        """Whether who dials reaches the target."""
         self.heard = b""
         """What the last dialer said."""
         self.change: Callable[[bytes], bytes] | None = None
@@ -167,6 +170,9 @@ class Relay:
         return Peer(id=self.target.id, address=f"127.0.0.1:{self.port}")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.is_open:
+            writer.transport.abort()
+            return
         self.accepted += 1
         self.heard = b""
         there = await asyncio.open_connection("127.0.0.1", self.target.peers.port)

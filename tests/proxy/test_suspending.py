@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import nats
 import pytest
@@ -105,6 +106,41 @@ def test_a_client_that_returns_finds_its_channel_as_it_was(sites: tuple[ForeignN
             assert not told.client.sources
             await told.publish(10)
             await told.take_all()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("back_at", "is_returning"), [("hub", True), ("left", False)])
+def test_nothing_is_kept_for_an_excluded_subscription(
+    sites: tuple[ForeignNetwork, Proxies], back_at: str, is_returning: bool, tmp_path: Path
+) -> None:
+    """Neither by the broker nor by a proxy, also not after a restart; afterwards it works again."""
+
+    async def work() -> None:
+        network, proxies = sites
+        query = STREAM if network.kind == "nats" else ""
+        publisher = open_adapter(network.kind, network.url("left") + query)
+        await publisher.open()
+        kept, excluded = (publisher.topic_of(["road", f"excluded-{back_at}", name]) for name in ("1", "2"))
+        file = tmp_path / "state"
+        client = RoamingClient("excludes", proxies.addresses, Options(again_s=0.2), state_file=file)
+        await client.subscribe(kept)
+        await client.subscribe(excluded, is_kept=False)
+        await client.move_in("hub")
+        for topic in (kept, excluded):
+            await heard(client, publisher, topic)
+        await client.move_out(is_returning=is_returning)
+        await client.publish(kept, b"not kept", is_kept=False)
+        await client.close()
+        for number, topic in enumerate((kept, excluded, kept, excluded)):
+            await publisher.publish(ForeignMessage(topic, b"%d" % number, {}, f"away/{number}"))
+        client = RoamingClient("excludes", proxies.addresses, Options(again_s=0.2), state_file=file)
+        assert list(client.excluded) == [excluded]
+        await client.move_in(back_at)
+        assert await take(client, 2) == ["0", "2"]
+        await heard(client, publisher, excluded)
+        await client.close()
+        await publisher.close()
 
     asyncio.run(work())
 

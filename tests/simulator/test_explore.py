@@ -79,10 +79,10 @@ def test_a_session_that_is_sent_and_kept_is_found(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_rules_as_published_are_found_wanting(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["fuzz", "--exhaustive", "--protocol", "multi_hop_handoff:published"]
+    arguments = ["fuzz", "--exhaustive", "--protocol", "multi_hop_handoff:unacknowledged"]
     assert run(build_app(), arguments) == EXIT_VIOLATIONS
     shown = capsys.readouterr().out
-    assert "multi_hop_handoff:published, an expected move: s has received 0 of 1 notifications" in shown
+    assert "multi_hop_handoff:unacknowledged, an expected move: s has received 0 of 1 notifications" in shown
     assert "no two brokers hold the session of one client" in shown
 
 

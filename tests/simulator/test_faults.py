@@ -16,6 +16,7 @@ from roamcast.broker.inputs import decode_entry
 from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.requests import Requests
 from roamcast.broker.session import Settling
+from roamcast.errors import InputError
 from roamcast.mobility import PROTOCOLS, find_protocol
 from roamcast.mobility.base import Host, Settings
 from roamcast.mobility.multi_hop_handoff import MultiHopHandoff
@@ -368,3 +369,15 @@ def test_a_broker_that_takes_a_publication_twice_is_found(monkeypatch: pytest.Mo
     monkeypatch.setattr(Requests, "_accept", accept)
     seed = first_failing_seed("multi_hop_handoff", "crash")
     assert "published twice" in kinds_of(violations_of(draw_story("multi_hop_handoff", seed, ("crash",))))
+
+
+def test_a_link_that_changes_its_way_loses_and_repeats_nothing() -> None:
+    """What was on the old way is sent again."""
+    report = fuzz("multi_hop_handoff", range(12), faults=("detour", "loss"))
+    assert not report.failures
+    assert report.links_down > 10
+    text = "brokers b0-b1\nat 0 c attach b0\nat 1 b0 detour b1 3\nat 2 b1 detour b0 1\n"
+    assert violations_of(parse_story(text)) == []
+    assert "detour b1 3" in format_story(parse_story(text))
+    with pytest.raises(InputError, match="valid is a peer and a factor"):
+        parse_story("brokers b0-b1\nat 1 b0 detour b1 far\n")

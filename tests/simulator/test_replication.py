@@ -11,7 +11,8 @@ from roamcast.replication.messages import Acknowledged, Campaign, Change
 from roamcast.replication.replica import Follower, Replica
 from roamcast.replication.terms import Terms
 from roamcast.simulator.fuzz import draw_story
-from roamcast.simulator.replicated_network import Etcd, Node, Site, Stream
+from roamcast.simulator.replicas import Etcd, Node, Stream
+from roamcast.simulator.replicated_site import Site
 from roamcast.simulator.story import parse_story, violations_of
 
 STORIES = sorted((Path(__file__).parent / "replication_stories").glob("*.txt"))

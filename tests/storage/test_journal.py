@@ -19,7 +19,7 @@ from tests.storage.journals import (
 
 from roamcast.errors import InputError
 from roamcast.storage.journal import Journal, JournalFailed, Sync
-from roamcast.storage.segments import SEGMENT_SUFFIX, numbered, read_segment_head
+from roamcast.storage.segments import SEGMENT_SUFFIX, numbered, read_segment_head, read_watermark
 
 BOTH: list[Sync] = ["process", "group"]
 
@@ -302,4 +302,35 @@ def test_what_the_system_takes_in_part_is_written_whole(
     assert len(taken) == 2
     journal, recovered = open_journal(tmp_path)
     assert recovered_numbers(recovered) == [1, 2, 3, 4, 5]
+    journal.close()
+
+
+@pytest.mark.parametrize("sync", BOTH)
+def test_the_watermark_may_follow_a_little_later(tmp_path: Path, sync: Sync) -> None:
+    journal, _ = open_journal(tmp_path / "j", sync=sync)
+    journal.mark_after_s = 3600.0
+    ends = []
+    for number in (1, 2, 3):
+        journal.write(entry(number))
+        (path,) = segments(tmp_path / "j")
+        ends.append(read_watermark(path).next - 1)
+    assert ends == [1, 1, 1]
+    assert journal.is_unmarked
+    journal.mark()
+    assert read_watermark(path).next - 1 == 3
+    journal.write(entry(4))
+    assert read_watermark(path).next - 1 == 3
+    journal.close()
+    assert read_watermark(path).next - 1 == 4
+
+
+def test_the_watermark_of_a_segment_is_moved_before_the_next_one_begins(tmp_path: Path) -> None:
+    journal, _ = open_journal(tmp_path / "j")
+    journal.mark_after_s = 3600.0
+    journal.write(entry(1))
+    journal.write(entry(2))
+    (first,) = segments(tmp_path / "j")
+    journal.begin_snapshot().abandon()  # It begins a segment.
+    mark = read_watermark(first)
+    assert (mark.next, mark.is_continued) == (3, True)
     journal.close()

@@ -51,8 +51,9 @@ class Cycle:
 class Acknowledged:
     """The PUBACKs that a publisher must get: one for each message, in its order."""
 
-    def __init__(self, cycle: Cycle) -> None:
-        self._round = len(cycle)
+    def __init__(self, round: int) -> None:
+        self._round = round
+        """After so many messages packet ids begin at 1 again."""
         self._rest = b""
         self.count = 0
 
@@ -134,17 +135,14 @@ def _difference(data: bytes, wanted: bytes, stride: int, received: int) -> str:
     return f"message {received}: its header differs from what was published"
 
 
-class MixedStream:
-    """What one subscriber receives of several publishers: any interleaving, each publisher's own in order.
+class FrameStream:
+    """PUBLISH frames of any topics, which are kept: while the clock runs only lengths and packet ids are
+    looked at."""
 
-    Payloads begin with two digits that name the publisher. While the clock runs only lengths and packet
-    ids are looked at; `verify` goes through everything that was kept.
-    """
-
-    def __init__(self, cycles: Sequence[Cycle]) -> None:
-        self._cycles = cycles
-        self._qos = cycles[0].qos
-        self._kept: list[bytes] = []
+    def __init__(self, qos: int) -> None:
+        self._qos = qos
+        self.kept: list[bytes] = []
+        """Of each read, the whole frames."""
         self._rest = b""
         self.received = 0
 
@@ -163,14 +161,25 @@ class MixedStream:
         except IndexError:
             pass  # The last frame is not whole.
         self._rest = data[at:]
-        self._kept.append(data[:at])
+        self.kept.append(data[:at])
         self.received += len(ids)
         return _PUBACK + _PUBACK.join(ids) if self._qos and ids else b""
+
+
+class MixedStream(FrameStream):
+    """What one subscriber receives of several publishers: any interleaving, each publisher's own in order.
+
+    Payloads begin with two digits that name the publisher.
+    """
+
+    def __init__(self, cycles: Sequence[Cycle]) -> None:
+        super().__init__(cycles[0].qos)
+        self._cycles = cycles
 
     def verify(self, sent: Sequence[int]) -> None:
         """Raise Miscounted unless exactly the number `sent` of each publisher came, in its order."""
         counts = [0] * len(self._cycles)
-        for data in self._kept:
+        for data in self.kept:
             at = 0
             while at < len(data):
                 end = at + 2 + data[at + 1]

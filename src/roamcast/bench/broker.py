@@ -17,15 +17,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from roamcast.bench.broker_cases import CASES, TOPIC, Case, content, even_cycle
+from roamcast.bench.broker_cases import CASES, Case, content
 from roamcast.bench.contestants import OTHERS, ROAMCAST, Kind
-from roamcast.bench.mqtt_load import Figure, idle_connections, latencies_s
+from roamcast.bench.field_shapes import SHAPES, Shape
+from roamcast.bench.mqtt_load import Figure, idle_connections
 from roamcast.bench.processes import BenchFailed, Process, running_on, two_cores, wait_until
 from roamcast.bench.report import Report, silent
 
-AMQTT_TARGET = 10.0
-LATENCY_TARGET = 1.5
-LATENCY_PER_S = 500.0
 IDLE_CONNECTIONS = 10_000
 IDLE_BYTES_MAX = 400_000_000
 SETTLE_S = 30.0
@@ -54,14 +52,16 @@ def run(
                     field.enter(name, OTHERS[name])
                 except BenchFailed as error:
                     skipped[name] = str(error)
-        total = len(CASES) + 2
-        rows = []
-        for number, case in enumerate(CASES):
+        total = len(SHAPES) + len(CASES) + 1
+        shapes, rows = [], []
+        descriptors_max()
+        for number, shape in enumerate(SHAPES):
             progress(number, total)
+            shapes += field.measure_shape(shape, seconds, rounds)
+        for number, case in enumerate(CASES):
+            progress(len(SHAPES) + number, total)
             rows += field.measure(case, seconds, rounds)
-        progress(len(CASES), total)
-        latency = field.measure_latency(seconds, rounds)
-        progress(len(CASES) + 1, total)
+        progress(total - 1, total)
         memory = field.measure_idle(idle)
         progress(total, total)
     return {
@@ -73,8 +73,8 @@ def run(
         "content_filters_matching": content().matching,
         "skipped": skipped,
         "failures": field.failures,
+        "shapes": shapes,
         "cases": rows,
-        "latency": latency,
         "idle": memory,
     }
 
@@ -157,33 +157,32 @@ class Field:
             row["holds_per_core_s"] = own["messages_per_core_s"] >= case.at_least_per_s
         for name, other in summaries.items():
             if name in OTHERS:
-                row["against"][name] = compared(own, other, target if name == "mosquitto" else AMQTT_TARGET)
+                row["against"][name] = compared(
+                    own, other, target if name == "mosquitto" else OTHERS[name].target
+                )
         return row
 
-    # --- latency and memory ---
+    # --- shapes of the field, and memory ---
 
-    def measure_latency(self, seconds: float, rounds: int) -> list[Row]:
-        def one(process: Process) -> list[float]:
-            return latencies_s(process.port, even_cycle(1), TOPIC, LATENCY_PER_S, seconds)
-
-        found = self.in_turn("latency", self.names_for(["process", "group"], True), rounds, one)
-        rows: list[Row] = [
-            {
-                "broker": name,
-                "qos": 1,
-                "per_s": LATENCY_PER_S,
-                "p50_ms": 1_000 * median(at_rank(run, 0.5) for run in runs),
-                "p99_ms": 1_000 * median(at_rank(run, 0.99) for run in runs),
-            }
-            for name, runs in found.items()
-        ]
-        mosquitto = next((row for row in rows if row["broker"] == "mosquitto"), None)
-        for row in rows:
-            if mosquitto is not None and row["broker"].startswith("roamcast"):
-                row["p50_times_mosquitto"] = row["p50_ms"] / mosquitto["p50_ms"]
-                if row["broker"] == "roamcast process":
-                    row["target_times"] = LATENCY_TARGET
-                    row["holds"] = row["p50_times_mosquitto"] <= LATENCY_TARGET
+    def measure_shape(self, shape: Shape, seconds: float, rounds: int) -> list[Row]:
+        """One row for each broker: CPU of a delivery or connection, and how long it took."""
+        names = self.names_for(shape.syncs, against_others=True)
+        found = self.in_turn(
+            f"{shape.name}, QoS {shape.qos}", names, rounds, lambda broker: shape.run(broker, seconds)
+        )
+        figures = {name: shape_figures(runs) for name, runs in found.items()}
+        rows: list[Row] = []
+        for name, own in figures.items():
+            row: Row = {"shape": shape.name, "qos": shape.qos, "broker": name, **own}
+            other = figures.get("mosquitto")
+            if other is not None and name.startswith("roamcast"):
+                row["times_mosquitto"] = {part: own[part] / max(other[part], 1e-9) for part in own}
+                if name == "roamcast process":
+                    row["limits"] = shape.limits
+                    row["holds"] = all(
+                        row["times_mosquitto"][part] <= most for part, most in shape.limits.items()
+                    )
+            rows.append(row)
         return rows
 
     def measure_idle(self, count: int) -> list[Row]:
@@ -243,6 +242,15 @@ def summary(runs: Sequence[Figure]) -> Row:
         "messages_per_core_s": median(figure.messages_per_core_s for figure in runs),
         "deliveries_per_s": median(figure.deliveries / figure.seconds for figure in runs),
         "load_share_of_core": median(figure.load_cpu_s / figure.seconds for figure in runs),
+    }
+
+
+def shape_figures(runs: Sequence[Figure]) -> Row:
+    return {
+        "cpu_us": median(1e6 * figure.broker_cpu_s / figure.deliveries for figure in runs),
+        "p50_ms": median(1e3 * at_rank(figure.latencies_s, 0.5) for figure in runs),
+        "p99_ms": median(1e3 * at_rank(figure.latencies_s, 0.99) for figure in runs),
+        "p999_ms": median(1e3 * at_rank(figure.latencies_s, 0.999) for figure in runs),
     }
 
 

@@ -30,6 +30,13 @@ plugins:
   amqtt.plugins.authentication.AnonymousAuthPlugin:
     allow_anonymous: true
 """
+NATS = f"""\
+host: "{HOST}"
+port: -1
+server_name: bench
+jetstream {{ store_dir: "DATA" }}
+mqtt {{ host: "{HOST}", port: PORT }}
+"""
 
 
 @dataclass(frozen=True)
@@ -42,18 +49,20 @@ class Kind:
     """PORT, DATA and FILE stand for the port, a folder for data, and the configuration file."""
     file: str = ""
     """The content of the configuration file."""
+    target: float = 0.0
+    """How many times its throughput is asked for, in every case."""
 
     def missing(self) -> str | None:
         """Why it cannot be started here; None if it can."""
         if self.name == "amqtt":
             return None if importlib.util.find_spec("amqtt") else "amqtt is not installed (pip install amqtt)"
-        return missing(self.name) if self.name == "mosquitto" else None
+        return missing(self.name) if self.name in OTHERS else None
 
     def start(self, folder: Path, cores: frozenset[int]) -> Process:
         folder.mkdir(parents=True)
         port, file = free_port(), folder / "configuration"
         places = {"PORT": str(port), "DATA": str(folder / "data"), "FILE": str(file)}
-        file.write_text(self.file.replace("PORT", places["PORT"]))
+        file.write_text(self.file.replace("PORT", places["PORT"]).replace("DATA", places["DATA"]))
         command = list(self.command)
         for name, place in places.items():
             command = [word.replace(name, place) if word.endswith(name) else word for word in command]
@@ -93,5 +102,12 @@ OTHERS = {
         "anonymous, no other plugin, no persistence (no journal), max_connections 20000",
         (sys.executable, "-W", "ignore", "-c", AMQTT_MAIN, "-c", "FILE"),
         AMQTT,
+        10.0,
+    ),
+    "nats": Kind(
+        "nats",
+        "its MQTT (3.1.1), JetStream in files, without a sync for each message",
+        (find_program("nats-server") or "nats-server", "-c", "FILE"),
+        NATS,
     ),
 }

@@ -38,8 +38,17 @@ def interrupts_held_back() -> Iterator[None]:
 
 @contextmanager
 def terminations_as_interrupts() -> Iterator[None]:
-    """SIGTERM is as good as Ctrl-C while the block runs: whoever handles that, handles both."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    """SIGTERM is as good as Ctrl-C while the block runs: whoever handles that, handles both.
+
+    A shell lets its background jobs ignore Ctrl-C, but not SIGTERM.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:

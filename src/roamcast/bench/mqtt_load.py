@@ -44,6 +44,8 @@ class Figure:
     load_cpu_s: float
     broker_cpu_s: float
     """What the broker took of its core meanwhile, without what clients needed to connect and subscribe."""
+    latencies_s: tuple[float, ...] = ()
+    """How long each delivery took, where that was measured."""
 
     @property
     def messages_per_core_s(self) -> float:
@@ -60,7 +62,7 @@ class LoadConnection:
     def __init__(
         self, port: int, client_id: str, version: int = 4, *, wait: bool = True, is_lasting: bool = False
     ) -> None:
-        """`is_lasting` takes up the session of this client id, and leaves it behind, with MQTT 5."""
+        """`is_lasting` takes up the session of this client id, and leaves it behind."""
         self.version = version
         self.is_resumed = False
         self.socket = socket.create_connection((HOST, port), PATIENCE_S)
@@ -70,7 +72,7 @@ class LoadConnection:
         self._waiting = b""
         self._read = b""
         self._packet_id = 0
-        expiry_s = EXPIRY_S if is_lasting else None
+        expiry_s = EXPIRY_S if is_lasting and version == 5 else None
         try:
             self.send_all(
                 packets.Connect(version, client_id, clean_start=not is_lasting, session_expiry=expiry_s)
@@ -223,7 +225,7 @@ class Publisher:
         if len(cycle) % chunk:
             raise ValueError("a cycle is a whole number of chunks")
         self._chunks = [b"".join(cycle.frames[at : at + chunk]) for at in range(0, len(cycle), chunk)]
-        self.acknowledged = Acknowledged(cycle)
+        self.acknowledged = Acknowledged(len(cycle))
 
     def may_send(self, done: int, window: int) -> bool:
         """Whether there is room for a chunk when `done` messages have arrived everywhere."""
@@ -364,45 +366,29 @@ def one_in_flight(broker: Process, cycles: Sequence[Cycle], topics: Sequence[str
     return Figure(count, count, *took)
 
 
-def latencies_s(port: int, cycle: Cycle, topic: str, per_s: float, seconds: float) -> list[float]:
-    """From when each message was to be sent, at a steady rate, until it has arrived."""
-    poller = Poller()
-    subscriber, stream = LoadConnection(port, "bench-subscriber"), EvenStream(cycle)
-    subscriber.subscribe([topic], cycle.qos)
-    publisher = Publisher(LoadConnection(port, "bench-publisher"), cycle, 1)
-    poller.add(subscriber, _receiver(subscriber, stream))
-    poller.add(publisher.connection, publisher.on_read)
-    took_s: list[float] = []
-    count = int(per_s * seconds)
-    started_s = time.perf_counter() + 0.01
-    try:
-        while len(took_s) < count:
-            now_s = time.perf_counter()
-            if publisher.sent < count and now_s >= started_s + publisher.sent / per_s:
-                publisher.send()
-            # Waiting in the kernel would add its own time to what is measured.
-            poller.turn(0)
-            now_s = time.perf_counter()
-            took_s += (now_s - started_s - number / per_s for number in range(len(took_s), stream.received))
-            if now_s > started_s + seconds + PATIENCE_S:
-                raise BenchFailed(f"{count - len(took_s)} messages did not arrive")
-    finally:
-        poller.close()
-    return took_s
-
-
-def idle_connections(port: int, count: int, measure: Callable[[], int]) -> int:
-    """What is measured with this many silent clients connected."""
+def connect_all(port: int, name: str, count: int, is_lasting: bool = False) -> list[LoadConnection]:
+    """Connections of so many clients, made by the hundred."""
     connections: list[LoadConnection] = []
     try:
         while len(connections) < count:
             fresh = [
-                LoadConnection(port, f"idle-{len(connections) + number}", wait=False)
-                for number in range(min(200, count - len(connections)))
+                LoadConnection(port, f"{name}-{number}", wait=False, is_lasting=is_lasting)
+                for number in range(len(connections), min(len(connections) + 200, count))
             ]
             connections += fresh
             for connection in fresh:
                 connection.welcome()
+    except BaseException:
+        for connection in connections:
+            connection.close()
+        raise
+    return connections
+
+
+def idle_connections(port: int, count: int, measure: Callable[[], int]) -> int:
+    """What is measured with this many silent clients connected."""
+    connections = connect_all(port, "idle", count)
+    try:
         return measure()
     finally:
         for connection in connections:

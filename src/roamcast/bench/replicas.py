@@ -17,10 +17,11 @@ from statistics import median
 from typing import Any
 
 from roamcast.bench.broker import at_rank, machine
-from roamcast.bench.broker_cases import TOPIC, echoes, even_cycle, fan_out
+from roamcast.bench.broker_cases import TOPIC, echoes, fan_out
 from roamcast.bench.contestants import ROAMCAST
+from roamcast.bench.field_shapes import ONE, paced
 from roamcast.bench.ledger import Ledger
-from roamcast.bench.mqtt_load import Figure, latencies_s
+from roamcast.bench.mqtt_load import Figure
 from roamcast.bench.processes import HOST, BenchFailed, Process, free_port, roamcast_command, wait_until
 from roamcast.bench.replicated_sites import LEASE_S, EtcdProcess
 from roamcast.bench.report import Report, silent
@@ -35,7 +36,6 @@ CASES = {
     "50 clients, one in flight, QoS 1": (echoes(1), 0.6),
 }
 """How to measure, and which share of the broker's own throughput a site with a follower must have."""
-LATENCY_PER_S = 500
 IN_SYNC_S = 60.0
 PUBLISH_PER_S = 50
 BEFORE_S, AFTER_S = 4.0, 6.0
@@ -173,11 +173,11 @@ def _latency(sync: str, alone: Process, pair: Pair, seconds: float, rounds: int)
     found: dict[str, list[float]] = {"alone": [], "with": []}
     for turn in range(rounds):
         for which in ("alone", "with") if turn % 2 else ("with", "alone"):
-            port = alone.port if which == "alone" else pair.leader.port
-            took_s = latencies_s(port, even_cycle(1), TOPIC, LATENCY_PER_S, seconds)
+            broker = alone if which == "alone" else pair.leader
+            took_s = paced(ONE, 1, broker, seconds).latencies_s
             found[which].append(1_000 * at_rank(took_s, 0.5))
     return {
-        "case": f"latency at {LATENCY_PER_S}/s, QoS 1, p50 in ms",
+        "case": f"latency at {ONE.per_s:.0f}/s, QoS 1, p50 in ms",
         "sync": sync,
         "alone": round(median(found["alone"]), 2),
         "with_follower": round(median(found["with"]), 2),

@@ -8,12 +8,13 @@ is data (timers and continuations too), so that it can be written down.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from roamcast.broker.endings import Endings
+from roamcast.broker.directory import Directory, Holdings, HoldingsAsked, HoldingsDue, HoldingsMissed
+from roamcast.broker.endings import CopiesGone, Endings
 from roamcast.broker.fences import Dwelling
 from roamcast.broker.figures import Figures
 from roamcast.broker.front import Front
@@ -24,7 +25,7 @@ from roamcast.broker.places import Announced, Places
 from roamcast.broker.requests import Requests
 from roamcast.broker.returns import Returns
 from roamcast.broker.reunion import Reunion, Rival
-from roamcast.broker.session import Attachment, Clients, Holding
+from roamcast.broker.session import Attachment, Clients, Event, Holding
 from roamcast.broker.subscribing import Collecting, Ended, Subscribing
 from roamcast.broker.ways import Ways
 from roamcast.filters.filter import Filter
@@ -73,6 +74,7 @@ from roamcast.protocol.messages import (
     told,
 )
 from roamcast.protocol.notification import Burst, encode_attributes
+from roamcast.protocol.owners import vouches
 from roamcast.protocol.queues import Buffer, DeliveryQueue, QueueLimits
 from roamcast.protocol.records import Level, Row
 from roamcast.protocol.session import Session
@@ -117,16 +119,23 @@ class UnjournalledEffect(Exception):
     """Something that must survive a restart would follow from an input that no journal holds: a bug."""
 
 
+def _lift_1(fields: dict[str, Any]) -> None:
+    fields["links_down"] = {}
+    fields["directory"] = None
+
+
 class BrokerCore:
     """One broker. `step` is the only way in, its result the only way out."""
 
     __state__ = State(
         "broker-core",
+        2,
+        lifts={1: _lift_1},
         saved=(
             "settings", "id", "buffer", "front", "router", "_ways", "clients", "next_incarnation",
             "sessions_begun", "_own", "locator", "protocol", "_next_hops", "_records_all", "_records_any",
             "timers", "_timers_set", "loopback", "handoffs", "requests", "endings", "reunion", "returns",
-            "places", "subscribing", "guests",
+            "places", "subscribing", "guests", "links_down", "directory",
         ),
         # Fleeting bursts move the time and are recorded, and are not journalled.
         unhashed=("now", "_sequence"),
@@ -160,6 +169,7 @@ class BrokerCore:
             self.settings.advertisements,
             front.outside if front is not None else None,
             Ploc(self.settings.location.variables, self.settings.location.rule),
+            protocol.locates,
         )
         self._ways = Ways(self.router, front)
         self.clients = Clients()
@@ -168,11 +178,14 @@ class BrokerCore:
         self.sessions_begun = 0
         self._own = Session(f"$broker/{id}")
         """For what the broker publishes itself."""
+        self.directory = Directory(self)
         self.locator = Locator(self)
         self.protocol = protocol(self, self.settings.protocol)
         self._next_hops: Mapping[str, str] = {}
         self.guests: dict[str, None] = {}
         """Brokers of other organisations."""
+        self.links_down: dict[str, None] = {}
+        """Peers whose link is down at present."""
         self._sequence = 0
         self.timers: list[tuple[float, int, Token]] = []
         self._timers_set = 0
@@ -199,6 +212,9 @@ class BrokerCore:
         self.figures = Figures()
         self.router.connect(self._send_peer, self.settled)
         self.sessions, self.attachments = self.clients.sessions, self.clients.attachments
+        if not self.directory:  # An earlier version wrote the state.
+            self.directory = Directory(self)
+            self.directory.begin_unknowing()
         self._issues = self.subscribing.issues
         self._host_the_protocol()
         self.collect: Callable[[Owner, str, Burst], None] | None = None
@@ -216,6 +232,9 @@ class BrokerCore:
             Probe: self.places.on_probe,
             Relayed: self._on_relayed,
             **self.locator.handlers,
+            Holdings: self.directory.on_holdings,
+            HoldingsMissed: self.directory.on_missed,
+            HoldingsAsked: self.directory.on_asked,
         }
         self._orders: dict[type[Command], Callable[[Any], None]] = {
             Drain: self.endings.on_drain,
@@ -333,7 +352,7 @@ class BrokerCore:
             "clients": [here.told() for here in self.clients.here.values() if not here.is_at_rest],
             **self.locator.unfinished(),
             **self.reunion.unfinished(),
-            "timers": self.timers,
+            "timers": [one for one in self.timers if not isinstance(one[2], HoldingsDue)],
             "barriers": self.router.unfinished(),
         }
         return [f"{name} at {self.id}: {what}" for name, what in under_way.items() if what]
@@ -358,7 +377,7 @@ class BrokerCore:
             case SessionOver(client):
                 here = self.clients.here.get(client)
                 if here is not None and here.holding is Holding.HELD and here.attachment is None:
-                    self.endings.begin(here)
+                    self.endings.begin_after_copies(here)
             case Deadline():
                 self._on_deadline()
             case OverlayChanged(peers, next_hops, guests):
@@ -367,7 +386,15 @@ class BrokerCore:
             case BrokersJoined(brokers):
                 self.reunion.begin(brokers)
             case LinkChanged(peer, up):
+                self.links_down.pop(peer, None)
+                if not up:
+                    self.links_down[peer] = None
                 self.record("link_up" if up else "link_down", peer=peer)
+                self.directory.link_changed(peer, up)
+                if self.front is not None:
+                    self.router.link_changed(peer, up)
+                if not up:
+                    self.locator.leave_out(peer)
             case SendFailed(peer, messages):
                 self.returns.send_failed(peer, messages)
 
@@ -388,6 +415,7 @@ class BrokerCore:
                 self.places.measure(peer)
         self.locator.met(peers)
         if lost:
+            self.directory.lost(lost)
             self.locator.lost(gone, lost)
             self.reunion.lost(lost)
             self.protocol.on_lost(gone, lost)
@@ -430,6 +458,8 @@ class BrokerCore:
             _, _, token = heapq.heappop(self.timers)
             if isinstance(token, Dwelling):
                 self.places.dwelt(token)
+            elif isinstance(token, HoldingsDue):
+                self.directory.tell()
             else:
                 self.protocol.on_deadline(token)
 
@@ -716,6 +746,8 @@ class BrokerCore:
             self.protocol.on_settled(token.token)
         elif isinstance(token, Announced):
             self.places.on_settled(token)
+        elif isinstance(token, CopiesGone):
+            self.endings.on_copies_gone(token)
         elif isinstance(token, Collecting) and self.collects is not None:
             self.collects(token.key)
         else:
@@ -756,6 +788,24 @@ class BrokerCore:
 
     def is_attached(self, client: str) -> bool:
         return client in self.attachments and client in self.sessions
+
+    def capsule_for(self, session: Session, brokers: Collection[str]) -> bytes:
+        realm, trusted = self.settings.realm, self.settings.realm_brokers
+        if self.front is None or session.client in self.attachments:
+            return b""
+        if any(one in self.guests or not vouches(one, session.owner, realm, trusted) for one in brokers):
+            return b""
+        return self.front.copy(session.client)
+
+    def read_ahead(self, client: str, queue: DeliveryQueue, holder: str = "", capsule: bytes = b"") -> bool:
+        if self.front is not None:
+            # Where a link is down, nobody can tell how long ago the copy was withdrawn.
+            is_near = holder not in self.guests and self.next_hop(holder) not in self.links_down
+            if not (capsule and is_near and self.front.serve_ahead(client, capsule, queue.bursts())):
+                return False
+        self.clients.here[client].on(Event.SERVED_AHEAD)
+        self.deliver_from(client, queue)
+        return True
 
     def is_read(self, client: str, queue: DeliveryQueue) -> bool:
         attachment = self.attachments.get(client)

@@ -9,14 +9,27 @@ session meanwhile waits, and then learns that there is none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from roamcast.broker.session import ClientHere, Event, Holding
 from roamcast.protocol.messages import Drain, Hello, HolderUnknown
+from roamcast.protocol.session import Session
 from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
+
+
+COPIES = "\0copies"
+"""Stands among the changes of a session that have to settle: nothing else is called so."""
+
+
+class CopiesGone(NamedTuple):
+    """The token of a session whose copies are withdrawn."""
+
+    client: str
+    number: int
+    """The attach number of the session then."""
 
 
 class Endings:
@@ -34,7 +47,41 @@ class Endings:
             here.wait(claim)
         if not here.is_ending:
             broker.clients.end(here, broker.id, broker.handoffs.new_attachment(0, Hello(here.client)))
+        self._withdraw_copies(here, session)
         broker.protocol.on_attach(session, came_from or broker.id, {})
+
+    def begin_after_copies(self, here: ClientHere) -> None:
+        """The client has been away for too long; but a copy may have served it since. Then its broker asks
+        for the session before no copy is left, and gets it."""
+        assert here.session is not None
+        is_begun = COPIES in (here.unsettled or ())
+        if not is_begun and not self._withdraw_copies(here, here.session):
+            self.begin(here)
+
+    def _withdraw_copies(self, here: ClientHere, session: Session) -> bool:
+        """See to it that nobody is served from a copy of a session that is over; False if there is no copy.
+
+        The question follows the order to drop copies, over every link, so its answer comes behind whatever
+        was done before that.
+        """
+        if not session.is_copied:
+            return False
+        broker, session.is_copied = self._broker, False
+        broker.protocol.end_copies(session)
+        broker.requests.begin_settling(here, COPIES)
+        broker.router.settle("handoff", CopiesGone(here.client, session.number), flush=True)
+        return True
+
+    def on_copies_gone(self, token: CopiesGone) -> None:
+        """No copy is left, and nobody was served from one, unless a request for the session waits here."""
+        broker, here = self._broker, self._broker.clients.here[token.client]
+        broker.requests.end_settling(here, COPIES)
+        session = here.session
+        is_away = here.holding is Holding.HELD and here.attachment is None
+        if session is not None and session.number == token.number and is_away:
+            self.begin(here)
+        else:
+            broker.requests.carry_on(here)
 
     def begin_replaced(self, here: ClientHere) -> None:
         """The client has another session, which stays: no new one begins here."""
@@ -93,6 +140,7 @@ class Endings:
         broker.record("detached", client=client, broker=broker.id, reason="session ended")
         broker.next_incarnation = max(broker.next_incarnation, session.incarnation + 1)
         broker.places.session_gone(here)
+        broker.directory.changed(client)
         if broker.front is not None:
             broker.front.ended(client)
         broker.reunion.session_over(here)

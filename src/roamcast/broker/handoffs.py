@@ -13,6 +13,7 @@ from roamcast.protocol.messages import (
     ATTACHED_AGAIN,
     ATTACHED_ELSEWHERE,
     NOT_THE_OWNER,
+    READ_IN_VAIN,
     AttachRefused,
     AttachRequest,
     Hello,
@@ -60,6 +61,7 @@ class Handoffs:
                 broker.endings.begin(here)
             else:
                 here.on(Event.WELCOMED)
+                broker.directory.changed(here.client)  # It may last now, or last no longer.
                 here.came_from = broker.id
                 self._welcome(here, session, hello.received)
             return
@@ -73,6 +75,8 @@ class Handoffs:
         received = hello.received if hello.clean else broker.protocol.serve_ahead(hello, is_asked)
         if not is_asked:
             broker.locator.ask(here, item.connection, hello, received)
+        else:
+            broker.locator.attached_again(here)
 
     def _refusal(self, here: ClientHere, hello: Hello) -> str:
         """Why whoever says hello cannot attach: somebody else's session, or an old connection."""
@@ -115,7 +119,9 @@ class Handoffs:
         )  # fmt: skip
         self._broker.locator.arrived(fresh, "")
 
-    def session_arrived(self, here: ClientHere, session: Session, received: Mapping[str, int]) -> None:
+    def session_arrived(
+        self, here: ClientHere, session: Session, received: Mapping[str, int], reads_on: bool
+    ) -> None:
         broker, attachment, came_from = self._broker, here.attachment, here.came_from
         if came_from == "":
             session.number += 1
@@ -125,7 +131,7 @@ class Handoffs:
             if not session.published:
                 session.incarnation = broker.new_incarnation(session.incarnation)
         if broker.front is not None:
-            broker.front.arrived(session.client, session.capsule, session.owner)
+            broker.front.arrived(session.client, session.capsule, session.owner, reads_on)
         if attachment is not None:
             session.moves = max(session.moves, attachment.hello.moves)
             received = attachment.hello.received
@@ -147,15 +153,20 @@ class Handoffs:
         broker, client, came_from, is_attached = (
             self._broker, here.client, here.came_from, here.attachment is not None,
         )  # fmt: skip
+        read_ahead = here.attachment.queue if here.attachment is not None else None
         if is_attached:
             named_next = broker.protocol.named_next(session)
-            broker.tell(client, Welcome(session.number, session.accepted, named_next))
+            broker.tell(client, Welcome(session.number, session.accepted, named_next, session.copied))
             broker.record(
                 "attached", client=client, broker=broker.id, number=session.number, reason=came_from or None
             )
         broker.places.session_came(here, session)
         broker.protocol.on_attach(session, came_from, received)
         broker.places.session_is_here(here)
+        is_read_on = read_ahead is None or here.attachment is None or here.attachment.queue is read_ahead
+        if broker.front is not None and not is_read_on:
+            # A client that cannot say what it has received goes on only with what it has begun to read.
+            self.close(here, READ_IN_VAIN)
         if not is_attached and here.session is not None:
             # It left before its session came: that is an attach and a detach at once.
             broker.protocol.on_detach(session)
@@ -163,6 +174,8 @@ class Handoffs:
     def attach_refused(self, here: ClientHere, request: AttachRequest, reason: str) -> None:
         """Our request was stale, or not allowed. If the client has come again since, ask again for that."""
         attachment = here.attachment
+        if self._broker.front is not None:
+            self._broker.front.give_up(here.client)
         if attachment is not None and attachment.connection != request.connection:
             self._broker.locator.ask(here, attachment.connection, attachment.hello)
             return

@@ -16,7 +16,7 @@ confirmation does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -51,29 +51,53 @@ DETOURS_MAX = 3
 """How often a request may follow the client's own word before everyone is asked."""
 
 
+def _ask_all(fields: dict[str, Any]) -> None:
+    fields |= {"may_leave_out": False, "told": 0, "left_out": {}, "is_brief": False, "may_hold": {}}
+
+
 class Gathering:
     """Answers to a question, on their way back to where it came from."""
 
-    __slots__ = ("asker", "claim", "incarnation", "request", "waiting")
+    __slots__ = (
+        "asker", "claim", "incarnation", "is_brief", "left_out", "may_hold", "may_leave_out", "request",
+        "told", "waiting",
+    )  # fmt: skip
 
-    __state__ = State("gathering")
+    __state__ = State("gathering", 2, lifts={1: _ask_all})
 
     def __init__(
         self,
         asker: str | None,
         peers: Iterable[str],
-        request: AttachRequest,
+        question: Locate,
         incarnation: int,
         claim: str = "",
+        may_hold: Iterable[str] = (),
     ) -> None:
         self.asker = asker
-        self.request = request
+        self.request = question.request
         self.waiting = dict.fromkeys(peers)
         """Those who have not answered."""
         self.claim = claim
         """The lowest broker so far that asks everyone too."""
         self.incarnation = incarnation
         """What a new session of the client has at least."""
+        self.may_leave_out, self.told = question.may_leave_out, question.told
+        self.left_out: dict[str, None] = {}
+        """Brokers that cannot be asked and need not be …"""
+        self.is_brief = False
+        """… where there may be a session that ends with its client's connection."""
+        self.may_hold = dict.fromkeys(may_hold)
+        """Brokers that may hold the session, as far as those know who have answered."""
+
+    @property
+    def is_known_away(self) -> bool:
+        """Whether somebody knows that one of those who were left out may hold the session."""
+        return any(broker in self.may_hold for broker in self.left_out)
+
+    def leave_out(self, brokers: Iterable[str], is_brief: bool) -> None:
+        self.left_out |= dict.fromkeys(brokers)
+        self.is_brief = self.is_brief or is_brief
 
 
 class Locator:
@@ -123,7 +147,7 @@ class Locator:
             broker.send(here.departed.destination, here.request)
             return
         trail = broker.protocol.trail_of(hello.client) if broker.protocol.follows_routes else ""
-        asked = trail or hello.last_broker
+        asked = trail or hello.last_broker or broker.protocol.holder_of(hello.client)
         if asked and asked != broker.id:
             here.on(Event.ASKED_ONE)
             here.asked = asked
@@ -140,20 +164,45 @@ class Locator:
         for key, one in list(self._gathering.items()):
             if one.asker is None and key[0] == here.client:
                 del self._gathering[key]
+        self._broker.directory.changed(here.client)
+        self._spread_anew(request, may_leave_out=True)
+
+    def _spread_anew(self, request: AttachRequest, may_leave_out: bool) -> None:
         self._rounds += 1
-        self._spread(Locate(request, self._rounds), None, "")
+        question = Locate(request, self._rounds, may_leave_out, self._broker.directory.told)
+        self._spread(question, None, "")
 
     def _spread(self, question: Locate, sender: str | None, claim: str) -> None:
         """Ask every peer except the one that asked; gather their answers."""
         broker, request = self._broker, question.request
         key = (request.client, request.broker, request.connection, question.round)
         others = [peer for peer in broker.peers if peer != sender]
-        waiting = [*others, *self.unmet]
-        self._gathering[key] = Gathering(sender, waiting, request, broker.next_incarnation, claim)
+        known = broker.directory.may_hold(request.client)
+        gathering = Gathering(sender, (*others, *self.unmet), question, broker.next_incarnation, claim, known)
+        self._gathering[key] = gathering
         for peer in others:
-            broker.send(peer, question)
-        if not waiting:
+            if not self._leave_out(gathering, peer):
+                broker.send(peer, question)
+        if not gathering.waiting:
             self._answer(key)
+
+    # --- peers whose links are down ---
+
+    def _leave_out(self, gathering: Gathering, peer: str) -> bool:
+        """Do without a peer's answer, if it cannot be asked and nobody behind it may hold the session."""
+        directory, client = self._broker.directory, gathering.request.client
+        left_out = directory.left_out(client, peer) if gathering.may_leave_out else ()
+        if left_out:
+            gathering.leave_out(left_out, directory.is_brief(client, left_out))
+            del gathering.waiting[peer]
+        return bool(left_out)
+
+    def leave_out(self, peer: str) -> None:
+        """The link to a peer is down: questions that wait for it may have to wait no longer."""
+        for key, gathering in list(self._gathering.items()):
+            is_left_out = peer in gathering.waiting and self._leave_out(gathering, peer)
+            if is_left_out and not gathering.waiting and self._gathering.get(key) is gathering:
+                self._answer(key)
 
     # --- peers that were never met ---
 
@@ -173,7 +222,8 @@ class Locator:
             self.is_complete = self.is_complete or not self.unmet
             for key, gathering in self._gathering.items():
                 if peer in gathering.waiting:
-                    self._broker.send(peer, Locate(gathering.request, key[3]))
+                    question = Locate(gathering.request, key[3], gathering.may_leave_out, gathering.told)
+                    self._broker.send(peer, question)
 
     def _wait_no_more(self, peers: Iterable[str]) -> None:
         for key, gathering in list(self._gathering.items()):
@@ -187,6 +237,8 @@ class Locator:
         here = self._clients.here.get(client)
         if here is not None and here.asked:
             return [here.asked]
+        if holders := self._broker.directory.holders_of(client):
+            return list(holders)
         if here is not None and here.departed is not None:
             return [here.departed.destination]
         waiting = {
@@ -196,6 +248,11 @@ class Locator:
             for peer in gathering.waiting
         }
         return [f"{peer} (never met)" if peer in self.unmet else peer for peer in waiting]
+
+    def attached_again(self, here: ClientHere) -> None:
+        """The client has come again while its session is looked for; it may have to be stood in for."""
+        if here.search is Search.ASKS_EVERYONE:
+            self.ask_everyone(here)
 
     def ask_again(self) -> None:
         """More brokers can be asked than could when they were."""
@@ -223,11 +280,12 @@ class Locator:
     def on_grant(self, sender: str, message: Grant) -> None:
         self.adopt(message.session)
 
-    def adopt(self, session: Session) -> None:
+    def adopt(self, session: Session, reads_on: bool = False) -> None:
         """A session has come from its former holder."""
         session = session.copy()
-        self._broker.send(session.last_broker, GrantReceived(session.client, session.number))
-        self.arrived(session, session.last_broker)
+        received = GrantReceived(session.client, session.number, self._broker.directory.told)
+        self._broker.send(session.last_broker, received)
+        self.arrived(session, session.last_broker, reads_on)
 
     def take_back(self, session: Session) -> None:
         """A session that was on its way to a broker which is gone stays here."""
@@ -254,11 +312,13 @@ class Locator:
                 self.on_request(gathering.request.broker, gathering.request)
         self._clients.forget_unused(here)
 
-    def arrived(self, session: Session, came_from: str) -> None:
+    def arrived(self, session: Session, came_from: str, reads_on: bool = False) -> None:
         """The session is here; those who asked for it meanwhile come next, in order."""
         request = self._clients.of(session.client).request
         here = self._clients.arrive(session, came_from)
-        self._broker.handoffs.session_arrived(here, session, request.received if request is not None else {})
+        self._broker.directory.changed(here.client)
+        received = request.received if request is not None else {}
+        self._broker.handoffs.session_arrived(here, session, received, reads_on)
         for waiting in here.take_waiting():
             self.on_request(waiting.broker, waiting)
 
@@ -267,6 +327,7 @@ class Locator:
         if here is None:
             return
         here.on(Event.REFUSED)
+        self._broker.directory.changed(here.client)
         request, here.request, here.asked, here.rival = here.request, None, "", ""
         assert request is not None
         for waiting in here.take_waiting():
@@ -338,6 +399,7 @@ class Locator:
             if here.search is Search.ASKS_EVERYONE:
                 claim = broker.id
                 self._note_rival(here, request.broker)
+        broker.directory.asked(request.client, request.broker, message.told)
         self._spread(message, sender, claim)
 
     def on_located(self, sender: str, message: Located) -> None:
@@ -357,6 +419,8 @@ class Locator:
         gathering.waiting.pop(sender, None)
         gathering.incarnation = max(gathering.incarnation, message.incarnation)
         gathering.claim = min(filter(None, (gathering.claim, message.claim)), default="")
+        gathering.leave_out(message.left_out, message.is_brief)
+        gathering.may_hold |= dict.fromkeys(message.may_hold)
         if not gathering.waiting:
             self._answer(key)
 
@@ -367,7 +431,11 @@ class Locator:
         """
         gathering = self._gathering.pop(key)
         if gathering.asker is not None:
-            answer = Located(*key, found=False, claim=gathering.claim, incarnation=gathering.incarnation)
+            answer = Located(
+                *key, found=False, claim=gathering.claim, incarnation=gathering.incarnation,
+                left_out=tuple(gathering.left_out), is_brief=gathering.is_brief,
+                may_hold=tuple(gathering.may_hold),
+            )  # fmt: skip
             self._broker.send(gathering.asker, answer)
             return
         here = self._asking(key[0], key[2])
@@ -379,9 +447,17 @@ class Locator:
             here.on(Event.FOUND)
             rival, here.rival = here.rival, ""
             self._broker.send(rival, msgspec.structs.replace(here.request, deferred=True))
+        elif gathering.left_out and not self._may_make(gathering):
+            self._spread_anew(here.request, may_leave_out=False)
+            if self._broker.front is not None and not gathering.is_known_away:
+                self._broker.front.not_located(here.client)
         else:
             fresh = Session(here.client, incarnation=gathering.incarnation, owner=here.request.owner)
             self.arrived(fresh, "")
+
+    def _may_make(self, gathering: Gathering) -> bool:
+        is_open = gathering.is_brief or gathering.is_known_away
+        return not is_open and self._broker.directory.may_make_without(gathering.left_out)
 
     # --- when brokers are gone for good ---
 
@@ -422,7 +498,9 @@ class Locator:
         here = self._clients.here.get(message.client)
         if here is not None and here.departed is not None and here.departed.number == message.number:
             here.on(Event.CONFIRMED)
-            here.departed = None
+            destination, here.departed = here.departed.destination, None
+            arrived_at = destination if self._broker.is_reachable(destination) else sender
+            self._broker.directory.went(here.client, arrived_at, message.told)
             self._clients.forget_unused(here)
 
     # --- at the end of the way to a broker that is gone ---

@@ -147,7 +147,7 @@ class Requests:
             del session.subscriptions[text]
         else:
             held[text] = broker.now
-        self._begin_settling(here, text)
+        self.begin_settling(here, text)
         token = (client, request, kind, text)
         if kind == "Subscribe":
             broker.protocol.on_subscribe(session, filter, token)
@@ -194,12 +194,12 @@ class Requests:
     def advertise_again(self, here: ClientHere, session: Session) -> None:
         """The session has moved here, and what its client may publish must be known from here."""
         for text in session.advertisements:
-            self._begin_settling(here, text)
+            self.begin_settling(here, text)
             self._broker.router.advertise(parse(text), (session.client, 0, "Advertise", text))
 
     # --- settling ---
 
-    def _begin_settling(self, here: ClientHere, text: str) -> None:
+    def begin_settling(self, here: ClientHere, text: str) -> None:
         here.on(Event.CHANGED)
         unsettled = here.unsettled = here.unsettled if here.unsettled is not None else {}
         unsettled[text] = unsettled.get(text, 0) + 1
@@ -207,6 +207,11 @@ class Requests:
     def on_settled(self, token: Token) -> None:
         client, request, kind, text = token
         here = self._clients.here[client]
+        self.end_settling(here, text)
+        self._tell_settled(client, request, kind, text)
+        self.carry_on(here)
+
+    def end_settling(self, here: ClientHere, text: str) -> None:
         unsettled = here.unsettled
         assert unsettled is not None
         unsettled[text] -= 1
@@ -215,8 +220,6 @@ class Requests:
         if not unsettled:
             here.on(Event.SETTLED)
             here.unsettled = None
-        self._tell_settled(client, request, kind, text)
-        self.carry_on(here)
 
     def _tell_settled(self, client: str, request: int, kind: str, text: str) -> None:
         """Not where the session's move alone made it necessary (request 0)."""

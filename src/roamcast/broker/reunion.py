@@ -140,6 +140,7 @@ class Reunion:
     def begin(self, brokers: Iterable[str]) -> None:
         """These brokers have come within reach, with sessions of their own."""
         to = tuple(brokers)
+        self._broker.directory.joined(to)
         strangers = dict.fromkeys((self._broker.id, *to))
         for joining in self._joining:
             strangers |= joining.brokers
@@ -149,6 +150,7 @@ class Reunion:
         # Of sessions on their way nobody else may have spoken before their new holders hear of it.
         departed = [(client, here.departed) for client, here in self._clients.here.items() if here.departed]
         for client, one in departed:
+            self._broker.directory.changed(client)
             held.append(Claim(client, one.destination, one.begun, one.number, one.incarnation))
         parts = [
             tuple(held[start : start + CLAIMS_PER_MESSAGE])
@@ -194,9 +196,12 @@ class Reunion:
         if self._broker.id not in message.to:
             return
         for claim in message.claims:
+            for holder in dict.fromkeys((claim.broker, message.broker)):
+                self._broker.directory.claimed(claim.client, holder)
             self._remember(message.broker, claim)
             self._compare(claim)
         if message.is_last:
+            self._broker.directory.claimed_all(message.broker)
             for joining in self._joining:
                 if joining.unheard.pop(message.broker, "") is None and not joining.unheard:
                     self._tell_own(joining)
@@ -243,6 +248,7 @@ class Reunion:
         """The session that should hear of its rival has ended, is lost with its broker, or was too fast to be
         followed: then it is anywhere."""
         broker, claim = self._broker, message.claim
+        broker.directory.changed(claim.client)
         self._pass_on(Claims(broker.id, tuple(broker.own_members), (claim,), is_last=False), "")
         broker.send(claim.broker, ReunionOver(claim.client))
 

@@ -9,10 +9,13 @@ its arrival is confirmed. Or the session ends: what is left of it is fetched and
 handoff is finished and all has settled, it is over. Its client, if attached, then gets a new session, or
 looks for the one that has replaced it.
 
-Five small machines share the events: where the session is, the search for it, the client's connection, the
-handoff, and the settling of changes. An event moves every machine that lists it, and it must be legal in all
-of them: a session cannot depart while a change settles, and nobody searches for a session that is here. A
-transition that the table does not list is a bug of ours and stops the process.
+A copy of a session may serve its client before the session is there. The client then reads ahead, from when
+it attaches until the session arrives or the client leaves.
+
+Six small machines share the events: where the session is, the search for it, the client's connection, what
+the client reads, the handoff, and the settling of changes. An event moves every machine that lists it, and
+it must be legal in all of them: a session cannot depart while a change settles, and nobody searches for a
+session that is here. A transition that the table does not list is a bug of ours and stops the process.
 """
 
 from __future__ import annotations
@@ -67,6 +70,15 @@ class Presence(_Named):
     ATTACHED = "attached"
 
 
+class Reading(_Named):
+    """What the attached client is served from."""
+
+    SESSION = "session"
+    """From its session, as soon as that is here."""
+    COPY = "copy"
+    """From a copy, ahead of its session."""
+
+
 class Handoff(_Named):
     FINISHED = "finished"
     UNDER_WAY = "under way"
@@ -82,6 +94,8 @@ class Settling(_Named):
 class Event(_Named):
     ATTACHED = "attached"
     DETACHED = "detached"
+    SERVED_AHEAD = "served ahead"
+    """A copy serves the client until its session is here."""
     ASKED_ONE = "asked one"
     ASKED_EVERYONE = "asked everyone"
     FOLLOWED = "followed"
@@ -127,7 +141,7 @@ TABLE: dict[str, dict[Any, dict[Event, Any]]] = {
     "holding": {
         Holding.ABSENT: {
             Event.ARRIVED: Holding.HELD,
-            **_stays(Holding.ABSENT, Event.ASKED_ONE, Event.ASKED_EVERYONE),
+            **_stays(Holding.ABSENT, Event.ASKED_ONE, Event.ASKED_EVERYONE, Event.SERVED_AHEAD),
         },
         Holding.HELD: {
             Event.CLAIMED: Holding.DEPARTING,
@@ -180,7 +194,17 @@ TABLE: dict[str, dict[Any, dict[Event, Any]]] = {
     },
     "presence": {
         Presence.AWAY: {Event.ATTACHED: Presence.ATTACHED},
-        Presence.ATTACHED: {Event.DETACHED: Presence.AWAY},
+        Presence.ATTACHED: {
+            Event.DETACHED: Presence.AWAY,
+            **_stays(Presence.ATTACHED, Event.SERVED_AHEAD),
+        },
+    },
+    "reading": {
+        Reading.SESSION: {
+            Event.SERVED_AHEAD: Reading.COPY,
+            **_stays(Reading.SESSION, Event.ARRIVED, Event.DETACHED),
+        },
+        Reading.COPY: {Event.ARRIVED: Reading.SESSION, Event.DETACHED: Reading.SESSION},
     },
     "handoff": {
         Handoff.FINISHED: {
@@ -255,15 +279,20 @@ class Waiting(NamedTuple):
     """The jump that takes effect then, as JSON; "" if none does."""
 
 
+def _lift_client_1(fields: dict[str, Any]) -> None:
+    fields["reading"] = Reading.SESSION
+
+
 class ClientHere(msgspec.Struct):
     """One client at this broker: the states of its machines, and what belongs to each state."""
 
-    __state__ = State("client-here")
+    __state__ = State("client-here", 2, lifts={1: _lift_client_1})
 
     client: str
     holding: Holding = Holding.ABSENT
     search: Search = Search.IDLE
     presence: Presence = Presence.AWAY
+    reading: Reading = Reading.SESSION
     handoff: Handoff = Handoff.FINISHED
     settling: Settling = Settling.SETTLED
     session: Session | None = None

@@ -256,7 +256,7 @@ def journal(
 
 def broker(
     against: Annotated[
-        str, typer.Option(help="What to compare with: mosquitto, amqtt, both with a comma, or none.")
+        str, typer.Option(help="What to compare with: mosquitto, amqtt, nats, several by commas, or none.")
     ] = "mosquitto,amqtt",
     seconds: Annotated[float, typer.Option(min=0.05, help="How long messages are sent in each run.")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each case with each broker, in turn.")] = 5,
@@ -301,9 +301,16 @@ def show_broker(result: dict[str, Any]) -> None:
             parts = ("messages_per_s", "ratio", "ratio_per_core_s", "target", "holds")
             cells += [other.get(part) for part in parts]
         rows.append(cells)
-    table(columns, rows, title="bench broker: messages per second")
-    for title, part in (("latency", "latency"), ("memory with idle connections", "idle")):
-        table_of(result[part], title)
+    shapes = [
+        row | {f"{part} times": times for part, times in row.get("times_mosquitto", {}).items()}
+        for row in result["shapes"]
+    ]
+    for row in shapes:
+        row.pop("times_mosquitto", None)
+        row.pop("limits", None)
+    table_of(shapes, "shapes of the field: CPU for each delivery or connection, and how long it takes")
+    table(columns, rows, title="messages per second")
+    table_of(result["idle"], "memory with idle connections")
     for row in result["cases"]:
         if "target_per_s" in row:
             print(f"{row['case']}: {row['target_per_s']:,.0f} per second asked for, {verdict(row['holds'])}")

@@ -52,6 +52,7 @@ class Kind(NamedTuple):
     faults: tuple[str, ...] = ()
     feature: str = ""
     front: str = "plain"
+    routing: str = ""
 
 
 FRONTS = ("plain", "mqtt", "all")
@@ -68,6 +69,7 @@ def register(app: typer.Typer) -> None:
             "roamcast fuzz --faults hostile --protocol multi_hop_handoff --seeds 0:500",
             "roamcast fuzz --feature location --seeds 0:200",
             "roamcast fuzz --protocol sub_unsub --seeds 17",
+            "roamcast fuzz --protocol relocation --routing covering",
             "roamcast fuzz --exhaustive --protocol roam",
             "roamcast fuzz --story story.txt --trace",
         ),
@@ -87,7 +89,8 @@ def fuzz(
         str | None,
         typer.Option(
             help="Draw faults too: any of crash, partition, loss, by commas, or all; hostile adds a"
-            " neighbour that makes up what it says, replication gives brokers followers and breaks them."
+            " neighbour that makes up what it says, replication gives brokers followers and breaks them,"
+            " detour sends links over other ways."
         ),
     ] = None,
     feature: Annotated[
@@ -103,6 +106,10 @@ def fuzz(
             help="What clients speak: plain (the lab's own requests, the default, for every protocol), mqtt"
             " (all that brokers do for MQTT clients, for protocols that promise exactly once), or all."
         ),
+    ] = None,
+    routing: Annotated[
+        str | None,
+        typer.Option(help="Routing strategy of every story; if not given, each seed draws one."),
     ] = None,
     failures_max: Annotated[
         int, typer.Option(min=1, help="How many failing seeds of a protocol are enough.")
@@ -137,7 +144,7 @@ def fuzz(
     are owed, and the timing of the links what those miss who are too fast; nothing else may be missing.
     """
     if exhaustive:
-        check_alone(seeds=seeds, faults=faults, feature=feature, front=front, story=story)
+        check_alone(seeds=seeds, faults=faults, feature=feature, front=front, routing=routing, story=story)
         failed = search_exhaustively(protocol or "all", as_json=as_json)
     elif story is not None:
         if seeds is not None:
@@ -148,14 +155,18 @@ def fuzz(
             raise InputError("--feature and --story exclude each other: a story tells itself what is in it")
         if front is not None:
             raise InputError("--front and --story exclude each other: a story says so itself (`front mqtt`)")
+        if routing is not None:
+            raise InputError("--routing and --story exclude each other: a story says so itself (`routing …`)")
         failed = replay(story, protocol, trace=trace, as_json=as_json)
     elif trace:
         raise InputError("--trace shows the messages of a story: name one with --story FILE")
     else:
         seeds = SEEDS_DEFAULT if seeds is None else seeds
-        kind = Kind(parse_faults(faults), parse_feature(feature, faults), parse_front(front, feature))
+        kind = Kind(
+            parse_faults(faults), parse_feature(feature, faults), parse_front(front, feature), routing or ""
+        )
         if protocol is None:
-            protocol = "any" if kind.feature else "all"
+            protocol = "any" if kind.feature and not kind.routing else "all"
         failed = search(protocol, parse_seeds(seeds), kind, failures_max, workers, as_json=as_json)
     if failed:
         raise typer.Exit(EXIT_VIOLATIONS)
@@ -182,6 +193,8 @@ def search(
             protocols, left_out = choose_for_mqtt(protocol, is_one_of_two=kind.front == "all")
         else:
             protocols, left_out = choose_protocols(protocol, one.faults)
+        if one.routing:
+            protocols = choose_for_routing(protocol, protocols, one.routing)
         chosen.append((one, protocols))
     done, total = 0, len(seeds) * sum(len(protocols) for _, protocols in chosen)
     with progress(f"fuzzing {protocol}") as show_progress:
@@ -281,6 +294,21 @@ def choose_for_location(text: str) -> list[str]:
     return [name]
 
 
+def choose_for_routing(text: str, protocols: list[str], routing: str) -> list[str]:
+    """Those of the protocols that work with the strategy; the only one that was named must."""
+    from roamcast.mobility import MOBILE_PROTOCOLS, check_combination, find_protocol
+    from roamcast.routing.router import STRATEGIES
+
+    if routing not in STRATEGIES:
+        raise InputError(f"--routing {routing!r}: valid are {', '.join(STRATEGIES)}")
+    if text == "all":
+        known = [name for name in protocols if name not in MOBILE_PROTOCOLS]
+        return [name for name in known if routing in find_protocol(name).strategies]
+    for name in protocols:
+        check_combination(find_protocol(name), routing)
+    return protocols
+
+
 def choose_protocols(text: str, faults: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
     """The protocols that promise something under these faults, and why the others do not."""
     from roamcast.mobility import MOBILE_PROTOCOLS, find_protocol
@@ -354,7 +382,14 @@ def in_this_process(protocol: str, seeds: Iterable[int], kind: Kind = PLAIN) -> 
 
     for seed in seeds:
         try:
-            yield run_seeds(protocol, [seed], faults=kind.faults, feature=kind.feature, front=kind.front)
+            yield run_seeds(
+                protocol,
+                [seed],
+                faults=kind.faults,
+                feature=kind.feature,
+                front=kind.front,
+                routing=kind.routing,
+            )
         except Exception as error:
             # Without the seed, whoever writes a protocol could not look for the mistake.
             what = f"{type(error).__name__}: {error}"

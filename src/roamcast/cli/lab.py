@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -51,6 +51,18 @@ Ids = Annotated[
 Runs = Annotated[
     Path | None,
     typer.Option("--runs", help="Folder that keeps finished runs; a command that was stopped goes on there."),
+]
+Repetitions = Annotated[
+    int | None,
+    typer.Option("--repetitions", min=1, help="Runs that differ by chance only, at most."),
+]
+KeptOnly = Annotated[
+    bool,
+    typer.Option(
+        "--kept-only",
+        help="Run nothing: judge the runs of --runs, in the largest setting of which all are there; the page "
+        "names the commits that made them.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -133,6 +145,7 @@ def check(
     ids: Ids = None,
     quick: Quick = False,
     runs: Runs = None,
+    repetitions: Repetitions = None,
     workers: Workers = None,
     master: OnSpark = None,
     as_json: AsJson = False,
@@ -151,6 +164,7 @@ def check(
     rows: list[dict[str, Any]] = []
     stopped = False
     with new_sweep(workers, master, runs=runs) as sweep:
+        sweep.repetitions = repetitions
         started = time.perf_counter()
         try:
             for experiment, claims in chosen.items():
@@ -174,6 +188,7 @@ def report(
     ids: Ids = None,
     quick: Quick = False,
     runs: Runs = None,
+    kept_only: KeptOnly = False,
     workers: Workers = None,
     master: OnSpark = None,
 ) -> None:
@@ -187,13 +202,18 @@ def report(
 
     chosen = select(experiments(), ids or [])
     prepare_out_folder(out)
-    command = " ".join(["roamcast lab report", *(ids or []), *(["--quick"] if quick else []), f"--out {out}"])
-    page = ClaimsPage(out, command)
+    if kept_only and runs is None:
+        raise InputError("--kept-only: name the folder of the runs with --runs")
+    flags = [*(["--quick"] if quick else []), *([f"--runs {runs}"] if runs else [])]
+    flags += ["--kept-only"] if kept_only else []
+    page = ClaimsPage(out, " ".join(["roamcast lab report", *(ids or []), *flags, f"--out {out}"]))
     rows: list[dict[str, Any]] = []
-    with new_sweep(workers, master, runs=runs) as sweep:
+    with new_sweep(workers, master, runs=runs, kept_only=kept_only) as sweep:
         for experiment in chosen:
-            findings = watch(experiment, quick, sweep)
-            page.add(experiment, findings)
+            setting = largest_kept(experiment, sweep) if kept_only else Setting(quick)
+            setting.prepare(sweep)
+            findings = watch(experiment, setting.quick, sweep)
+            page.add(experiment, findings, str(setting), dict(sweep.commits))
             rows += [as_row(outcome, experiment) for outcome in findings.outcomes]
             say(rows[-len(findings.outcomes) :])
     page.write()
@@ -202,21 +222,56 @@ def report(
     judge(rows, failures)
 
 
+class Setting(NamedTuple):
+    """How much of an experiment is run."""
+
+    quick: bool
+    repetitions: int | None = None
+
+    def __str__(self) -> str:
+        name = "quick setting" if self.quick else "full setting"
+        return f"{name}, the first {self.repetitions} repetitions" if self.repetitions else name
+
+    def prepare(self, sweep: Sweep) -> None:
+        sweep.repetitions, sweep.absent = self.repetitions, 0
+        sweep.commits.clear()
+
+
+SETTINGS = tuple(
+    Setting(quick, count)
+    for quick, counts in ((False, (None, 5, 4, 3, 2)), (True, (None, 2, 1)))
+    for count in counts
+)
+"""The largest first."""
+
+
+def largest_kept(experiment: Experiment, sweep: Sweep) -> Setting:
+    """The largest setting all runs of which are kept."""
+    for setting in SETTINGS:
+        setting.prepare(sweep)
+        with suppress(Exception):  # Judges need not bear runs that are absent.
+            experiment.run(setting.quick, sweep)
+        if not sweep.absent:
+            return setting
+    raise InputError(f"--kept-only: {experiment.id} has neither all its full nor all its quick runs there")
+
+
 @contextmanager
 def new_sweep(
-    workers: int | None, master: str | None, logs: Path | None = None, runs: Path | None = None
-) -> Iterator[Sweep]:
+    workers: int | None, master: str | None, logs: Path | None = None, runs: Path | None = None,
+    kept_only: bool = False,
+) -> Iterator[Sweep]:  # fmt: skip
     """What does the runs: the cores of this machine, or Spark's executors. `runs` keeps what is finished."""
     from roamcast.lab.kept import KeptRuns
     from roamcast.lab.sweep import Sweep
 
     kept = None
     if runs is not None:
-        kept = KeptRuns(prepare_out_folder(runs, option="--runs"))
+        kept = KeptRuns(prepare_out_folder(runs, option="--runs"), any_code=kept_only)
         if len(kept):
             print(f"{len(kept)} finished runs of before are in {runs}", file=sys.stderr)
     if master is None:
-        yield Sweep(workers, logs=logs, kept=kept)
+        yield Sweep(workers, logs=logs, kept=kept, only_kept=kept_only)
         return
     with spark_session(master) as spark:
         from roamcast.pipeline.sweep import check_logs, spread

@@ -118,9 +118,13 @@ def print_status(answer: dict[str, Any]) -> None:
         print(f"tree: leader {tree['leader']}, {parent}, children: {', '.join(tree['children']) or 'none'}")
     for link in answer["links"]:
         state = "up" if link["is_up"] else f"down ({link['why'] or 'not connected'})"
+        if link.get("over"):
+            state = f"up, carried by {link['over']} ({link['why'] or 'the direct way is silent'})"
         print(f"link to {link['peer']}: {state}, {link['kept_bytes']:,} bytes kept")
         for reason, count in link["refused"].items():
             print(f"  refused {count:,}: {REASONS.get(reason, reason)}")
+    for pair in answer.get("carries", ()):
+        print(f"carries the link between {' and '.join(pair)}")
     if answer["fail_stops"]:
         print(f"fail-stops: {answer['fail_stops']:,}")
     for one in answer["kept_out"]:

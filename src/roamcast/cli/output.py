@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from roamcast.errors import InputError
-from roamcast.lab.words import cell, is_number, leaves
+from roamcast.lab.rows import cell, is_number, leaves
 
 __all__ = [
     "Report",

@@ -49,6 +49,9 @@ Group = Annotated[
     str,
     Meta(pattern=r"^2(2[4-9]|3\d)(\.\d+){3}$", description="an address from 224.0.0.0 to 239.255.255.255"),
 ]
+DetourPeer = Annotated[
+    str, Meta(pattern=NAME_PATTERN + r"|^\*$", description='the id of a broker, or "*" for all')
+]
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[int, Meta(ge=1024)]
@@ -204,6 +207,45 @@ class Link(Section, frozen=True):
     @property
     def accepts_unlisted(self) -> bool:
         return self.unlisted == "accept" or (self.unlisted == "auto" and not (self.secret or self.tls))
+
+
+class Detour(Section, frozen=True):
+    """A broker that may carry links of this one; write one [[detour]] for each. While the direct way to a
+    peer is cut, this broker and the peer, which needs such an entry too, meet there. Both still prove to
+    each other who they are, and what they say is protected as on the direct way."""
+
+    id: Name
+    """The id of that broker. Neither needs to be a peer of the other; that one lists this broker in
+    relay.brokers."""
+    address: Endpoint
+    """Where its link listener is."""
+    addresses: tuple[Endpoint, ...] = ()
+    """Where the link listeners of its other replicas are, if it is a replicated site."""
+    peers: tuple[DetourPeer, ...] = ("*",)
+    """The peers whose links may take this way; "*" stands for all."""
+    secret_files: tuple[PathText, ...] = ()
+    """Files with the secrets that this broker and that one prove to each other, the newest first; empty takes
+    those of the [[peer]] with this id, or link.secret."""
+    certificate_sha256: tuple[Fingerprint, ...] = ()
+    """With link.tls: only these certificates of that broker are accepted, by the SHA-256 of their DER form;
+    empty accepts any that link.ca signed for its id."""
+
+
+class Relay(Section, frozen=True):
+    """Links of other brokers that this one carries while their direct way is cut. It can delay them or break
+    them off. It cannot read what TLS protects, and cannot change or add anything unless it knows the secret
+    of their link: give links that take detours secrets of their own, or use TLS."""
+
+    brokers: tuple[Name, ...] = ()
+    """The brokers that may meet here, each with each; empty carries nothing. Each proves who it is as a peer
+    does."""
+    secret_files: tuple[PathText, ...] = ()
+    """Files with the secrets of these brokers, the newest first; empty takes those of the [[peer]] with the
+    same id, or link.secret."""
+    bytes_per_s: Annotated[float, Meta(ge=1024)] | None = None
+    """Bytes per second that are taken from each of them; a faster one is read from more slowly."""
+    connections_max: Count = 64
+    """Connections of these brokers at once; a link that is carried has two."""
 
 
 class Discovery(Section, frozen=True):
@@ -663,6 +705,8 @@ class Config(Section, frozen=True):
     listeners: tuple[Listener, ...] = field(name="listener", default=(Listener(),))
     peers: tuple[Peer, ...] = field(name="peer", default=())
     link: Link = Link()
+    detours: tuple[Detour, ...] = field(name="detour", default=())
+    relay: Relay = Relay()
     discovery: Discovery = Discovery()
     mobility: Mobility = field(default_factory=Mobility)
     election: ElectionSettings = ElectionSettings()

@@ -19,6 +19,7 @@ from roamcast.config.loading import Program, Warn, check_secret
 from roamcast.config.private_files import check_readable
 from roamcast.config.sections import (
     Config,
+    Detour,
     Link,
     Listener,
     Location,
@@ -75,6 +76,7 @@ def check(config: Config, warn: Warn) -> None:
     for number, listener in enumerate(config.listeners):
         check_listener(f"listener.{number}", listener, config, warn)
     check_peers(config)
+    check_detours(config, warn)
     check_link(config, warn)
     check_mobility(config)
     check_discovery(config)
@@ -256,7 +258,7 @@ def check_peers(config: Config) -> None:
 
 def check_border(key: str, peer: Peer, config: Config) -> None:
     """What one peer may do."""
-    read_secrets(peer, key)
+    read_secrets(peer.secret_files, key)
     if len(peer.secret_files) > SECRETS_MAX:
         raise InputError(f"{key}.secret_files: valid are {SECRETS_MAX} files at most")
     if peer.certificate_sha256 and not config.link.tls:
@@ -278,6 +280,32 @@ def check_border(key: str, peer: Peer, config: Config) -> None:
         raise InputError(
             f"{key}: {peer.id} could not connect here, and has no address; set {key}.address or link.port"
         )
+
+
+def check_detours(config: Config, warn: Warn) -> None:
+    """Refuse ways over other brokers on which nobody could prove anything."""
+    link, peers = config.link, {peer.id: peer for peer in config.peers}
+    for number, detour in enumerate(config.detours):
+        key = f"detour.{number}"
+        if detour.id == config.id:
+            raise InputError(f"{key}.id = {detour.id}: that is this broker itself; name another one")
+        for peer in detour.peers:
+            if peer != "*" and peer not in peers:
+                raise InputError(f"{key}.peers: {peer} is no [[peer]] of this broker")
+        listed = peers.get(detour.id)
+        if not (link.tls or link.secret or detour.secret_files or (listed and listed.secret_files)):
+            told = f"{key}: detours need proof of who is there; set link.secret_file or link.tls"
+            if not is_loopback(split_endpoint(detour.address)[0]):
+                raise InputError(told)
+            warn(told)
+        read_secrets(detour.secret_files, key)
+    read_secrets(config.relay.secret_files, "relay")
+    if not config.relay.brokers:
+        return
+    if link.port is None:
+        raise InputError("relay.brokers: they could not connect here; set link.port")
+    if not (link.tls or link.secret or config.relay.secret_files):
+        raise InputError("relay.brokers needs proof of who is there; set link.secret_file or link.tls")
 
 
 def check_guest(key: str, peer: Peer, config: Config) -> None:
@@ -460,6 +488,7 @@ BROKER = Program(
     check,
     {
         "peer": Peer(id="b", address="127.0.0.1:7001"),
+        "detour": Detour(id="c", address="127.0.0.1:7002"),
         "access.rule": Rule(verdict="allow", topic="cars/%c/#", user="user:*"),
         "view.token": ViewToken(name="dashboard", sha256="0123456789abcdef" * 4),
         "steering.broker": SteeringBroker(id="b", address="127.0.0.1:1884"),

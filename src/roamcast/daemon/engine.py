@@ -56,6 +56,8 @@ PACKETS_PER_TURN = 512
 """What is taken of all clients in one turn at first, in single packets or bursts, and …"""
 PACKETS_PER_TURN_MIN, PACKETS_PER_TURN_MAX = 8, 4096
 """… at least and at most."""
+MARK_S = 0.02
+"""How long the watermark of the journal may stay behind: moving it costs a block of the next sync."""
 PAUSE_S = 0.0002
 """After a pause like this a message is alone; where more are coming, they share a turn and a sync."""
 
@@ -159,6 +161,14 @@ def _never_again() -> int:
 
 
 class Engine:
+    __slots__ = (
+        "_before_snapshot", "_context", "_deadline", "_endpoint", "_failure", "_gate",
+        "_has_failed", "_held", "_idle_since_s", "_inputs", "_is_scheduled", "_late", "_loop",
+        "_marking", "_now", "_on_failure", "_output", "_pending", "_poll", "_records", "_retry",
+        "_timer", "_unwatched_bytes", "_waiting", "_wanted_at", "clock", "journal", "on_snapshot",
+        "pressure", "site", "snapshots", "turns", "watch_memory",
+    )  # fmt: skip
+
     def __init__(
         self,
         site: AnyMachine,
@@ -178,6 +188,8 @@ class Engine:
         """Called when a snapshot has been written, or could not be."""
         self.site = site
         self.journal = journal
+        if journal is not None:
+            journal.mark_after_s = MARK_S
         self.turns = 0
         self.snapshots: dict[str, int] = {"written": 0, "failed": 0}
         """How often, since the process began."""
@@ -207,6 +219,7 @@ class Engine:
         """Why new acknowledgements are refused."""
         self._retry: asyncio.TimerHandle | None = None
         self._poll: asyncio.TimerHandle | None = None
+        self._marking: asyncio.TimerHandle | None = None
         self._is_scheduled = False
         self._idle_since_s = 0.0
         """When the last turn ended, on the clock that never goes back."""
@@ -297,11 +310,18 @@ class Engine:
             self._let_out(effects)
         if self.site.links.ends:
             self.pressure.look(inputs, effects)
-        if durable and journal is not None and journal.wants_snapshot:
-            self._snapshot(journal)
+        if durable and journal is not None:
+            if journal.is_unmarked and self._marking is None:
+                self._marking = self._loop.call_later(MARK_S, self._mark, journal)
+            if journal.wants_snapshot:
+                self._snapshot(journal)
         if self._unwatched_bytes < 0:
             self._unwatched_bytes = self.watch_memory()
         self._idle_since_s = monotonic()
+
+    def _mark(self, journal: Journal) -> None:
+        self._marking = None
+        journal.mark()
 
     def _step(self, inputs: list[MachineInput]) -> MachineEffects:
         now = self.clock()
@@ -522,7 +542,7 @@ class Engine:
     def stop(self) -> None:
         """Finish what is pending and leave a snapshot, so that the next start has nothing to replay."""
         self.turn()
-        for timer in (self._timer, self._retry, self._poll):
+        for timer in (self._timer, self._retry, self._poll, self._marking):
             if timer is not None:
                 timer.cancel()
         if self.journal is not None and self.is_promising:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +12,7 @@ from roamcast.daemon.engine import Engine
 from roamcast.daemon.trees import Trees
 from roamcast.mqtt.server.marks import QOS
 from roamcast.net.buffered import Buffered
-from roamcast.net.peers import LinkStatus
+from roamcast.net.peers import Peers
 from roamcast.net.strangers import Strangers
 from roamcast.storage.kept_out import KeptOut
 
@@ -37,6 +37,8 @@ class LinkFigures(msgspec.Struct, frozen=True):
     dropped_fleeting: int
     refused: dict[str, int] = {}
     """Messages of the peer that were refused at the border, by reason (see `broker.links.border.REASONS`)."""
+    over: str = ""
+    """The broker that carries the link while the direct way is cut."""
 
 
 class BrokerFigures:
@@ -45,7 +47,7 @@ class BrokerFigures:
     def __init__(
         self,
         engine: Engine,
-        statuses: Callable[[Iterable[str]], list[LinkStatus]],
+        peers: Peers,
         trees: Trees,
         kept_out: KeptOut,
         events: EventLog | None = None,
@@ -68,7 +70,8 @@ class BrokerFigures:
         """Clients that were refused, by reason."""
         self.client_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Received from clients, and sent to them."""
-        self._statuses = statuses
+        self._peers = peers
+        self.relay = peers.relay
 
     @property
     def uptime_s(self) -> float:
@@ -114,12 +117,13 @@ class BrokerFigures:
         """To every peer that is configured, connected, or has been and is not forgotten."""
         ends = self.engine.site.links.ends
         found = []
-        for status in self._statuses(ends):
+        for status in self._peers.statuses(ends):
             end = ends.get(status.peer)
             kept, lost = (end.kept_bytes, end.dropped_fleeting) if end is not None else (0, 0)
-            why = "" if status.is_up else self.kept_out.refusal("peer", status.peer) or status.why
+            kept_out = "" if status.is_up else self.kept_out.refusal("peer", status.peer)
             refused = dict(self.engine.site.refused(status.peer))
-            found.append(LinkFigures(status.peer, status.is_up, why, kept, lost, refused))
+            why = kept_out or status.why
+            found.append(LinkFigures(status.peer, status.is_up, why, kept, lost, refused, status.over))
         return found
 
 

@@ -31,6 +31,7 @@ def health(figures: BrokerFigures) -> Answer:
             "history": refusal or "ok",
             "listening": figures.is_listening(),
             "links_down": {link.peer: link.why for link in figures.links() if not link.is_up},
+            "detours": {link.peer: link.over for link in figures.links() if link.over},
             "away": figures.away(),
         }
         | fail_stops_of(figures)

@@ -67,7 +67,10 @@ class Linking:
             election = config.election
             terms["election"] = f"{election.missed_max} rounds of {election.period_s:g} s"
         contexts = link_contexts(config.link) if config.link.tls else None
-        self.peers = Peers(config.id, terms, _link_of(config), config.peers, self, contexts)
+        self.peers = Peers(
+            config.id, terms, _link_of(config), config.peers, self, contexts,
+            detours=config.detours, relay=config.relay,
+        )  # fmt: skip
         self._config = config
         self.discovery: LocalDiscovery | None = None
         self._site = site
@@ -96,7 +99,7 @@ class Linking:
 
     def reload(self, config: Config) -> None:
         contexts = link_contexts(config.link) if config.link.tls else None
-        self.peers.reload(_link_of(config), config.peers, contexts)
+        self.peers.reload(_link_of(config), config.peers, contexts, config.detours, config.relay)
         if self.discovery is not None:
             self.discovery.secret = config.link.secret
 

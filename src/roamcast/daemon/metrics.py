@@ -175,13 +175,22 @@ class Metrics(Collector):
         refused = CounterMetricFamily(
             "roamcast_link_refused", "Messages of the peer refused at the border.", labels=["peer", "reason"]
         )
+        over = GaugeMetricFamily(
+            "roamcast_link_detour", "1 while another broker carries the link.", labels=["peer", "relay"]
+        )
         for link in self._figures.links():
+            if link.over:
+                over.add_metric([link.peer, link.over], 1)
             for reason, count in link.refused.items():
                 refused.add_metric([link.peer, reason], count)
             is_up.add_metric([link.peer], link.is_up)
             kept.add_metric([link.peer], link.kept_bytes)
             lost.add_metric([link.peer], link.dropped_fleeting)
-        yield from (is_up, kept, lost, refused)
+        yield from (is_up, over, kept, lost, refused)
+        relay = self._figures.relay
+        yield gauge("roamcast_relay_links", "Links of other brokers that are carried.", len(relay.links))
+        yield gauge("roamcast_relay_waiting", "Brokers that wait here for another one.", relay.waiting)
+        yield counter("roamcast_relay_bytes", "Bytes of links that were carried.", relay.carried_bytes)
 
     def _fail_stops(self) -> Iterator[Metric]:
         kept_out = self._figures.kept_out

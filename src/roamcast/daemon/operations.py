@@ -94,7 +94,7 @@ class Operations:
         self._config = server.config
         self._engine = server.engine
         self._figures = BrokerFigures(
-            server.engine, server.linking.peers.statuses, server.trees, server.kept_out, server.events
+            server.engine, server.linking.peers, server.trees, server.kept_out, server.events
         )
         self._figures.connections = lambda: server.connections
         self._figures.strangers, self._figures.buffered = server.strangers, server.buffered
@@ -201,6 +201,7 @@ class Operations:
             "history": history_of(self._engine.site, self._server.linking.refused),
             "unmet": self._engine.site.unmet(),
             "links": [msgspec.structs.asdict(link) for link in figures.links()],
+            "carries": figures.relay.links,
             **fail_stops_of(figures),
             **tree_of(figures),
             **({"replication": replicating.status()} if replicating is not None else {}),
@@ -230,7 +231,7 @@ class Operations:
         if name == replicating.replica.name:
             raise InputError(f"{name} leads: 'roamcast broker promote' another replica first")
         replicating.replica.bar(name)
-        replicating.drop(name)
+        replicating.leading.drop(name)
         log.warning("replica %s is removed, as the operator wishes", name)
         yield {"removed": name, "done": True}
 

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 
 from roamcast.lab.amozarrain_radio import (
     AODV,
+    AS_IN_THE_TEXT,
     BARELY_MAX,
     DURATION_QUICK_S,
     DURATION_S,
@@ -38,7 +39,7 @@ from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, regist
 from roamcast.lab.rows import Row, distinct, where
 from roamcast.lab.sweep import Job, Sweep
 from roamcast.mobility.moving.election import ElectionSettings
-from roamcast.mobility.moving.mft import MftPublished
+from roamcast.mobility.moving.mft_published import MftPublished
 from roamcast.simulator.radio.aodv import AodvSettings
 from roamcast.simulator.radio.mft_links import LinkSettings
 from roamcast.simulator.radio.parameters import CASTALIA_CSMA, RadioParameters
@@ -48,6 +49,7 @@ from roamcast.simulator.radio.workload import Publishing
 SMALLEST = SIZES[0]
 SEEDS = {SMALLEST: 10, LARGEST: 4}
 """The smallest network takes next to no time."""
+SEEDS_QUICK = {SMALLEST: 10, LARGEST: 3}
 SEEDS_LONG = 3
 
 R3 = Claim(
@@ -88,7 +90,6 @@ class Variant:
 
 
 BOTH: tuple[RadioProtocol, ...] = (MFT, AODV)
-AS_IN_THE_TEXT = LinkSettings(refused=False, relinks=False, clients_follow=True, clients_beat=True)
 
 
 def _publishing(**changes: Any) -> dict[str, Publishing]:
@@ -154,6 +155,10 @@ class VariantJob(Job):
         return f"{self.variant}: {one.protocol} C{one.brokers} {one.duration_s:g} s seed={one.seed}"
 
     @property
+    def repetition(self) -> int:
+        return self.scenario.seed
+
+    @property
     def cost(self) -> float:
         one = self.scenario
         return one.brokers**2 * one.duration_s * (2.5 if one.protocol == AODV else 1.0)
@@ -165,7 +170,8 @@ def measure(job: VariantJob) -> Row:
 
 def jobs(quick: bool) -> list[VariantJob]:
     short, long = (DURATION_QUICK_S, PUBLISHING_QUICK_S), (DURATION_S, PUBLISHING_S)
-    chosen = [(one, SEEDS, short) for one in VARIANTS if one.quick or not quick]
+    seeds = SEEDS_QUICK if quick else SEEDS
+    chosen = [(one, seeds, short) for one in VARIANTS if one.quick or not quick]
     if not quick:
         chosen += [(one, {LARGEST: SEEDS_LONG}, long) for one in VARIANTS if one.long]
     return [

@@ -68,6 +68,10 @@ class Trip:
         return f"{what}{' hasty' if self.is_hasty else ''} number={self.number}"
 
     @property
+    def repetition(self) -> int:
+        return self.number
+
+    @property
     def copies(self) -> int:
         """Of each publication, without a move."""
         return self.subscriptions if self.system in COPIES and not self.is_unique else 1
@@ -232,7 +236,14 @@ class _Traveller:
     def _adapter(self, site: str, port: int) -> Adapter:
         if not self.trip.is_hasty:
             return self.network.adapter(site, port)
-        from roamcast.lab.caporuscio_variant import HastyNats
+        from roamcast.proxy.nats import NatsAdapter
+
+        class HastyNats(NatsAdapter):
+            """Subscriptions return before the broker has them, as those of the paper's Siena did: over a
+            narrow way that shows where the duplicates of ping come from (figure 10)."""
+
+            async def _settle(self, client: object, filter: str) -> None:
+                """Go on at once; what the server refuses is never noticed."""
 
         return HastyNats(self.network.url(site, port))
 
@@ -322,6 +333,66 @@ class _Traveller:
             "out_of_order": sum(later < earlier for earlier, later in pairwise(order)),
             "trace": [[self.departures[number] - began, first.get(number)] for number in published],
         }  # fmt: skip
+
+
+# --- discovery, and subscriptions that are left out ---
+
+LEFT_OUT_COUNT = 20
+
+
+async def discover_and_exclude(network: ForeignNetwork, folder: Path) -> Row:
+    """A client finds the nearer of two proxies, moves, and one of its two subscriptions is not kept."""
+    tag = f"r{network.kind}"
+    topics = {kept: filters_of(network.kind, f"{tag}{kept}", 1) for kept in ("kept", "excluded")}
+    async with AsyncExitStack() as stack:
+        publisher = network.adapter("hub")
+        await publisher.open()
+        stack.push_async_callback(publisher.close)
+        sites = {site: free_port() for site in ("a", "b")}
+        for site in sites:
+            proxy = ProxyServer(proxy_config(network, folder, site, sites))
+            await proxy.start()
+            stack.push_async_callback(proxy.stop)
+        far = SlowLink(sites["b"], find_profile("gprs"), random.Random(1).random)
+        await far.start()
+        stack.push_async_callback(far.close)
+        addresses = {"b": f"{HOST}:{far.port}", "a": f"{HOST}:{sites['a']}"}
+        client = RoamingClient(f"client-{tag}", addresses, Options(move_timeout_s=PATIENCE_S),
+                               adapter=lambda welcome: network.adapter(welcome.site))  # fmt: skip
+        stack.push_async_callback(client.close)
+        found = (await client.move_in()).site
+        heard: Counter[str] = Counter()
+
+        async def read() -> None:
+            async for message in client:
+                heard[message.body.decode()] += 1
+
+        reader = asyncio.create_task(read())
+        stack.callback(reader.cancel)
+        for kept, (_, (filter,), _) in topics.items():
+            await client.subscribe(filter, is_kept=kept == "kept")
+
+        async def publish(when: str) -> None:
+            for kept, (topic, _, headers) in topics.items():
+                for _ in range(LEFT_OUT_COUNT):
+                    await publisher.publish(ForeignMessage(topic, f"{when} {kept}".encode(), headers))
+
+        async def publish_until_heard(when: str) -> None:
+            """Subscriptions take a moment to be known everywhere."""
+            async with asyncio.timeout(60.0):
+                while not (heard[f"{when} kept"] and heard[f"{when} excluded"]):
+                    await publish(when)
+                    await asyncio.sleep(0.1)
+
+        await publish_until_heard("before")
+        await client.move_out()
+        await publish("away")
+        await asyncio.sleep(SETTLE_S)
+        await client.move_in("b")
+        await publish_until_heard("after")
+        return {"system": network.kind, "nearest": found,
+                **{f"{when} {kept}": heard[f"{when} {kept}"] for when in ("before", "away", "after")
+                   for kept in topics}}  # fmt: skip
 
 
 def batches(

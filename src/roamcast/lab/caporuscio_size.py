@@ -27,6 +27,8 @@ class Sizes:
     """By kind of broker."""
     leaks: list[tuple[str, str]]
     """A module that is no adapter, and what it imports that only an adapter should know."""
+    looked_at: int
+    """How many modules that are no adapters were looked at."""
 
 
 def sizes() -> Sizes:
@@ -44,6 +46,7 @@ def sizes() -> Sizes:
             for kind, name in present.items()
         },
         leaks,
+        len(shared),
     )
 
 

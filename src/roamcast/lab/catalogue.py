@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import roamcast.lab.amozarrain
+import roamcast.lab.amozarrain_backbone
+import roamcast.lab.amozarrain_first_approach
 import roamcast.lab.amozarrain_radio
 import roamcast.lab.amozarrain_radio_variants
 import roamcast.lab.amozarrain_trees
 import roamcast.lab.caporuscio
 import roamcast.lab.comparison
 import roamcast.lab.fiege
+import roamcast.lab.fiege_fig2
 import roamcast.lab.fiege_location
 import roamcast.lab.fiege_traffic
 import roamcast.lab.gaddah

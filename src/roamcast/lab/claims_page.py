@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+from PIL import Image
 
 import roamcast
 from roamcast.errors import InputError
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome
 from roamcast.lab.figures import save_png
-from roamcast.lab.kept import code_digest
+from roamcast.lab.kept import commit
 from roamcast.lab.report import drawn, write_csv
-from roamcast.lab.words import cell, leaves
+from roamcast.lab.rows import cell, leaves
 
 DOCUMENTS = {
     "G": "Gaddah 2008", "A": "Amozarrain 2021", "F": "Fiege et al. 2003", "W": "Wang et al. 2007",
-    "C": "Caporuscio et al. 2003", "N": "Learned neighbours", "P": "Comparison", "R": "Radio",
+    "C": "Caporuscio et al. 2003", "N": "our own: learned neighbours", "P": "our own: all protocols",
+    "R": "our own: what decides a claim",
 }  # fmt: skip
 FIGURES_MAX = 40
-"""Measured values that a claim shows on the page; the tables have all."""
+"""Measured values that a claim shows on the page."""
+ROWS_MAX = 150
+"""Rows of a table that is written beside the page; tables of single runs have more."""
+DOTS_PER_INCH = 90
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one experiment has found, and how."""
+
+    experiment: Experiment
+    findings: Findings
+    setting: str
+    commits: Mapping[str, int]
+    """Commits, and how many runs each has made."""
+
+    @property
+    def origin(self) -> str:
+        made = sum(self.commits.values())
+        if not made:
+            return f"{self.setting}, computed when the page was made"
+        return f"{self.setting}, {made:,} runs made by commit {', '.join(sorted(self.commits))}"
 
 
 class ClaimsPage:
@@ -28,58 +53,115 @@ class ClaimsPage:
     def __init__(self, out: Path, command: str) -> None:
         self._out = out
         self._command = command
-        self._found: list[tuple[Experiment, Findings]] = []
+        self._parts: list[Part] = []
 
-    def add(self, experiment: Experiment, findings: Findings) -> None:
+    def add(
+        self, experiment: Experiment, findings: Findings, setting: str, commits: Mapping[str, int]
+    ) -> None:
         """Take an experiment's findings and write its pictures and tables."""
         folder = self._out / "claims"
         try:
             folder.mkdir(exist_ok=True)
             for name, draw in findings.figures.items():
-                save_png(drawn(draw), folder / name)
-            for name, rows in findings.tables.items():
-                write_csv(folder / name, rows)
+                figure = drawn(draw)
+                figure.set_dpi(DOTS_PER_INCH)
+                shrink(save_png(figure, folder / file_of(experiment, name)))
+            for name in tables_of(findings):
+                write_csv(folder / file_of(experiment, name), findings.tables[name])
         except OSError as error:
             raise InputError(f"--out {self._out}: cannot be written to ({error.strerror or error})") from None
-        self._found.append((experiment, findings))
+        self._parts.append(Part(experiment, findings, setting, dict(commits)))
 
     def write(self) -> None:
         (self._out / "claims.md").write_text("\n".join(self._lines()) + "\n", encoding="utf-8")
 
     def _lines(self) -> list[str]:
-        outcomes = [outcome for _, findings in self._found for outcome in findings.outcomes]
+        outcomes = [outcome for part in self._parts for outcome in part.findings.outcomes]
+        outcomes.sort(key=lambda one: (one.claim[0], len(one.claim), one.claim))
+        documents = dict.fromkeys(map(document_of, [*DOCUMENTS, *(one.claim for one in outcomes)]))
         counts = Counter(outcome.verdict for outcome in outcomes)
         lines = [
             "# What the documents claim, and what comes out here", "",
-            f"Made by `{self._command}` with version {roamcast.__version__}, {origin()}. "
+            f"Made by `{self._command}` with version {roamcast.__version__}, commit {commit()}. "
             f"{len(outcomes)} claims: {counts['holds']} hold, {counts['does not hold']} do not, "
             f"{counts['open']} are open.", "",
             "Kinds: *exact* is a number or a sequence that must come out; *order* says who is better; "
             "*shape* how a curve bends; *erratum* that the document contradicts itself, and both readings "
-            "are shown.", "",
-            "| claim | kind | verdict | the document | why |",
-            "|---|---|---|---|---|",
+            "are shown. Where the setting of a document is not the one chosen here, a claim is judged in "
+            "both, and the verdict is the one in the document's own setting. Brackets after a mean are its "
+            "95 % interval. What the documents show in pictures only has no printed values to draw beside "
+            "ours; there the text's words are the claim.",
         ]  # fmt: skip
-        for outcome in outcomes:
-            link = f"[{outcome.claim}](#{outcome.claim.lower()})"
-            row = [link, outcome.kind, outcome.verdict, escaped(outcome.paper), escaped(outcome.note)]
-            lines.append(f"| {' | '.join(row)} |")
-        for experiment, findings in self._found:
-            lines += ["", f"## {experiment.title or experiment.id}", "", f"Experiment `{experiment.id}`."]
+        for document in documents:
+            if of_it := [summary(one) for one in outcomes if document_of(one.claim) == document]:
+                lines += ["", f"## {document}", ""]
+                lines += [
+                    "| claim | kind | verdict | the document | where not, why |",
+                    "|---|---|---|---|---|",
+                ]
+                lines += of_it
+        lines += self._settings(outcomes)
+        for part in self._parts:
+            experiment, findings = part.experiment, part.findings
+            lines += ["", f"## {experiment.title}", ""]
+            lines.append(f"Experiment `{experiment.id}`: {part.origin}.")
             claims = {claim.id: claim for claim in experiment.claims}
             for outcome in findings.outcomes:
                 lines += section(claims[outcome.claim], outcome)
             for name in findings.figures:
-                lines += ["", f"![{name.replace('_', ' ')}](claims/{name}.png)"]
-            if findings.tables:
-                named = ", ".join(f"[{name}](claims/{name}.csv)" for name in findings.tables)
+                lines += ["", f"![{name.replace('_', ' ')}](claims/{file_of(experiment, name)}.png)"]
+            if tables := tables_of(findings):
+                named = ", ".join(f"[{name}](claims/{file_of(experiment, name)}.csv)" for name in tables)
                 lines += ["", f"Tables: {named}."]
         return lines
 
+    def _settings(self, outcomes: list[Outcome]) -> list[str]:
+        """Which setting reproduces which claim."""
+        both = [outcome for outcome in outcomes if outcome.by_setting]
+        if not both:
+            return []
+        lines = ["", "## Which setting reproduces which claim", ""]
+        lines += ["| claim | in the document's own setting | in other settings |", "|---|---|---|"]
+        for outcome in both:
+            own, *others = outcome.by_setting.items()
+            said = "; ".join(f"{name}: {verdict}" for name, verdict in others)
+            lines.append(f"| {outcome.claim} | {own[1]} | {escaped(said)} |")
+        documents = dict.fromkeys(document_of(outcome.claim) for outcome in both)
+        for document in documents:
+            of_it = [one.by_setting for one in both if document_of(one.claim) == document]
+            held = {name: sum(one[name] == "holds" for one in of_it) for name in of_it[0]}
+            said = ", ".join(f"{count} in the setting {name!r}" for name, count in held.items())
+            most = "one setting reproduces all" if max(held.values()) == len(of_it) else "none reproduces all"
+            lines += ["", f"{document}: of {len(of_it)} claims hold {said}; {most}."]
+        return lines
+
+
+def file_of(experiment: Experiment, name: str) -> str:
+    return f"{experiment.id}-{''.join(sign if sign.isalnum() else '_' for sign in name)}"
+
+
+def shrink(path: Path) -> None:
+    """Lines and letters need few colours: with 64 a picture takes a third of the bytes."""
+    with Image.open(path) as picture:
+        picture.convert("RGB").quantize(64).save(path, optimize=True)
+
+
+def document_of(claim: str) -> str:
+    return DOCUMENTS.get(claim[0], "Other claims")
+
+
+def tables_of(findings: Findings) -> list[str]:
+    return [name for name, rows in findings.tables.items() if len(rows) <= ROWS_MAX]
+
+
+def summary(outcome: Outcome) -> str:
+    cells = (f"[{outcome.claim}](#{outcome.claim.lower()})", outcome.kind, outcome.verdict,
+             escaped(outcome.paper), escaped(outcome.note))  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
 
 def section(claim: Claim, outcome: Outcome) -> list[str]:
-    document = DOCUMENTS.get(claim.id[0], "")
-    lines = ["", f"### {claim.id}", "", f"{document}, {claim.kind}: {escaped(claim.text)}", ""]
+    lines = ["", f"### {claim.id}", "", f"{document_of(claim.id)}, {claim.kind}: {escaped(claim.text)}.", ""]
     lines.append(
         f"**{outcome.verdict.capitalize()}**" + (f": {escaped(outcome.note)}." if outcome.note else ".")
     )
@@ -88,22 +170,12 @@ def section(claim: Claim, outcome: Outcome) -> list[str]:
         lines += ["", "| measured | value |", "|---|---|"]
         lines += [f"| {escaped(name)} | {escaped(cell(value))} |" for name, value in rows[:FIGURES_MAX]]
     if len(rows) > FIGURES_MAX:
-        lines += ["", f"{len(rows) - FIGURES_MAX} more values are in the tables."]
+        lines += [
+            "",
+            f"{len(rows) - FIGURES_MAX} more values are printed by `roamcast lab check {claim.id}`.",
+        ]
     return lines
 
 
 def escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-def origin() -> str:
-    """The commit of a checkout, and the digest of the source in any case."""
-    folder = Path(roamcast.__file__).parent
-    asked = subprocess.run(
-        ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    commit = f"commit {asked.stdout.strip()}, " if asked.returncode == 0 else ""
-    return f"{commit}source {code_digest()}"

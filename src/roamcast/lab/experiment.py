@@ -10,7 +10,7 @@ A new experiment has a module of its own, which ends with `register`, and a line
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -75,10 +75,27 @@ class Outcome:
     figures: dict[str, object]
     """Measured values, and the thresholds they are compared with."""
     note: str = ""
+    by_setting: dict[str, str] = field(default_factory=dict)
+    """Where the document's setting is not the one chosen here: the verdict in each, the document's first."""
 
     @property
     def verdict(self) -> str:
         return {True: "holds", False: "does not hold", None: "open"}[self.holds]
+
+
+def in_settings(outcomes: Mapping[str, Outcome]) -> Outcome:
+    """One claim judged in several settings. It is the document's: its own setting, the first, decides."""
+    first = next(iter(outcomes.values()))
+    notes = [
+        f"setting {name}: {one.verdict}" + (f", {one.note}" if one.note else "")
+        for name, one in outcomes.items()
+    ]
+    return replace(
+        first,
+        figures={f"setting {name}": one.figures for name, one in outcomes.items()},
+        note="; ".join(notes),
+        by_setting={name: one.verdict for name, one in outcomes.items()},
+    )
 
 
 @dataclass

@@ -234,6 +234,11 @@ class RelocationJob(Job):
     limited: bool
     """Whether the caches have a size and an age by which they give notifications up."""
 
+    @property
+    def repetition(self) -> int:
+        """Each story is another one."""
+        return 1
+
 
 def relocate(job: RelocationJob) -> Row:
     story = draw_story("relocation", job.seed)
@@ -341,10 +346,12 @@ class RoutingJob(Job):
     seed: int
     side: int
     protocol: str = PROTOCOL
+    strategies: tuple[str, ...] = STRATEGIES
+    duration_s: float = 120.0
 
     @property
     def cost(self) -> float:
-        return (1.0 + (self.workload != "groups")) * self.side**4
+        return (1.0 + (self.workload != "groups")) * self.side**4 * self.duration_s / 120.0
 
     def scenario(self, routing: str) -> Scenario:
         return Scenario(
@@ -356,7 +363,7 @@ class RoutingJob(Job):
             workload=self.workload,
             selectivity=0.125,
             publish_every_s=10.0,
-            duration_s=120.0,
+            duration_s=self.duration_s,
             network=NetworkSettings(protocol=self.protocol, routing=routing, seed=self.seed),
         )
 
@@ -376,7 +383,7 @@ def route(job: RoutingJob) -> Row:
     """Run all strategies, and compare, client by client, what was delivered."""
     delivered: dict[str, dict[str, list[str]]] = {}
     figures: dict[str, Row] = {}
-    for strategy in STRATEGIES:
+    for strategy in job.strategies:
         scenario = job.scenario(strategy)
         topology = scenario.make_topology()
         witness, traffic = Witness(), ControlTraffic()
@@ -388,9 +395,10 @@ def route(job: RoutingJob) -> Row:
             "control_hops": traffic.hops.total(),
             "subscribe_hops": traffic.hops["subscribe"],
             "handoff_hops": traffic.hops["handoff"],
+            "publish_hops": run.traffic.hops["publish"],
             "violations": run.result.violations_total,
         }
-    first = delivered[STRATEGIES[0]]
+    first = delivered[job.strategies[0]]
     clients = {client for heard in delivered.values() for client in heard}
     return {
         "workload": job.workload,
@@ -418,6 +426,53 @@ def routing(quick: bool, sweep: Sweep) -> Findings:
         {"routing_runs": rows, "routing": means},
         {"routing": chart(means)},
     )
+
+
+# --- R20: what decides the last step of F8 ---
+
+R20 = Claim(
+    "R20", "order",
+    "(ours) what merging costs in F8 is that merged filters are said anew at every change: if what nobody "
+    "wants is taken back later (lazy merging), control traffic is below that of covering and of perfect "
+    "merging in every workload once clients have moved for a while, and notifications cross links for nobody",
+    "control traffic of lazy merging below covering's and merging's; more hops of notifications",
+)  # fmt: skip
+
+LAZY = ("covering", "merging", "lazy_merging")
+
+
+def lazy(quick: bool, sweep: Sweep) -> Findings:
+    seeds, duration_s = (1, 600.0) if quick else (3, 1800.0)
+    jobs = [
+        RoutingJob(workload, seed, 3, strategies=LAZY, duration_s=duration_s)
+        for workload in WORKLOADS
+        for seed in range(1, seeds + 1)
+    ]
+    rows = sweep.run(route, jobs)
+    return Findings([judge_r20(rows)], {"lazy_runs": rows}, {})
+
+
+def judge_r20(rows: Sequence[Row]) -> Outcome:
+    changed = sum(row["clients_changed"] for row in rows)
+    violations = sum(one["violations"] for row in rows for one in row["strategies"].values())
+    figures: dict[str, object] = {"runs": len(LAZY) * len(rows), "violations": violations}
+    parts: dict[str, bool | None] = {} if rows else {"there are no runs": None}
+    parts[f"{changed} clients got something else"] = changed == 0
+    parts[f"{violations} violations"] = violations == 0
+    for (workload,), group in grouped(rows, "workload").items():
+        means = {
+            name: {one: fmean(row["strategies"][one][name] for row in group) for one in LAZY}
+            for name in ("control_hops", "table_entries", "publish_hops")
+        }
+        for name, found in means.items():
+            figures[f"{name.replace('_', ' ')}, {workload}"] = [round(found[one]) for one in LAZY]
+        control, publish = means["control_hops"], means["publish_hops"]
+        for other in LAZY[:-1]:
+            ratio = control["lazy_merging"] / control[other]
+            parts[f"control hops, {workload}: lazy merging has {ratio:.3f} of {other}"] = ratio < 1
+        more = publish["lazy_merging"] / publish["merging"]
+        parts[f"hops of notifications, {workload}: lazy merging has {more:.3f} of merging"] = more > 1
+    return R20.judge(parts, figures)
 
 
 def chart(means: Sequence[Row]) -> Chart:
@@ -484,3 +539,4 @@ def judge_f8(rows: Sequence[Row], means: Sequence[Row]) -> Outcome:
 register(Experiment("fiege-fig5", "Fiege et al., figure 5: a client relocates", (F1, F2), figure_5))
 register(Experiment("fiege-relocation", "Fiege et al., section 4: promise and caches", (F7,), relocation))
 register(Experiment("fiege-routing", "Routing strategies side by side", (F8,), routing))
+register(Experiment("fiege-lazy", "Merged filters that are said anew later", (R20,), lazy))

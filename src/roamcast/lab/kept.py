@@ -1,14 +1,15 @@
 """Rows of finished runs in a file, so that a sweep that was stopped goes on where it was.
 
-Rows count only for the code that made them: the first line of the file has a digest of it, and a file of
-other code begins anew. A line that was being written when the power went is left out, and so is a row that
-JSON would change.
+Every row is kept with the digest of the source and the commit that made it. Rows count only for the same
+source, unless all are asked for: then new judges look at old runs, and `Sweep.commits` says whose they are. A
+line that was being written when the power went is left out, and so is a row that JSON would change.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -24,32 +25,31 @@ FILE = "runs.jsonl"
 class KeptRuns:
     """The runs of one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, any_code: bool = False) -> None:
         self._path = folder / FILE
-        self._rows: dict[str, Row] = {}
-        head = json.dumps({"code": code_digest()})
+        self._rows: dict[str, tuple[Row, str]] = {}
         try:
-            lines = self._path.read_text(encoding="utf-8").split("\n") if self._path.exists() else []
-            if lines[:1] != [head]:
-                self._path.write_text(head + "\n", encoding="utf-8")
-            elif lines[-1]:  # The last line was not finished.
-                self._path.write_text("".join(f"{line}\n" for line in lines[:-1]), encoding="utf-8")
+            text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
+            whole, _, torn = text.rpartition("\n")
+            if torn:
+                self._path.write_text(whole + "\n" if whole else "", encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{self._path}: cannot be read or written ({error})") from None
-        if lines[:1] == [head]:
-            for line in lines[1:-1]:
-                kept = json.loads(line)
-                self._rows[kept["run"]] = kept["row"]
+        for line in whole.splitlines():
+            kept = json.loads(line)
+            if any_code or kept["code"] == code_digest():
+                self._rows[kept["run"]] = kept["row"], kept["commit"]
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def find(self, function: Callable[[Any], Row], job: Any) -> Row | None:
+    def find(self, function: Callable[[Any], Row], job: Any) -> tuple[Row, str] | None:
+        """The row of a run and the commit that made it."""
         return self._rows.get(_key(function, job))
 
     def keep(self, function: Callable[[Any], Row], job: Any, row: Row) -> None:
-        key = _key(function, job)
-        line = json.dumps({"run": key, "row": row}, default=repr)
+        kept = {"run": _key(function, job), "code": code_digest(), "commit": commit(), "row": row}
+        line = json.dumps(kept, default=repr)
         if json.loads(line)["row"] != row:
             return
         with self._path.open("a", encoding="utf-8") as file:
@@ -57,7 +57,8 @@ class KeptRuns:
 
 
 def _key(function: Callable[[Any], Row], job: Any) -> str:
-    return f"{function.__module__}.{function.__qualname__} {job!r}"
+    """By names that stay when a module is renamed."""
+    return f"{function.__qualname__} {job!r}"
 
 
 @cache
@@ -68,3 +69,16 @@ def code_digest() -> str:
     for path in sorted(folder.rglob("*.py")):
         digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+@cache
+def commit() -> str:
+    """The commit of a checkout, marked if files differ from it; of an installed package its version."""
+    folder = Path(roamcast.__file__).parent
+    said = [
+        subprocess.run(["git", "-C", str(folder), *asked], capture_output=True, text=True, check=False)
+        for asked in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", "."])
+    ]
+    if any(one.returncode for one in said):
+        return roamcast.__version__
+    return said[0].stdout.strip() + ("+changes" if said[1].stdout.strip() else "")

@@ -49,7 +49,7 @@ GRAPHS = {
 DEGREES = (1, 2, 3, 4)
 DEGREES_OF_GIVEN = (1, 2, 4, 8)
 MASSES = (0.4, 0.5, 0.6, 0.75, 0.9)
-"""Of the learned graph, besides its degrees."""
+"""Of the learned graph, besides its degrees: a variant, see `judge`."""
 PART_S = 21_600.0
 SAME = 0.005
 """Hit rates that differ by less are the same."""
@@ -204,21 +204,33 @@ def mean_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def judge(means: Sequence[Row]) -> Outcome:
+    """By degrees alone, as the claim was first put. Bounds by probability were added when that did not hold:
+    they are shown as a variant, and decide nothing."""
     learned = where(means, graph=LEARNED)
     online = [row for row in means if row["graph"] != LEARNED]
     if not learned or not online:
         return N1.open("no runs")
     parts: dict[str, bool] = {}
     figures: dict[str, object] = {}
+    turned = []
     for row in online:
-        cheaper = [one for one in learned if one["copies_per_move"] < row["copies_per_move"]]
-        best = max(cheaper, key=lambda one: one["hit_rate"], default=None)
         name = f"{row['graph']}, at most {row['degree']}"
-        parts[f"{name}: no learned graph is as good with fewer copies"] = (
-            best is not None and best["hit_rate"] >= row["hit_rate"] - SAME
-        )
-        figures[name] = f"{_point(row)}; {_point(best) if best is not None else 'none is cheaper'}"
-    return N1.judge(parts, figures)
+        best = as_good(row, where(learned, mass=1.0))
+        other = as_good(row, learned)
+        parts[f"{name}: no learned graph is as good with fewer copies"] = best is not None
+        shown = best or other
+        figures[name] = f"{_point(row)}; {'none is as good' if shown is None else _point(shown)}"
+        if best is None and other is not None:
+            turned.append(name)
+    note = f"graphs bounded by probability, tried later, are as good: {'; '.join(turned)}" if turned else ""
+    return N1.judge(parts, figures, notes=[note])
+
+
+def as_good(row: Row, learned: Sequence[Row]) -> Row | None:
+    """The learned graph with the best hit rate among those with fewer copies, if it is no worse."""
+    cheaper = [one for one in learned if one["copies_per_move"] < row["copies_per_move"]]
+    best = max(cheaper, key=lambda one: float(one["hit_rate"]), default=None)
+    return best if best is not None and best["hit_rate"] >= row["hit_rate"] - SAME else None
 
 
 def _point(row: Row) -> str:

@@ -41,6 +41,10 @@ class ScenarioJob:
         return f"{labels} seed={self.scenario.network.seed}"
 
     @property
+    def repetition(self) -> int:
+        return self.scenario.network.seed
+
+    @property
     def cost(self) -> float:
         # Each notification goes over a share of the links, of which there are more with more clients.
         return self.scenario.clients**2 * self.scenario.duration_s / self.scenario.publish_every_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
     BrokenExecutor,
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from roamcast.bench.interrupts import interrupts_held_back, workers_ended
-from roamcast.lab.kept import KeptRuns
+from roamcast.lab.kept import KeptRuns, commit
 from roamcast.lab.rows import Row
 from roamcast.plugins import load_protocols
 
@@ -73,6 +74,9 @@ class Sweep:
         logs: Path | None = None,
         spread: Spread | None = None,
         kept: KeptRuns | None = None,
+        *,
+        only_kept: bool = False,
+        repetitions: int | None = None,
     ) -> None:
         self.workers = workers or len(os.sched_getaffinity(0))
         self.report = report
@@ -83,20 +87,33 @@ class Sweep:
         """Runs the jobs elsewhere, such as on a cluster; None: on the cores of this machine."""
         self.kept = kept
         """Runs of earlier sweeps, which are not run again, and the place for those of this one."""
+        self.repetitions = repetitions
+        """How many runs that differ by chance only are made, at most; None: as the experiment says."""
+        self.only_kept = only_kept
+        """Whether nothing is run: rows that are not kept are absent."""
+        self.absent = 0
+        """How many they were; whoever reads it may set it back."""
         self.failures: list[Failure] = []
+        self.commits: Counter[str] = Counter()
+        """How many of the rows that were given were made by which commit; whoever reads it may clear it."""
+        self._made_by: dict[tuple[Callable[..., Row], object], str] = {}
         self._done: dict[tuple[Callable[..., Row], object], Row | Failure] = {}
         self._left = self._total = 0
+        self._on_row: Callable[[Row], None] | None = None
 
-    def run(self, function: Callable[[J], Row], jobs: Sequence[J], *, is_local: bool = False) -> list[Row]:
+    def run(self, function: Callable[[J], Row], jobs: Sequence[J]) -> list[Row]:
         """The rows of all jobs that succeeded, in the order of the jobs.
 
         A failed run is retried once, in a process of its own. If it fails again, it is listed in `failures`,
-        and the others continue. A local job needs something of this machine and never runs elsewhere.
+        and the others continue.
         """
-        if is_local and self.spread is not None:
-            return self._run_here(function, jobs)
-        self._recall(function, jobs)
-        new = [job for job in dict.fromkeys(jobs) if (function, job) not in self._done]
+        jobs = [job for job in jobs if self.takes(job)]
+        asked = dict.fromkeys(jobs)
+        new = [job for job in asked if self.recall(function, job) is None]
+        new = [job for job in new if (function, job) not in self._done]
+        if self.only_kept:
+            self.absent += len(new)
+            new = []
         new.sort(key=lambda job: -job.cost)
         self._left = self._total = len(new)
         tries = dict.fromkeys(new, 0)
@@ -112,23 +129,44 @@ class Sweep:
                     self._finish(function, job, row)
             attempt, waiting = self._attempt_alone, again
         self.failures.sort(key=str)
-        rows = (self._done[function, job] for job in jobs)
-        return [row for row in rows if not isinstance(row, Failure)]
+        rows = (self._done.get((function, job)) for job in jobs)
+        return [row for row in rows if isinstance(row, dict)]
 
-    def _recall(self, function: Callable[[J], Row], jobs: Sequence[J]) -> None:
+    def takes(self, job: object) -> bool:
+        """Whether a job is among the repetitions that are made: by its `repetition`, or its `seed`."""
+        number = int(getattr(job, "repetition", getattr(job, "seed", 1)))
+        return self.repetitions is None or number <= self.repetitions
+
+    def run_here(
+        self, function: Callable[[J], Row], jobs: Sequence[J], on_row: Callable[[Row], None]
+    ) -> list[Failure]:
+        """Run jobs that need something of this machine, and never elsewhere; their rows are not kept."""
+        here = Sweep(self.workers, self.report)
+        here._on_row = on_row
+        here.run(function, jobs)
+        return here.failures
+
+    def recall(self, function: Callable[[Any], Row], job: object) -> Row | None:
+        """The row of a run of before, of this sweep or of one whose runs are kept."""
+        done = self._done.get((function, job))
         # Event logs are written by running: with them, every job runs.
-        if self.kept is None or self.logs is not None:
-            return
-        for job in jobs:
-            row = self.kept.find(function, job)
-            if row is not None:
-                self._done.setdefault((function, job), row)
+        if done is None and self.kept is not None and self.logs is None:
+            found = self.kept.find(function, job)
+            if found is not None:
+                done, self._made_by[function, job] = found
+                self._done[function, job] = done
+        if done is None or isinstance(done, Failure):
+            return None
+        self.commits[self._made_by[function, job]] += 1
+        return done
 
-    def _run_here(self, function: Callable[[J], Row], jobs: Sequence[J]) -> list[Row]:
-        here = Sweep(self.workers, self.report, self.logs, kept=self.kept)
-        rows = here.run(function, jobs)
-        self.failures += here.failures
-        return rows
+    def keep(self, function: Callable[[Any], Row], job: object, row: Row) -> None:
+        """Keep the row of a run for later."""
+        self._done[function, job] = row
+        self._made_by[function, job] = commit()
+        self.commits[commit()] += 1
+        if self.kept is not None:
+            self.kept.keep(function, job, row)
 
     def _finish(self, function: Callable[[J], Row], job: J, row: Row | Exception) -> None:
         if isinstance(row, Exception):
@@ -136,9 +174,9 @@ class Sweep:
             self.failures.append(failure)
             self._done[function, job] = failure
         else:
-            self._done[function, job] = row
-            if self.kept is not None:
-                self.kept.keep(function, job, row)
+            self.keep(function, job, row)
+            if self._on_row is not None:
+                self._on_row(row)
         self._left -= 1
         if self.report is not None:
             self.report(self._total - self._left, self._total)

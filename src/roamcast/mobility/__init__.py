@@ -22,7 +22,7 @@ from roamcast.mobility.base import (
     find_protocol,
     register,
 )
-from roamcast.mobility.moving import mft, recursive_migration  # noqa: F401 (each registers itself)
+from roamcast.mobility.moving import mft, mft_published, recursive_migration  # noqa: F401 (each registers itself)
 from roamcast.mobility.moving.mobile import MOBILE_PROTOCOLS, find_mobile_protocol
 
 __all__ = [

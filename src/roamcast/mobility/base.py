@@ -204,12 +204,27 @@ class Host(Protocol):
     def release(self, session: Session, destination: str) -> None:
         """As `hand_over`, but the protocol carries the session there itself…"""
 
-    def adopt(self, session: Session) -> None:
-        """… and says when it has arrived; this calls `on_attach`."""
+    def adopt(self, session: Session, reads_on: bool = False) -> None:
+        """… and says when it has arrived; this calls `on_attach`. With `reads_on`, the queue from which the
+        client reads, or has read, ahead of its session is that of the session now."""
 
     def send_home(self, client: str, number: int) -> None:
         """The session goes to where its client will ask for it (`named_next`), if nobody has attached or
         asked for it since it had this attach number."""
+
+    @property
+    def own_members(self) -> list[str]:
+        """Every broker of this organisation that can be reached, and this one."""
+
+    def capsule_for(self, session: Session, brokers: Collection[str]) -> bytes:
+        """What the access side of these brokers needs to serve the client of this session from a copy; empty
+        if a copy must not."""
+
+    def read_ahead(self, client: str, queue: DeliveryQueue, holder: str = "", capsule: bytes = b"") -> bool:
+        """The client is attached and its session is not here: it reads from a copy until it is, if it may.
+
+        Without a capsule, only where the client says itself what it has received.
+        """
 
     def take_back(self, session: Session) -> None:
         """As `adopt`, of a session that cannot reach the broker that asked for it."""
@@ -244,6 +259,9 @@ class MobilityProtocol:
     promise: ClassVar[Promise] = Promise(lost=frozenset({"away", "overflow"}))
     strategies: ClassVar[tuple[str, ...]] = ("identity", "simple", "covering", "merging", "flooding")
     """Routing strategies it works with; the first is its default."""
+    locates: ClassVar[bool] = False
+    """Whether it must know whose subscription an entry is, which most strategies forget: routing then
+    keeps a location table beside the matching table."""
     advertisements: ClassVar[bool] = True
     """Whether it works where subscriptions travel only towards advertisements."""
     assumes: ClassVar[frozenset[str]] = frozenset()
@@ -300,6 +318,13 @@ class MobilityProtocol:
         earlier attach here is already on its way.
         """
         return hello.received
+
+    def holder_of(self, client: str) -> str:
+        """Who held a session that is not here, as far as a copy of it tells; "" if there is none."""
+        return ""
+
+    def end_copies(self, session: Session) -> None:
+        """The session is about to end: no copy of it, of whatever stay, may serve anybody any more."""
 
     def on_end(self, session: Session) -> None:
         """The session is over, and nothing is owed to it. No handoff of it is under way."""
@@ -488,7 +513,9 @@ def check_combination(protocol: type[MobilityProtocol], strategy: str, advertise
         raise InputError(f"protocol {protocol.name} does not work with advertisements: leave them off")
     if strategy not in STRATEGIES:
         raise InputError(f"routing strategy {strategy!r}: valid are {', '.join(STRATEGIES)}")
-    if strategy not in protocol.strategies:
+    # What is forwarded for nobody does no harm, unless entries must be turned round.
+    works_as = "merging" if strategy == "lazy_merging" and not protocol.locates else strategy
+    if works_as not in protocol.strategies:
         raise InputError(
             f"protocol {protocol.name} does not work with {strategy} routing: "
             f"valid are {', '.join(protocol.strategies)}"

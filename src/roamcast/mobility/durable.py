@@ -5,6 +5,12 @@ what matches while the client is not there. A broker seen for the first time has
 stored nothing, so what was published while the client was away is missed there;
 a broker seen again delivers what it stored, though the client may have had it
 from others; and what is stored at brokers never seen again stays there.
+
+| Gaddah 1.2.3 and 5.2 | here |
+| --- | --- |
+| a subscription stays at each broker that was visited | `on_attach` |
+| the broker stores for a durable subscriber that is not connected | `on_detach` |
+| a return to a broker brings what it has stored | `on_attach` |
 """
 
 from __future__ import annotations

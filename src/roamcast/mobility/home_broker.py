@@ -13,6 +13,17 @@ what is on its way from the home broker then, waits at the foreign broker or is
 on the air may be lost. Nothing is repeated and nothing overtakes, because the
 home broker sends each notification once, in order, to one place at a time.
 
+| Wang et al., section 2 | here |
+| --- | --- |
+| the home broker maintains the subscriptions of the client | `make_home`, `on_change_at_home` |
+| a foreign broker registers a client with the home broker | `on_attach`, `on_register` |
+| the home broker forwards all events, stored and new | `on_register`, `on_notification` |
+| the foreign broker delivers them | `on_forward_events` |
+| an event in transit when the client moves away is lost | `on_detach`, `on_forward_events` |
+| not in the paper: the home broker hears that the client has left | `deregister`, `on_deregister` |
+| not in the paper: subscriptions change while the client is abroad | `change_at_home`, `on_change_settled` |
+| not in the paper: a home broker that is gone for good | `on_lost`, `settle_down` |
+
 The paper does not say when the home broker stores again. Read to the letter
 (`home_broker:published`), only the next registration or the client's return ends
 the forwarding, and whatever is published while it is away is lost, too:

@@ -8,6 +8,21 @@ temporary queues are then collected along the path by `DeliverTQ`. Meanwhile the
 new broker pulls what was stored at the old one. Only the path is touched, and
 the first stored notification arrives after one round trip.
 
+| Wang et al., section 4 | here |
+| --- | --- |
+| 4.1, B_o: steps 1 to 3 at the filter table, sub_migration | `on_depart`, `begin_pass` |
+| 4.1, B_i: steps 1 to 5 | `on_sub_migration`, `begin_pass` |
+| 4.1: events from B_i+1 go to the temporary queue | `on_notification` |
+| 4.1: sub_migration_ack has come, the entry (C_1, f_1) goes | `on_sub_migration_ack`, `unlisten` |
+| 4.1: deliver_TQ | `try_deliver_tq`, `on_deliver_tq` |
+| 4.1, B_n: the persistent queues | `receive_token` |
+| 4.2: handoff_request | the host's attach request, which calls `on_depart` |
+| 4.2: PQ1 is delivered to B_n, and buffered there in PQ3 | `pull`, `serve`, `on_events` |
+| 4.2: PQ2 follows PQ3 | `go_on` |
+| 4.3: stop_event_migration, PQlist | `leave_behind`, `read_on`; the credit of `go_on` stops it |
+| not in the paper: peers that do not follow the protocol | `expects` |
+| not in the paper: brokers that are gone for good | `on_undeliverable`, `on_lost`, `look_after` |
+
 The paper leaves out what happens when the client leaves again at various stages.
 Here the session is a token, and the broker that has it is the holder. A stay of
 the token at a broker has two queues: IN, what is fetched from earlier stays (the
@@ -258,9 +273,13 @@ class MultiHopHandoff(MobilityProtocol):
         segments = self.to_be_read(client, hold, destination)
         is_pulled = bool(segments) and segments[0][2] in ("in", "own")
         granted = FIRST_CREDIT if is_pulled else 0
+        # B_o, step 1: the entry (B_1, f_1) is added. As (C_1, f_1) goes, `update` tells B_1 what B_o takes
+        # back and which covered filters it wants instead (4.1, "multiple clients", "covering").
         next_hop = self.host.next_hop(destination)
         update = self.host.relocate(session.subscriptions, client, (client, hold.stay), next_hop)
+        # Step 2: (C_1, f_1) with the label B_1: only what comes from B_1 is for the client.
         self.begin_pass(session, next_hop, swept=())
+        # Step 3: sub_migration.
         self.host.release(session, destination)
         migration = SubMigration(session, destination, base, tuple(segments), granted, update or Update())
         self.host.send(next_hop, migration)
@@ -337,12 +356,16 @@ class MultiHopHandoff(MobilityProtocol):
     def on_sub_migration(self, sender: str, message: SubMigration) -> None:
         session = message.session
         client, number = session.client, session.number
+        # B_i, step 4: what was sent to B_i-1 before is ahead of the acknowledgement.
         self.host.send(sender, SubMigrationAck(client, number))
         next_hop = self.host.next_hop(message.destination)
         if next_hop != self.host.id:
+            # Steps 1 and 2: the entry (B_i+1, f_1) is added, and (B_i-1, f_1) is deleted.
             update = self.host.relocate(session.subscriptions, client, sender, next_hop, message.update)
+            # Step 3: (C_1, f_1) with the label B_i+1, and a temporary queue.
             self.begin_pass(session, next_hop, swept=None)
             self.passes[client, number].previous_hop = sender
+            # Step 5: sub_migration goes on.
             self.host.send(
                 next_hop,
                 SubMigration(
@@ -355,19 +378,22 @@ class MultiHopHandoff(MobilityProtocol):
                 ),
             )
             return
-        self.receive_token(message, sender)
+        # B_n: the client is a local one, and what arrives from now on is for its persistent queue.
+        reads_on = self.receive_token(message, sender)
         self.host.relocate(session.subscriptions, client, sender, (client, number), message.update)
         if message.destination == self.host.id:
-            self.host.adopt(session)
+            self.host.adopt(session, reads_on)
         else:
             self.host.take_back(session)
 
-    def receive_token(self, message: SubMigration, sender: str) -> None:
+    def receive_token(self, message: SubMigration, sender: str) -> bool:
+        """Whether the client goes on with what it reads from already; here it reads nothing before."""
         number, queue = message.session.number, DeliveryQueue(STREAM, message.base, self.host.buffer)
         hold = self.holds[message.session.client] = Hold(number, queue, sender)
         hold.segments, hold.granted, hold.own = list(message.segments), message.granted, []
         hold.asked_by = message.session.last_broker
         self.look_after(message.session.client, number, hold)
+        return False
 
     def on_sub_migration_ack(self, sender: str, message: SubMigrationAck) -> None:
         passed = self.passes[message.client, message.number]
@@ -668,8 +694,8 @@ def _is_counted(*counts: int) -> bool:
     return all(0 <= count < 1 << 62 for count in counts)
 
 
-class MultiHopHandoffPublished(MultiHopHandoff):
-    """Two rules as the paper states them.
+class MultiHopHandoffUnacknowledged(MultiHopHandoff):
+    """Two rules as the paper states them; section 4.3 leaves too much open to be run as it is.
 
     Only the old broker waits for its acknowledgement before it asks for the
     temporary queues (4.1), so those on the path may be delivered before they are
@@ -678,8 +704,8 @@ class MultiHopHandoffPublished(MultiHopHandoff):
     the client went away.
     """
 
-    name = "multi_hop_handoff:published"
-    summary = "as published: loses what is on the air at a leave, and what a temporary queue gets too late"
+    name = "multi_hop_handoff:unacknowledged"
+    summary = "waits for no acknowledgement: loses what is on the air, and what a temporary queue gets late"
 
     __state__ = State("multi-hop-handoff-published")
 
@@ -707,4 +733,4 @@ class MultiHopHandoffPublished(MultiHopHandoff):
 
 
 register(MultiHopHandoff)
-register(MultiHopHandoffPublished)
+register(MultiHopHandoffUnacknowledged)

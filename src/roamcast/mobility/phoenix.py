@@ -12,6 +12,18 @@ MIG also asks for the session of s. The holder decides about that alone, so MIG 
 The attach request says what s has received, and the session comes back with what is stored:
 one round trip until s reads. MIG itself follows, turns the entries round and brings back the rest.
 
+| Amozarrain 2.4 | here |
+| --- | --- |
+| 2.2, lines 1 to 14: SUB, UNS, and who is local (C_i) | `owner_of`, `keeps_for`; entries are the router's |
+| 2.2, lines 15 to 24: PUB is stored for who is local | `on_notification` |
+| 2.3, lines 1 to 4: MIG from s itself | `on_attach`, `begin_stay` |
+| 2.3, lines 5 to 8: entries are turned, MIG goes on | `on_mig`, `redirect` |
+| 2.3, lines 9 to 16: at the last broker, what is after the last timestamp is sent | `on_mig`, `replay` |
+| 2.3, lines 17 to 20: REP is routed by the entries of s | `on_rep` |
+| 2.3, lines 21 to 24: REP where s is local | `on_rep`, `enqueue` |
+| not in the thesis: stays, and which comes next | `on_nxt`, `replay_early`, `deliver` |
+| not in the thesis: brokers that are gone for good | `on_lost`, `skip_lost` |
+
 In this file s is local (in C_i of the paper) where `local` has an entry for it;
 SUB, UNS and PUB are the host's `Update` and `Burst`. As links do not overtake and
 the session of s comes before its MIG, the way of a PUB for s is the way to the
@@ -206,7 +218,8 @@ class Phoenix(MobilityProtocol):
     assumes = frozenset({"honest_peers"})
     summary = "exactly once and in order; subscriptions turn round hop by hop, stored events are replayed"
     promise = Promise(lost=frozenset({"overflow"}))
-    strategies = ("simple",)
+    strategies = ("simple", "identity", "covering", "merging")
+    locates = True
     advertisements = False
 
     __state__ = State("phoenix", saved=("local", "towards", "ahead"))

@@ -30,7 +30,7 @@ What is completed:
   the old broker had before the activation comes to the new one after it, and what
   came to both is told by the last forwarded number, one for each publisher. (The
   published rule has one for all, which is enough for one publisher: see
-  `proactive:published`.)
+  `proactive:one_counter`.)
 - The old broker remains in charge of what it stored until the broker where the
   client is has acknowledged. If that had no active copy (unknown edge, or the
   client was faster than the notice of its leaving), the activation takes place at
@@ -104,7 +104,7 @@ from roamcast.state import State
 SERVES = "#"
 """Behind a broker's id, in what a request says of the client: its copy serves the client."""
 
-__all__ = ["Proactive", "ProactivePublished", "Stay", "Store"]
+__all__ = ["Proactive", "ProactiveOneCounter", "Stay", "Store"]
 
 
 class Luggage(msgspec.Struct, frozen=True, array_like=True):
@@ -415,7 +415,7 @@ class Proactive(MobilityProtocol):
             queue.stream = second if queue.stream == first else first
         copy.moves_served = hello.moves
         queue.rewind(hello.received.get(queue.stream, 0))
-        self.host.deliver_from(hello.client, queue)
+        self.host.read_ahead(hello.client, queue)
         return {**hello.received, self.host.id + SERVES: 1}
 
     def streams_of(self, broker: str) -> tuple[str, str]:
@@ -823,9 +823,9 @@ def _first(bursts: Iterable[Burst], count: int) -> tuple[Burst, ...]:
     return tuple(taken)
 
 
-class ProactivePublished(Proactive):
-    name = "proactive:published"
-    summary = "as published: one last number for all publishers, so what came from others may be lost"
+class ProactiveOneCounter(Proactive):
+    name = "proactive:one_counter"
+    summary = "one last number for all publishers, so what came from others may be lost"
 
     __state__ = State("proactive-published")
 
@@ -834,4 +834,4 @@ class ProactivePublished(Proactive):
 
 
 register(Proactive)
-register(ProactivePublished)
+register(ProactiveOneCounter)

@@ -7,6 +7,16 @@ has and forgets the client. The new one merges both and delivers in publishing
 order. In JEDI's words: `Leave` is moveOut, for clients that say so; for the
 others the broker notices. `Hello` is moveIn.
 
+| Gaddah 4.3.2 | here |
+| --- | --- |
+| 1 to 3: the subscriber registers with a broker | `on_attach` |
+| 4: it disconnects, and its broker stores for it | `on_detach`, `on_notification` |
+| 5: it reconnects to the proxy of another broker | `on_attach` |
+| 6A to 9: that proxy requests what is stored, and subscribes | `move_in`, `request`, `subscribe` |
+| 10 to 13: the old proxy forwards and forgets | `on_request_buffered`, `try_forward` |
+| 14, 15: both are merged and delivered in publishing order | `on_forward_buffered`, `merge` |
+| not in the thesis: a broker that is gone for good | `on_lost`, `do_without` |
+
 The attach request is the request of step 6A. It says what the client has received,
 and what is stored at that moment comes back with the session: one round trip until
 the client reads. Only now does the new broker know the subscriptions, which in the

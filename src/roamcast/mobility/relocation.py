@@ -8,6 +8,21 @@ turning each entry on it round. It travels behind everything that was sent towar
 the old border broker, which then answers with `Replay`: what its cache holds. The
 new border broker holds back what arrives meanwhile and delivers the replay first.
 
+| Fiege et al., section 4.1, A.2, figs. 10 and 11 | here |
+| --- | --- |
+| A.1, 1: a new client; fig. 10, lines 1 to 10 with num = 0 | `on_attach`, `begin_cache` |
+| A.1, 2: resumed at the same broker; fig. 10, lines 11 to 13 | `on_attach`, `deliver` |
+| A.1, 3 and 4: a roaming client; fig. 10, lines 1 to 10 with num > 0 | `on_attach`, `relocate` |
+| ordinary broker on the new path; fig. 11, lines 1 to 6 | `on_resubscribe`, `turn` (no entry) |
+| the junction; fig. 11, lines 7 to 11 | `on_resubscribe`, `turn` (an entry) |
+| on the old path, a fetch; fig. 11, lines 13 to 20 | `on_fetch`, `turn` |
+| the old border broker, a fetch; fig. 10, lines 15 to 21 | `fetch_from`, `try_replay` |
+| on the old path, a replay; fig. 11, lines 22 to 32 | `on_replay`, `pass_replay` |
+| the new border broker, a replay; fig. 10, lines 23 to 27 | `on_replay`, `unblock` |
+| the cache, a ring buffer with a time to live | `store`, `trim`, `expire` |
+| the old broker is found without being known | `trail_of` |
+| not in the paper: brokers that are gone for good | `on_lost`, `do_without` |
+
 The old broker decides alone who gets the session. So the paper's message is here in two
 parts. The attach request takes the way that is told above, without turning anything, and
 the session comes back with what the cache holds: one round trip until the client reads.
@@ -26,7 +41,7 @@ Taken literally, figs. 10 and 11 do not work. What was completed here:
   that two filters match would otherwise come on two ways.
 - What is published beyond the point that the fetch has reached is stored for the
   client at the old broker, but may also come to the new one, because others there
-  want it. What the replay has is left out there (`relocation:published` delivers it
+  want it. What the replay has is left out there (`relocation:repeating` delivers it
   twice). All such copies arrive before the replay, since links do not overtake.
 - Every message has the attach number. A client that moves on before the replay has
   come leaves a blocked cache behind: the fetch of its next relocation ends there, and
@@ -147,8 +162,8 @@ class Relocation(MobilityProtocol):
     assumes = frozenset({"honest_peers"})
     summary = "exactly once and in order within cache size and age; the old broker is found along the routes"
     promise = Promise(lost=frozenset({"overflow", "expired"}))
-    strategies = ("simple",)
-    """Others forget whose entry it is."""
+    strategies = ("simple", "identity", "covering", "merging")
+    locates = True
     follows_routes = True
 
     __state__ = State("relocation", saved=("caches", "current", "left", "replays_due"))
@@ -232,6 +247,9 @@ class Relocation(MobilityProtocol):
     def turn(self, message: Resubscribe, target: str | Owner, replay_to: str) -> None:
         """Point the client's entries to the target, and go on along the old ones, or where they would be."""
         client, subscriber = message.client, message.known_as
+        # broker_oldnext = get(ldfTable, X, F). Without an entry this is an ordinary broker (fig. 11, lines 2
+        # to 6); with one and a subscription it is the junction (lines 7 to 11), with one and a fetch it is
+        # on the old path (lines 13 to 20).
         old = self.host.direction(message.subscriptions, client, subscriber)
         onward = old if isinstance(old, str) else self.host.next_hop(message.last_broker)
         due = Due(client, replay_to, onward)
@@ -241,6 +259,8 @@ class Relocation(MobilityProtocol):
             self.do_without(subscriber, message.number, due)
             return
         kind = Fetch if old is not None or isinstance(message, Fetch) else Resubscribe
+        # The entry is updated to (F, X, B_j). Whether another producer keeps an entry alive behind this
+        # broker ("#Advertisements > 1") is in `update`: it asks for F only where an advertisement overlaps.
         update = self.host.divert(message.subscriptions, client, subscriber, target, onward, message.update)
         self.replays_due.setdefault(subscriber, {})[message.number] = due
         self.host.send(
@@ -295,6 +315,8 @@ class Relocation(MobilityProtocol):
         replay_to = due.pop(replay.number).replay_to
         if not due:
             del self.replays_due[subscriber]
+        # The entry that pointed to the old place goes, unless the sender of the replay wants F itself now,
+        # because producers are there: what B_prod and nil are for in fig. 11, lines 24 to 32.
         is_further = replay_to != self.host.id and self.host.is_reachable(replay_to)
         onward = replay_to if is_further else None
         update = self.host.withdraw(
@@ -408,9 +430,9 @@ class Relocation(MobilityProtocol):
             yield client, cache.held_back
 
 
-class RelocationPublished(Relocation):
-    name = "relocation:published"
-    summary = "as published: delivers twice what came to the new broker on behalf of others there"
+class RelocationRepeating(Relocation):
+    name = "relocation:repeating"
+    summary = "as section 4 tells it: delivers twice what came to the new broker on behalf of others there"
 
     __state__ = State("relocation-published")
 
@@ -433,4 +455,4 @@ def _front(queue: DeliveryQueue) -> Burst:
 
 
 register(Relocation)
-register(RelocationPublished)
+register(RelocationRepeating)

@@ -19,14 +19,16 @@ elsewhere is handed off as in `multi_hop_handoff`.
 
 A copy is of one stay: the attach number tells the messages of two holders apart, and the
 client's own count of attaches tells whether it has been elsewhere since. A client that does
-not count (standard MQTT) is not served from a copy before its session is there.
+not count (standard MQTT) may have been: it is served from a copy only where it does no harm to
+get something again (`Host.capsule_for`, `Host.read_ahead`), and the copies of a session are
+withdrawn before the session ends (`end_copies`).
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -92,6 +94,8 @@ class StoreCopy(ToCopies, frozen=True, tag=True):
     bursts: tuple[Burst, ...]
     is_kept_on_the_way: bool = False
     """Also by the brokers that it passes."""
+    capsule: bytes = b""
+    """What the access side needs to serve a client that does not count its attaches; "" if it must not."""
 
     def _carried(self) -> tuple[Burst, ...]:
         return self.bursts
@@ -102,6 +106,8 @@ class FeedCopy(ToCopies, frozen=True, tag=True):
 
     base: int
     bursts: tuple[Burst, ...]
+    capsule: bytes = b""
+    """As of `StoreCopy`, where the copy was begun before the client left."""
 
     def _carried(self) -> tuple[Burst, ...]:
         return self.bursts
@@ -112,6 +118,8 @@ class DropCopy(ToCopies, frozen=True, tag=True):
 
     kept_at: str = ""
     """The broker on the way to which the session goes, and which needs its copy."""
+    ends: bool = False
+    """Whether the session ends: then every copy is of no use that is not of a later stay."""
 
 
 class CopyServed(Message, frozen=True):
@@ -146,10 +154,19 @@ class Spread:
         """Whether the copies will be told what the client has acknowledged."""
 
 
+def _lift_replica_1(fields: dict[str, Any]) -> None:
+    fields["capsule"], fields["aside"] = b"", []
+
+
 class Replica:
     """A copy, at the broker where the client may appear."""
 
-    __state__ = State("roam-replica", saved=("holder", "number", "moves", "owner", "is_named", "queue"))
+    __state__ = State(
+        "roam-replica",
+        2,
+        saved=("holder", "number", "moves", "owner", "is_named", "queue", "capsule", "aside"),
+        lifts={1: _lift_replica_1},
+    )
 
     def __init__(self, message: StoreCopy, is_named: bool) -> None:
         self.holder = message.holder
@@ -161,6 +178,15 @@ class Replica:
         self.queue = DeliveryQueue(STREAM, message.base)
         """Not in the broker's buffer: what is stored here is stored at the holder, too."""
         self.queue.extend(message.bursts)
+        self.capsule = message.capsule
+        self.aside: list[Burst] = []
+        """What was fed since a client reads that does not count: it is served when the session is there."""
+
+    def feed(self, bursts: tuple[Burst, ...], is_aside: bool) -> None:
+        if is_aside or self.aside:
+            self.aside += bursts
+        else:
+            self.queue.extend(bursts)
 
     def follow(self, base: int) -> None:
         """Forget what the client has acknowledged at the holder, be it more than is here."""
@@ -205,6 +231,9 @@ class Roam(MultiHopHandoff):
         self.copies.pop(client, None)  # Of a session that was lost with its holder, if there is one.
         self.recall(client)
         super().on_attach(session, came_from, received)
+        hold = self.holds.get(client)
+        if hold is not None and self.host.is_read(client, hold.queue):
+            self.host.pump(client)  # What was put aside while it read from a copy.
         if self.settings.copies_after_s is not None:
             spread_at = self.host.now + self.settings.copies_after_s
             self.host.set_timer(spread_at, ("spread", client, session.number))
@@ -231,6 +260,10 @@ class Roam(MultiHopHandoff):
         client, session = message.client, self.held.get(message.client)
         if session is None or session.number != message.number or self.host.is_attached(client):
             return  # It has come again, or is elsewhere.
+        spread = self.spreads.get(client)
+        capsule = self.capsule_of(session, spread) if spread is not None else b""
+        if spread is not None and capsule:
+            self.send_feed(client, spread, (), capsule)
         self.spread(session)
         if self.settings.copies_for_s is not None:
             timeout_at = self.host.now + self.settings.copies_for_s
@@ -261,13 +294,24 @@ class Roam(MultiHopHandoff):
         if not likely or (queue and not bursts):
             return
         copied = queue.base + count_of(bursts)
-        self.spreads[client] = Spread(session.number, likely, is_wide, copied, queue.base + len(queue))
+        spread = self.spreads[client] = Spread(
+            session.number, likely, is_wide, copied, queue.base + len(queue)
+        )
+        capsule = self.capsule_of(session, spread)
         self.send_on(
             StoreCopy(
                 client, self.host.id, session.number, tuple(likely), session.moves, session.owner,
-                queue.base, bursts, is_wide,
+                queue.base, bursts, is_wide, capsule,
             )
         )  # fmt: skip
+
+    def capsule_of(self, session: Session, spread: Spread) -> bytes:
+        """With it, copies may serve a client that does not count its attaches."""
+        capsule = self.host.capsule_for(session, spread.brokers) if session.moves < 0 else b""
+        if capsule:
+            session.is_copied = True
+            session.copied = max(session.copied, spread.copied)
+        return capsule
 
     def head_of(self, queue: DeliveryQueue, after: int, count: int = HEAD_MAX) -> tuple[Burst, ...]:
         """What a copy that ends with the sequence `after` lacks of the first notifications of the queue."""
@@ -314,9 +358,11 @@ class Roam(MultiHopHandoff):
             self.send_feed(client, spread, lacking)
         return bool(lacking)
 
-    def send_feed(self, client: str, spread: Spread, bursts: tuple[Burst, ...]) -> None:
+    def send_feed(self, client: str, spread: Spread, bursts: tuple[Burst, ...], capsule: bytes = b"") -> None:
         base, brokers = self.holds[client].queue.base, tuple(spread.brokers)
-        self.send_on(FeedCopy(client, self.host.id, spread.number, brokers, base, bursts))
+        session = self.held[client]
+        session.copied = max(session.copied, spread.copied) if session.is_copied else session.copied
+        self.send_on(FeedCopy(client, self.host.id, spread.number, brokers, base, bursts, capsule))
 
     def on_acknowledged(self, client: str) -> None:
         super().on_acknowledged(client)
@@ -382,24 +428,42 @@ class Roam(MultiHopHandoff):
     def on_feed_copy(self, sender: str, message: FeedCopy) -> None:
         copy = self.copy_of(message)
         if copy is not None:
+            is_read = self.host.is_read(message.client, copy.queue)
             copy.follow(message.base)
-            copy.queue.extend(message.bursts)
-            if self.host.is_read(message.client, copy.queue):
+            copy.feed(message.bursts, is_aside=is_read and bool(copy.capsule))
+            copy.capsule = message.capsule or copy.capsule
+            if is_read:
                 self.host.pump(message.client)
 
     def on_drop_copy(self, sender: str, message: DropCopy) -> None:
-        if self.copy_of(message) is not None and message.kept_at != self.host.id:
+        copy = self.copies.get(message.client)
+        is_over = message.ends and copy is not None and copy.number <= message.number
+        if copy is None or not (is_over or self.copy_of(message) is not None):
+            return
+        if message.kept_at != self.host.id:
             del self.copies[message.client]
+            if copy.capsule:
+                copy.queue.drain()  # Whoever reads from it gets nothing more.
+
+    def end_copies(self, session: Session) -> None:
+        others = tuple(one for one in self.host.own_members if one != self.host.id)
+        self.spreads.pop(session.client, None)
+        self.send_on(DropCopy(session.client, self.host.id, session.number, others, ends=True))
+
+    def holder_of(self, client: str) -> str:
+        copy = self.copies.get(client)
+        return copy.holder if copy is not None else ""
 
     def serve_ahead(self, hello: Hello, is_asked: bool) -> Mapping[str, int]:
         """The client is here and its session is not: it reads from the copy, if it was nowhere else since."""
         copy = self.copies.get(hello.client)
         if copy is None or copy.owner != hello.owner:
             return hello.received
-        if hello.moves == copy.moves + 1:
-            self.figures["served"] += 1
+        # Who does not count is served once: if it comes again before its session, that may be far away.
+        capsule = copy.capsule if hello.moves < 0 and not is_asked else b""
+        if capsule or 0 <= hello.moves == copy.moves + 1:
             copy.queue.rewind(hello.received.get(STREAM, 0))
-            self.host.deliver_from(hello.client, copy.queue)
+            self.figures["served"] += self.host.read_ahead(hello.client, copy.queue, copy.holder, capsule)
         return {**hello.received, COPY_HERE: copy.number}
 
     # --- the session follows: a multi-hop handoff whose list begins with the copy ---
@@ -410,6 +474,9 @@ class Roam(MultiHopHandoff):
         spread = self.spreads.get(session.client)
         if spread is not None and received.get(COPY_HERE) == spread.number:
             spread.brokers[destination] = None
+        if spread is not None and session.is_copied and destination in spread.brokers:
+            # What goes ahead of the session can be read before the session is there (`to_be_read`).
+            session.copied = max(session.copied, min(spread.copied + FIRST_CREDIT, spread.end))
         super().on_depart(session, destination, received)
 
     def to_be_read(self, client: str, hold: Hold, destination: str) -> list[Reference]:
@@ -433,18 +500,19 @@ class Roam(MultiHopHandoff):
             self.copies.pop(message.session.client, None)  # It was kept on the way.
         super().on_sub_migration(sender, message)
 
-    def receive_token(self, message: SubMigration, sender: str) -> None:
+    def receive_token(self, message: SubMigration, sender: str) -> bool:
         super().receive_token(message, sender)
         client = message.session.client
         hold, copy = self.holds[client], self.copies.pop(client, None)
         if not hold.segments or hold.segments[0][2] not in (COPY, HEAD):
             self.figures["miss"] += 1
-            return
+            return False
         (_, number, kind), *left = hold.segments
         hold.segments = left
         if copy is None or copy.number != number:
-            return  # The broker of the copy is gone, and the session stays here.
+            return False  # The broker of the copy is gone, and the session stays here.
         self.figures["hit"] += 1
+        copy.queue.extend(copy.aside)
         copy.follow(message.base)  # Perhaps the client cannot say what it has received.
         hold.queue = copy.queue
         copied = hold.queue.base + len(hold.queue) - message.base
@@ -457,6 +525,7 @@ class Roam(MultiHopHandoff):
         else:
             broker, stay, _ = left[0]
             self.host.send(broker, CopyServed(client, stay, copied))
+        return True
 
     def on_copy_served(self, sender: str, message: CopyServed) -> None:
         segment = self.segments.get((message.client, message.number, "in"))
@@ -494,6 +563,8 @@ class Roam(MultiHopHandoff):
         yield from super().stored()
         for client, copy in self.copies.items():
             yield client, copy.queue
+            if copy.aside:
+                yield client, queue_of(copy.aside)
 
 
 register(Roam)

@@ -5,6 +5,15 @@ holds back what arrives. The old broker keeps its own for a while, so that both
 together miss nothing; then it cancels them and transfers what it stored. The new
 broker merges the two queues without the duplicates and begins to deliver.
 
+| Wang et al., section 2 | here |
+| --- | --- |
+| events for a client that is away are stored at its last broker | `on_detach`, `on_notification` |
+| it subscribes again at the new broker, which buffers what arrives | `on_attach`, `begin_stay` |
+| the subscription at the old broker is kept for a while | `on_depart` |
+| after a pre-defined period the old one is cancelled | `on_deadline` |
+| what was not delivered is transferred to the new broker | `try_transfer` |
+| the queues are merged, duplicates deleted, and what is left delivered in order | `on_transfer`, `store` |
+
 How long is "a while"? A broker that has not yet heard of the new subscription
 sends to the old broker only. It hears of it one longest delay after the attach,
 and what it sent last arrives there one longest delay later: so the old broker

@@ -74,12 +74,6 @@ HANDOFFS: dict[str, Handoffs] = {
     "durable": Handoffs(0.05, 0.05),
 }
 
-# The bounds that the text reads off figures 3.5 and 3.6 do not follow from table 3.1. They follow from
-# these pro-active times, which the thesis gives nowhere: equation 3.17 was solved for them. Any time
-# elsewhere from 7.50 s to 7.52 s gives both numbers of figure 3.5.
-HANDOFFS_FIGURE_3_5 = Handoffs(0.32, 7.51)
-HANDOFFS_FIGURE_3_6 = Handoffs(0.32, 0.32)
-
 
 class States(NamedTuple):
     """The share of time in S0, S1, S2 and S3."""

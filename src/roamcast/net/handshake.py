@@ -23,6 +23,9 @@ that both speak is used. Builds of different age can read each other's handshake
 fields come last and have defaults, and a proof covers the bytes of both hellos as they
 were sent, whoever knows what of them. A step or a term whose name begins with "?" is
 passed over by who does not know it.
+
+A hello may name a third broker (`meets`): its sender does not want a link with the listener, but one with
+that broker, carried by the listener (`net/relay.py`). Then `Waiting` follows the proofs, and nothing else.
 """
 
 from __future__ import annotations
@@ -68,6 +71,8 @@ class HandshakeHello(_Frame, frozen=True):
     version_min: int = 1
     version_max: int = 1
     """The versions of the link protocol that the sender speaks."""
+    meets: str = ""
+    """The broker that the sender wants to be connected with; "" for the listener itself."""
 
 
 class Proof(_Frame, frozen=True):
@@ -90,6 +95,10 @@ class Accept(_Frame, frozen=True):
     pass
 
 
+class Waiting(_Frame, frozen=True):
+    """The listener carries links: the dialer is connected as soon as the other broker asks for it."""
+
+
 REASONS = {
     "secret": "the shared secrets differ",
     "certificate": "the certificate is not for that broker id",
@@ -100,6 +109,7 @@ REASONS = {
     "duplicate": "there is another connection already",
     "link": "the links do not fit together",
     "history": "the history of this broker is not the one that it had",
+    "relay": "it does not carry links of this broker",
 }
 """What to say for a reason that comes without a text. Newer builds may have more reasons."""
 
@@ -162,11 +172,11 @@ class Agreed(NamedTuple):
 class Prover(Protocol):
     """Who decides whom to believe."""
 
-    def secrets(self, peer: str) -> tuple[str, ...]:
-        """What a broker of this id may prove itself with; LinkRefusal if it must not be asked."""
+    def secrets(self, peer: HandshakeHello) -> tuple[str, ...]:
+        """What this broker may prove itself with; LinkRefusal if it must not be asked."""
 
-    def admits(self, peer: str) -> bool:
-        """Whether a broker of this id may be linked, once it has proved that it is."""
+    def admits(self, peer: HandshakeHello) -> bool:
+        """Whether this broker may be linked, or carried, once it has proved who it is."""
 
 
 class Host(Prover, Protocol):
@@ -190,7 +200,9 @@ class Host(Prover, Protocol):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(list[Any]).decode
-_decode = msgspec.msgpack.Decoder(HandshakeHello | Proof | Terms | Offering | Accept | Refuse).decode
+_decode = msgspec.msgpack.Decoder(
+    HandshakeHello | Proof | Terms | Offering | Accept | Waiting | Refuse
+).decode
 _Step = TypeVar("_Step", bound=_Frame)
 
 
@@ -245,11 +257,15 @@ class Handshake:
         nonce: bytes,
         expected: str = "",
         is_certified: Callable[[str], bool] | None = None,
+        meets: str = "",
     ) -> None:
-        """`expected` is the id that the configuration names; `is_certified` asks the peer's certificate."""
+        """`expected` is the id that the configuration names; `is_certified` asks the peer's certificate.
+
+        `meets`: this end asks a relay for a connection with that broker.
+        """
         self._pipe = pipe
         self._own = own
-        self._hello = HandshakeHello(own.id, own.boot, nonce, *own.versions)
+        self._hello = HandshakeHello(own.id, own.boot, nonce, *own.versions, meets)
         self._expected = expected
         self._is_certified = is_certified
         self.peer: HandshakeHello | None = None
@@ -259,10 +275,13 @@ class Handshake:
         self.secret = ""
         """What it has proved that with."""
 
-    async def run(self, host: Host) -> Agreed:
-        """The peer and what it offers, once both sides have accepted."""
+    async def run(self, host: Host) -> Agreed | None:
+        """The peer and what it offers, once both sides have accepted; None if it is to be carried."""
         try:
             peer = await self.authenticate(host)
+            if peer.meets:
+                self._write(Waiting())
+                return None
             version = common_version(self._own, peer)
             return Agreed(peer.id, await self._agree(peer, host), version)
         except LinkRefusal as refused:
@@ -270,6 +289,16 @@ class Handshake:
                 text = str(refused) if self.is_authenticated else ""
                 self._write(Refuse(refused.reason, text))
             raise
+
+    async def ask(self, prover: Prover) -> None:
+        """Find out that the relay that was dialed is there, and that it carries links of this broker."""
+        await self.authenticate(prover)
+        try:
+            await self._read(Waiting)
+        except LinkRefusal as refused:
+            if refused.is_told:
+                raise
+            raise LinkRefusal("it does not carry links; upgrade it") from None
 
     # --- who is there ---
 
@@ -285,7 +314,7 @@ class Handshake:
             self._write(self._hello)
         self.peer = peer
         self._check_identity(peer)
-        secrets = host.secrets(peer.id) or ("",)
+        secrets = host.secrets(peer) or ("",)
         dialer, listener = hellos = (own, said) if pipe.is_dialer else (said, own)
         if pipe.is_dialer:
             first, *others = [proof(secret, "dialer", *hellos) for secret in secrets]
@@ -296,7 +325,9 @@ class Handshake:
             self._write(Proof(proof(self.secret, "listener", *hellos)))
         if self.secret and self._is_certified is None:
             pipe.seal(link_keys(self.secret, dialer, listener))
-        if not host.admits(peer.id):
+        if not host.admits(peer):
+            if peer.meets:
+                raise LinkRefusal(REASONS["relay"], "relay")
             raise LinkRefusal(
                 f"{peer.id} is not in the list of peers of {self._own.id}; list it there as [[peer]]",
                 "unlisted",
@@ -319,6 +350,8 @@ class Handshake:
     def _check_identity(self, peer: HandshakeHello) -> None:
         if not re.fullmatch(NAME_PATTERN, peer.id) or len(peer.nonce) != NONCE_BYTES:
             raise LinkRefusal("what is there says no valid broker id", "identity")
+        if peer.meets and (self._pipe.is_dialer or not re.fullmatch(NAME_PATTERN, peer.meets)):
+            raise LinkRefusal("what is there asks for no valid broker id", "identity")
         if peer.id == self._own.id:
             raise LinkRefusal(f"it has the id {peer.id}, which is that of this broker", "identity")
         if self._expected and peer.id != self._expected:

@@ -50,6 +50,8 @@ class PeerConnection(asyncio.Protocol):
         self.address = ""
         self.dialed = ""
         """The address as it was given, if this end dialed."""
+        self.over = ""
+        """The broker that carries the connection, if the direct way is cut."""
         self.local_host = ""
         """The address of this machine at its end."""
         self.why = "the peer closed the connection"
@@ -66,7 +68,7 @@ class PeerConnection(asyncio.Protocol):
         """How long it was up, once it has ended."""
         self.ended = asyncio.Event()
         self.transport: asyncio.Transport
-        self._owner = owner
+        self.owner = owner
         self._loop = asyncio.get_running_loop()
         self._cutter = FrameCutter(STRANGER_BYTES_MAX)
         self._sealer: Sealer | None = None
@@ -90,7 +92,8 @@ class PeerConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
         self.host, port = (self.transport.get_extra_info("peername") or ("", 0))[:2]
-        self.address, self.is_local = join_endpoint(self.host, port), is_loopback(self.host)
+        self.address = f"over {self.over}" if self.over else join_endpoint(self.host, port)
+        self.is_local = is_loopback(self.host)
         self.local_host = str((self.transport.get_extra_info("sockname") or ("",))[0])
         self._last_received = self._loop.time()
 
@@ -117,7 +120,7 @@ class PeerConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.is_writable = True
         if self.state == "up":
-            self._owner.writable(self)
+            self.owner.writable(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.state != "closed" and error is not None:
@@ -227,6 +230,12 @@ class PeerConnection(asyncio.Protocol):
         assert self.peer is not None
         return self.peer.id
 
+    @property
+    def meets(self) -> str:
+        """The broker that the peer wants to be connected with, if this one is to carry the connection."""
+        assert self.peer is not None
+        return self.peer.meets
+
     def begin(self, heartbeat_s: float, timeout_s: float) -> None:
         """The handshake is over: frames go to the owner from now on."""
         self.state = "up"
@@ -243,7 +252,7 @@ class PeerConnection(asyncio.Protocol):
         try:
             frames = self._cutter.take_all(TURN_BYTES)
             if frames:
-                self._owner.arrived(self, frames)
+                self.owner.arrived(self, frames)
             if self.state == "up" and self._going_on is None and self._cutter.has_frame:
                 self._going_on = self._loop.call_soon(self._go_on)
                 if self.transport.is_reading():
@@ -269,8 +278,14 @@ class PeerConnection(asyncio.Protocol):
             self.close(f"no sign of life for {silent_s:.1f} s")
             return
         if self.is_writable:
-            self.write(self._owner.heartbeat(self))
+            self.write(self.owner.heartbeat(self))
         self._timer = self._loop.call_later(heartbeat_s, self._tick, heartbeat_s, timeout_s)
+
+    def is_silent(self, silent_s: float) -> bool:
+        """Whether nothing has come for so long, although this end listens and was not stopped itself."""
+        now = self._loop.time()
+        is_awake = self.transport.is_reading() and now - self._last_tick <= silent_s
+        return self.state == "up" and is_awake and now - self._last_received > silent_s
 
     async def is_alive(self, late_s: float, timeout_s: float) -> bool:
         """Whether the other end sends something that it cannot have sent `late_s` ago; False if it ends."""
@@ -308,4 +323,4 @@ class PeerConnection(asyncio.Protocol):
         self.ended.set()
         if was_up:
             self.up_s = self._loop.time() - self._up_since
-            self._owner.lost(self)
+            self.owner.lost(self)

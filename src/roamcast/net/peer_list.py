@@ -9,10 +9,10 @@ from roamcast.config.private_files import read_secret
 from roamcast.config.sections import Link, Peer
 
 
-def read_secrets(peer: Peer, key: str) -> tuple[str, ...]:
-    """The secrets of a peer's own, the newest first; `key` names the peer in error lines."""
+def read_secrets(files: Iterable[str], key: str) -> tuple[str, ...]:
+    """The secrets in these files, in their order; `key` names the table in error lines."""
     secrets = []
-    for number, path in enumerate(peer.secret_files):
+    for number, path in enumerate(files):
         place = f"{key}.secret_files.{number}"
         secrets.append(read_secret(path, place))
         check_secret(place, secrets[-1])
@@ -27,7 +27,7 @@ class PeerList:
         own = (link.secret,) if link.secret else ()
         self._default = own
         self._secrets = {
-            peer.id: read_secrets(peer, f"peer.{number}") or own
+            peer.id: read_secrets(peer.secret_files, f"peer.{number}") or own
             for number, peer in enumerate(self._peers.values())
         }
         self._accepts_unlisted = link.accepts_unlisted

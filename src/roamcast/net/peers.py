@@ -4,7 +4,9 @@ All that is decided about links is decided by the handler, which is pure code
 behind a journal; here are only sockets, who is at their other end, and when to
 try again. Brokers may dial each other: of two connections the one dialed by the
 lower id survives, unless the peer has been restarted since the other was made.
-A peer that is heard of somewhere else than before is dialed there.
+A peer that is heard of somewhere else than before is dialed there. While the direct way
+is cut, a connection may be carried by a third broker (`net/detours.py`); the direct
+one is tried again and again, and takes its place.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ import msgspec
 from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.links import Offer
 from roamcast.config.addresses import is_loopback, join_endpoint, split_endpoint
-from roamcast.config.sections import Link, Peer
+from roamcast.config.sections import Detour, Link, Peer
+from roamcast.config.sections import Relay as RelaySection
 from roamcast.errors import cannot_listen
 from roamcast.net.address_book import AddressBook
 from roamcast.net.clients import Budget
 from roamcast.net.complaints import Complaints
+from roamcast.net.detours import Detours
 from roamcast.net.doorway import Doorway
 from roamcast.net.handshake import (
     NONCE_BYTES,
@@ -42,6 +46,7 @@ from roamcast.net.handshake import (
 )
 from roamcast.net.peer_connection import PeerConnection
 from roamcast.net.peer_list import PeerList
+from roamcast.net.relay import Relay
 from roamcast.net.strangers import Stranger, Strangers
 from roamcast.net.tls import LinkContexts
 from roamcast.protocol.codec import VERSION_MAX, VERSION_MIN
@@ -58,6 +63,8 @@ STABLE_S = 1.0
 """Seconds after which a connection counts as a success, so that the pauses begin anew."""
 LATE_S = 0.5
 """What comes later than this from a connection was sent after its rival came: its process is alive."""
+SILENT_HEARTBEATS = 2.0
+"""After a silence of so many heartbeats a connection gives way to a detour, if there is one."""
 ALIVE_SHARE = 0.6
 """Of the time that a link may be silent: how long a connection may take to show that it is alive."""
 
@@ -111,7 +118,9 @@ class LinkStatus(msgspec.Struct, frozen=True):
     is_up: bool
     address: str = ""
     why: str = ""
-    """Why it is down."""
+    """Why it is down, or why the direct way is."""
+    over: str = ""
+    """The broker that carries it, if the direct way is cut."""
 
 
 class Peers:
@@ -126,22 +135,24 @@ class Peers:
         handler: LinkHandler,
         contexts: LinkContexts | None = None,
         versions: tuple[int, int] = (VERSION_MIN, VERSION_MAX),
+        detours: Iterable[Detour] = (),
+        relay: RelaySection | None = None,
     ) -> None:
         """`terms` is what the brokers of a network must agree on, in words for the log.
 
         `versions` are the lowest and the highest version of the link protocol that are spoken.
         """
         self.id = id
-        self._own = Own(id, secrets.token_bytes(16), dict(terms), versions)
-        self._link = link
+        self.own = Own(id, secrets.token_bytes(16), dict(terms), versions)
+        self.link = link
         listed = list(peers)
         self._list = PeerList(link, listed)
         self._book = AddressBook(listed)
         self._handler = handler
-        self._contexts = contexts
+        self.contexts = contexts
         self._strangers = Strangers(lambda: STRANGERS_MAX, lambda host: STRANGERS_PER_HOST_MAX)
         self._doorway = Doorway(
-            self._strangers, self._admit, lambda: self._link.timeout_s, self._complain_about_stranger
+            self._strangers, self._admit, lambda: self.link.timeout_s, self._complain_about_stranger
         )
         self._entering: dict[asyncio.Task[None] | None, Stranger] = {}
         """Handshakes with those who have not proved yet who they are."""
@@ -154,32 +165,47 @@ class Peers:
         self._slots: dict[str, PeerConnection] = {}
         """The connection to each peer: up, or about to be."""
         self._whys: dict[str, str] = {}
+        self._down_since: dict[str, float] = {}
         self._complaints = Complaints()
+        self._detour_list = list(detours)
+        self._detours = Detours(self)
+        self.relay = Relay(relay or RelaySection())
 
     # --- from start to end ---
 
     async def start(self) -> None:
-        if self._link.port is not None:
+        if self.link.port is not None:
             try:
-                await self._doorway.open(self._link.address, self._link.port)
+                await self._doorway.open(self.link.address, self.link.port)
             except OSError as error:
-                where = f"link.address = {join_endpoint(self._link.address, self._link.port)}"
+                where = f"link.address = {join_endpoint(self.link.address, self.link.port)}"
                 raise cannot_listen(where, error) from None
         self._dial_all()
+        self._detours.configure(self._detour_list, self._list.listed)
 
     @property
     def port(self) -> int:
         """Where it listens; 0 if it does not."""
         return self._doorway.ports[0] if self._doorway.is_open else 0
 
-    def reload(self, link: Link, peers: Iterable[Peer], contexts: LinkContexts | None = None) -> None:
+    def reload(
+        self,
+        link: Link,
+        peers: Iterable[Peer],
+        contexts: LinkContexts | None = None,
+        detours: Iterable[Detour] = (),
+        relay: RelaySection | None = None,
+    ) -> None:
         """Another configuration, for links that are up too: one that could not be made again ends.
 
         The broker listens as before. InputError changes nothing.
         """
         listed = list(peers)
-        self._list = PeerList(link, listed)
-        self._link, self._contexts = link, contexts
+        peer_list = PeerList(link, listed)
+        self.relay.reload(relay or RelaySection())
+        self._detours.configure(detours, peer_list.listed)
+        self._list = peer_list
+        self.link, self.contexts = link, contexts
         for peer in self._book.configure(listed):
             self._follow(peer)
         for peer in [peer for peer in self._dialers if peer not in self._book]:
@@ -199,9 +225,11 @@ class Peers:
         return True
 
     def _objection(self, connection: PeerConnection) -> str:
-        peer, contexts = connection.peer_id, self._contexts
+        peer, contexts = connection.peer_id, self.contexts
         if not self._list.admits(peer):
             return f"{peer} is not in the list of peers any more"
+        if connection.over and not self._detours.allows(peer, connection.over):
+            return f"{connection.over} may not carry the link to {peer} any more"
         if connection.secret not in (self._list.secrets(peer) or ("",)):
             return f"the secret that {peer} proved itself with is not valid any more"
         if connection.contexts_digest != (contexts.digest if contexts else b""):
@@ -237,6 +265,8 @@ class Peers:
             task.cancel()
         for connection in list(self._connections):
             connection.close("this broker stops")
+        self.relay.stop()
+        await self._detours.stop()
         await asyncio.gather(self._doorway.closed(), *tasks, return_exceptions=True)
         self._dialers = {}
 
@@ -251,7 +281,7 @@ class Peers:
             if peer in self._dialers:
                 self._dialers.pop(peer).cancel()
             # Both ends hear of each other; the lower one dials first, so that the two do not get in the way.
-            self._dial_soon(peer, self._link.reconnect_min_s if self.id > peer else 0.0)
+            self._dial_soon(peer, self.link.reconnect_min_s if self.id > peer else 0.0)
 
     def lose(self, peer: str) -> bool:
         if peer in self._slots:
@@ -270,7 +300,7 @@ class Peers:
     def _follow(self, peer: str) -> None:
         """The peer is elsewhere now; a connection to where it was would only be missed after a while."""
         address, connection = self._book.addresses(peer)[0], self._slots.get(peer)
-        if connection is None or address == connection.dialed:
+        if connection is None or connection.over or address == connection.dialed:
             return
         if connection.dialed or connection.host != split_endpoint(address)[0]:
             connection.close(f"the peer is at {address} now")
@@ -320,8 +350,26 @@ class Peers:
             address = connection.address if connection is not None else ""
             if not address and peer in self._book:
                 address = self._book.addresses(peer)[0]
-            statuses.append(LinkStatus(peer, is_up, address, "" if is_up else self._whys.get(peer, "")))
+            over = connection.over if connection is not None and is_up else ""
+            why = "" if is_up and not over else self._whys.get(peer, "")
+            statuses.append(LinkStatus(peer, is_up, address, why, over))
         return statuses
+
+    # --- detours (see detours.DetourHost) ---
+
+    def needs_detour(self, peer: str) -> bool:
+        connection = self._slots.get(peer)
+        if connection is not None:
+            # The silence of a connection that is carried ends it; it was second best anyway.
+            return not connection.over and connection.is_silent(SILENT_HEARTBEATS * self.link.heartbeat_s)
+        now_s = asyncio.get_running_loop().time()
+        return now_s - self._down_since.setdefault(peer, now_s) >= self.link.reconnect_min_s
+
+    def secrets_of(self, id: str) -> tuple[str, ...]:
+        return self._list.secrets(id)
+
+    def met(self, connection: PeerConnection) -> None:
+        self._start(self._shake(connection))
 
     # --- listening ---
 
@@ -349,14 +397,14 @@ class Peers:
             self._strangers.settle(stranger)
 
     async def _receive(self, accepted: socket.socket, stranger: Stranger) -> None:
-        if not (self._list.has_secrets or self._contexts or is_loopback(stranger.host)):
+        if not (self._list.has_secrets or self.contexts or is_loopback(stranger.host)):
             accepted.close()
             why = "without a secret or TLS, links are for this machine alone"
             self._complain_about_stranger(stranger, why)
             return
         connection = PeerConnection(self, is_dialer=False)
-        connection.contexts_digest = self._contexts.digest if self._contexts else b""
-        context = self._contexts.server if self._contexts else None
+        connection.contexts_digest = self.contexts.digest if self.contexts else b""
+        context = self.contexts.server if self.contexts else None
         if await self._doorway.hand_over(accepted, stranger, connection, context) is not None:
             await self._shake(connection)
 
@@ -373,17 +421,17 @@ class Peers:
         while True:
             hurry.clear()
             addresses = self._book.addresses(peer)
-            connection = self._slots.get(peer) or await self._connect(
-                peer, addresses[failures % len(addresses)]
-            )
+            connection = self._slots.get(peer)
+            if connection is None or connection.over:
+                connection = await self._connect(peer, addresses[failures % len(addresses)])
             if connection is not None:
                 await connection.ended.wait()
                 if connection.up_s >= STABLE_S:
                     failures = 0
             if connection is not None and connection.is_refused:
-                pause_s = self._link.reconnect_max_s * REFUSED_FACTOR
+                pause_s = self.link.reconnect_max_s * REFUSED_FACTOR
             else:
-                pause_s = min(self._link.reconnect_max_s, self._link.reconnect_min_s * 2.0**failures)
+                pause_s = min(self.link.reconnect_max_s, self.link.reconnect_min_s * 2.0**failures)
                 failures = min(failures + 1, 30)
             # Not `wait_for`, which takes a cancellation for the event if both come at once.
             with suppress(TimeoutError):
@@ -394,10 +442,10 @@ class Peers:
         host, port = split_endpoint(address)
         connection = PeerConnection(self, is_dialer=True, expected=peer)
         connection.dialed = address
-        connection.contexts_digest = self._contexts.digest if self._contexts else b""
-        context = self._contexts.client if self._contexts else None
+        connection.contexts_digest = self.contexts.digest if self.contexts else b""
+        context = self.contexts.client if self.contexts else None
         try:
-            async with asyncio.timeout(self._link.timeout_s):
+            async with asyncio.timeout(self.link.timeout_s):
                 await asyncio.get_running_loop().create_connection(
                     lambda: connection, host, port, ssl=context
                 )
@@ -426,7 +474,9 @@ class Peers:
     def lost(self, connection: PeerConnection) -> None:
         peer = connection.peer_id
         self._release(connection)
-        self._whys[peer] = connection.why
+        if not connection.over:
+            self._whys[peer] = connection.why
+        self._down_since[peer] = asyncio.get_running_loop().time()
         is_serious = connection.is_refused or connection.is_suspect
         level = logging.WARNING if is_serious else logging.INFO
         log.log(level, "the link to %s is down: %s", peer, connection.why)
@@ -443,21 +493,21 @@ class Peers:
         self._connections.add(connection)
         handshake = Handshake(
             connection,
-            self._own,
+            self.own,
             secrets.token_bytes(NONCE_BYTES),
             connection.expected,
-            self._certified_by(connection) if self._contexts else None,
+            self._certified_by(connection) if self.contexts else None,
         )
         try:
-            async with asyncio.timeout(self._link.timeout_s):
+            async with asyncio.timeout(self.link.timeout_s):
                 agreed = await handshake.run(_HandshakeHost(self, connection, self._handler))
         except LinkRefusal as refused:
             self._refused(connection, handshake, refused)
         except TimeoutError:
-            connection.close(f"no handshake within {self._link.timeout_s:g} s")
+            connection.close(f"no handshake within {self.link.timeout_s:g} s")
             self._failed(connection, handshake)
         except Ended:
-            if connection.is_dialer and handshake.peer is None and self._contexts is None:
+            if connection.is_dialer and handshake.peer is None and self.contexts is None:
                 connection.why += "; if its links use TLS, set link.tls = true here, too"
             self._failed(connection, handshake)
         except BaseException:
@@ -465,6 +515,11 @@ class Peers:
             raise
         else:
             connection.secret = handshake.secret
+            if agreed is None:
+                connection.peer = handshake.peer
+                self._connections.discard(connection)
+                self.relay.take(connection, self.link.heartbeat_s, self.link.timeout_s)
+                return
             # The configuration may have changed since the peer proved who it is.
             if self._review(connection):
                 self._up(connection, agreed)
@@ -477,10 +532,16 @@ class Peers:
 
     def _up(self, connection: PeerConnection, agreed: Agreed) -> None:
         peer = agreed.peer
-        connection.begin(self._link.heartbeat_s, self._link.timeout_s)
-        self._whys.pop(peer, None)
+        connection.begin(self.link.heartbeat_s, self.link.timeout_s)
+        if connection.over:
+            log.warning(
+                "the link to %s is up (carried by %s: %s)", peer, connection.over, self._whys.get(peer)
+            )
+        else:
+            self._whys.pop(peer, None)
+            log.info("the link to %s is up (%s)", peer, connection.address)
         self._complaints.forget(peer)
-        log.info("the link to %s is up (%s)", peer, connection.address)
+        self._down_since.pop(peer, None)
         try:
             self._handler.on_link_up(peer, agreed.offer, agreed.version)
         except LinkError as error:
@@ -501,7 +562,7 @@ class Peers:
         """There will be no link over this connection; say so, but not again and again."""
         claimed = handshake.peer.id if handshake is not None and handshake.peer is not None else ""
         proved = claimed if handshake is not None and handshake.is_authenticated else connection.expected
-        if proved:
+        if proved and not connection.over:
             self._whys[proved] = connection.why
         who = proved or (f"who calls itself {line(claimed)}" if claimed else "a stranger")
         level = logging.WARNING if connection.is_refused or not proved else logging.INFO
@@ -515,12 +576,12 @@ class Peers:
         """Whether the peer speaks for some clients only, as one of another organisation does."""
         return self._list.entry(peer).is_guest
 
-    def admits(self, peer: str) -> bool:
-        return self._list.admits(peer)
+    def admits(self, peer: HandshakeHello) -> bool:
+        return self.relay.admits(peer.id, peer.meets) if peer.meets else self._list.admits(peer.id)
 
-    def secrets(self, connection: PeerConnection, peer: str) -> tuple[str, ...]:
-        valid = self._list.secrets(peer)
-        if not (valid or self._contexts or connection.is_local):
+    def secrets(self, connection: PeerConnection, peer: HandshakeHello) -> tuple[str, ...]:
+        valid = (self.relay.secrets if peer.meets else ()) or self._list.secrets(peer.id)
+        if not (valid or self.contexts or connection.is_local):
             raise LinkRefusal(REASONS["secret"], "secret")
         return valid
 
@@ -534,14 +595,13 @@ class Peers:
         If the other one belongs to another process that is alive, the broker runs twice: LinkRefusal.
         """
         while (other := self._slots.get(peer.id)) is not None and self._are_rivals(other, peer):
-            if await other.is_alive(LATE_S, self._link.timeout_s * ALIVE_SHARE):
+            if await other.is_alive(LATE_S, self.link.timeout_s * ALIVE_SHARE):
                 raise LinkRefusal(self._handler.runs_twice(peer.id), "history")
             if self._slots.get(peer.id) is other:
                 break
         if other is not None and other.state != "closed" and other.peer is not None:
             is_same_life = other.peer.boot == peer.boot
-            is_dialed_by_lower = connection.is_dialer == (self.id < peer.id)
-            if is_same_life and other.is_dialer != connection.is_dialer and not is_dialed_by_lower:
+            if is_same_life and self._rank(connection, peer.id) > self._rank(other, peer.id):
                 return False
             other.close("another connection takes its place")
         connection.peer = peer
@@ -550,6 +610,12 @@ class Peers:
             self._strangers.settle(stranger)
         self._slots[peer.id] = connection
         return True
+
+    def _rank(self, connection: PeerConnection, peer: str) -> tuple[bool, str, bool]:
+        """The lowest of two connections to the peer survives, and of two equal ones the later: one over which
+        something comes, the direct one, the one that the lower id dialed."""
+        is_silent = connection.is_silent(SILENT_HEARTBEATS * self.link.heartbeat_s)
+        return is_silent, connection.over, connection.is_dialer != (self.id < peer)
 
     def _are_rivals(self, other: PeerConnection, peer: HandshakeHello) -> bool:
         """True if the connection that is up belongs to another process with the same id."""
@@ -568,7 +634,7 @@ class _HandshakeHost:
         self.admits = peers.admits
         self.terms = peers.terms
 
-    def secrets(self, peer: str) -> tuple[str, ...]:
+    def secrets(self, peer: HandshakeHello) -> tuple[str, ...]:
         return self._peers.secrets(self._connection, peer)
 
     async def claim(self, peer: HandshakeHello) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from roamcast.broker.links.end import LinkError
-from roamcast.net.handshake import NONCE_BYTES, REASONS, Ended, Handshake, LinkRefusal, Own
+from roamcast.net.handshake import NONCE_BYTES, REASONS, Ended, Handshake, HandshakeHello, LinkRefusal, Own
 from roamcast.net.peer_connection import PeerConnection
 from roamcast.protocol.codec import LENGTH_BYTES
 from roamcast.replication.messages import Acknowledged, AnyMessage, Message, decode, encode
@@ -62,7 +62,7 @@ class ReplicaStream:
 
     # --- whom to believe (see handshake.Prover) ---
 
-    def secrets(self, peer: str) -> tuple[str, ...]:
+    def secrets(self, peer: HandshakeHello) -> tuple[str, ...]:
         if not self._secret:
             if not self.connection.is_local:
                 raise LinkRefusal(REASONS["secret"], "secret")
@@ -70,7 +70,7 @@ class ReplicaStream:
         # Whoever has the same secret for links is no replica because of that.
         return (f"replica of a site: {self._secret}",)
 
-    def admits(self, peer: str) -> bool:
+    def admits(self, peer: HandshakeHello) -> bool:
         return True
 
     # --- messages ---

@@ -21,7 +21,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from roamcast.errors import InputError
-from roamcast.lab.words import cell, is_number
+from roamcast.lab.rows import cell, is_number
 from roamcast.pipeline.report_answer import (
     WRONG,
     Answer,

@@ -21,7 +21,7 @@ from roamcast.protocol.whereabouts import Whereabouts
 from roamcast.state import State
 
 VERSION_MIN = 1
-VERSION_MAX = 1
+VERSION_MAX = 2
 """The versions of the link protocol that this build speaks."""
 
 LENGTH_BYTES = 4

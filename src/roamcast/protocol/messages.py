@@ -170,6 +170,7 @@ class Probe(Message, frozen=True):
 ATTACHED_AGAIN = "attached again"
 ATTACHED_ELSEWHERE = "attached elsewhere"
 NOT_THE_OWNER = "not the owner"
+READ_IN_VAIN = "the copy was old"
 """Why a broker closes a connection."""
 
 
@@ -207,6 +208,10 @@ class Locate(Message, frozen=True):
 
     request: AttachRequest
     round: int
+    may_leave_out: bool = False
+    """Whether brokers that are down need not be asked if nobody knows of a session there."""
+    told: int = 0
+    """How often the broker that asks has told what it holds (see `broker.directory`)."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -221,6 +226,12 @@ class Located(Message, frozen=True):
     found: bool
     claim: str = ""
     incarnation: int = 0
+    left_out: tuple[str, ...] = ()
+    """Brokers that could not be asked, and hold no session as far as anybody knows."""
+    is_brief: bool = False
+    """Whether one of them may hold a session that ends with its client's connection."""
+    may_hold: tuple[str, ...] = ()
+    """Brokers that may hold the session, as far as those behind the sender know."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -264,6 +275,8 @@ class GrantReceived(Message, frozen=True):
 
     client: str
     number: int
+    told: int = 0
+    """How often the sender has told what it holds (see `broker.directory`)."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -430,6 +443,8 @@ class Welcome(ClientMessage, frozen=True):
     number: int
     accepted: int
     named_next: str = ""
+    copied: int = 0
+    """See `Session.copied`."""
 
 
 class Deliver(ClientMessage, frozen=True, gc=False):

@@ -58,6 +58,10 @@ class Session(msgspec.Struct):
     out where the session arrives."""
     zones: dict[str, InZone] = {}
     """The zones on the earth in which the client is."""
+    is_copied: bool = False
+    """Whether there may be copies elsewhere that serve the client before its session is there."""
+    copied: int = 0
+    """The last sequence that such a copy has ever had: up to it, the client may have been sent everything."""
 
     def serve(self, broker: str, connection: int) -> None:
         """Remember that this attach has been served."""

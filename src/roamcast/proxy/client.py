@@ -121,6 +121,8 @@ class RoamingClient:
         self.site: str | None = None
         """Where it is attached."""
         self.filters: dict[str, None] = {}
+        self.excluded: dict[str, None] = {}
+        """Those of them for which nothing is kept while the client is away."""
         self.sources: list[Source] = []
         self.waiting_publishes: deque[ForeignMessage] = deque()
         self.lost_because = ""
@@ -148,6 +150,7 @@ class RoamingClient:
         if state_file is not None:
             state = read_state(state_file)
             self.filters, self.sources = dict.fromkeys(state.filters), list(state.sources)
+            self.excluded = dict.fromkeys(state.excluded)
 
     # --- what applications use ---
 
@@ -155,21 +158,37 @@ class RoamingClient:
     def is_attached(self) -> bool:
         return self.site is not None
 
-    async def subscribe(self, filter: str) -> None:
-        """Also while away: then it begins at the next move-in."""
+    async def subscribe(self, filter: str, *, is_kept: bool = True) -> None:
+        """Also while away: then it begins at the next move-in.
+
+        A subscription that is not kept follows the client, but what comes for it while the client is away is
+        lost: no proxy listens, and no buffer is filled (Caporuscio et al., section 5).
+        """
         self.filters[filter] = None
+        if is_kept:
+            self.excluded.pop(filter, None)
+        else:
+            self.excluded[filter] = None
         self._write_state()
         if self._adapter is not None:
             await self._adapter.subscribe(self._name, filter, self._receive)
 
     async def unsubscribe(self, filter: str) -> None:
         self.filters.pop(filter, None)
+        self.excluded.pop(filter, None)
         self._write_state()
         if self._adapter is not None:
             await self._adapter.unsubscribe(self._name, filter)
 
-    async def publish(self, topic: str, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-        """In order, also over a move: what is published while away waits here and goes out first."""
+    async def publish(
+        self, topic: str, body: bytes, headers: Mapping[str, str] | None = None, *, is_kept: bool = True
+    ) -> None:
+        """In order, also over a move: what is published while away waits here and goes out first.
+
+        What is not kept is for now only: published while the client is away, it goes nowhere.
+        """
+        if not is_kept and self._adapter is None:
+            return
         self._published += 1
         identity = f"{self.id}/{self._incarnation}/{self._published}"
         if len(self.waiting_publishes) >= self.options.publishes_max:
@@ -226,6 +245,8 @@ class RoamingClient:
 
     async def _suspend(self, adapter: Adapter) -> None:
         try:
+            for filter in self.excluded:
+                await adapter.unsubscribe(self._name, filter)
             await adapter.suspend(self._name)
         except AdapterError as error:
             raise MoveFailed(f"site {self.site}: {error}") from None
@@ -238,7 +259,7 @@ class RoamingClient:
         key = ping_key(ticket)
         line = self._connected()
         move = messages.MoveOut(
-            line.next_request(), self.id, ticket, tuple(self.filters), options.sync, options.delay_s,
+            line.next_request(), self.id, ticket, self._kept_filters(), options.sync, options.delay_s,
             options.lease_s, options.bytes_max, options.is_unique,
         )  # fmt: skip
         # Written down first: who is stopped in between asks for a buffer that is perhaps not there.
@@ -260,6 +281,9 @@ class RoamingClient:
                     await adapter.unsubscribe(self._name, ping)
         if not isinstance(answer, messages.MovedOut):
             raise self._not_moved_out(source, MoveFailed, messages.refusal_in(answer))
+
+    def _kept_filters(self) -> tuple[str, ...]:
+        return tuple(filter for filter in self.filters if filter not in self.excluded)
 
     def _not_moved_out(self, source: Source, kind: type[MoveFailed], why: str) -> MoveFailed:
         self.sources.remove(source)
@@ -551,14 +575,15 @@ class RoamingClient:
     def _with_filters(self, stay: Source) -> Source:
         """What it would take to resume it: also filters that were still to be ended."""
         assert stay.suspended is not None
-        filters = dict.fromkeys((*stay.suspended.filters, *self.filters))
+        filters = dict.fromkeys((*stay.suspended.filters, *self._kept_filters()))
         suspended = msgspec.structs.replace(stay.suspended, filters=tuple(filters))
         return Source(stay.site, stay.ticket, suspended)
 
     def _write_state(self) -> None:
         if self._state_file is not None:
             stay = (self._with_filters(self._stay),) if self._stay is not None else ()
-            write_state(self._state_file, ClientState(tuple(self.filters), (*self.sources, *stay)))
+            sources = (*self.sources, *stay)
+            write_state(self._state_file, ClientState(tuple(self.filters), sources, tuple(self.excluded)))
 
 
 def _as_told(welcome: messages.Welcome) -> Adapter:

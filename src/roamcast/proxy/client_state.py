@@ -32,6 +32,8 @@ class ClientState(msgspec.Struct, frozen=True):
     filters: tuple[str, ...]
     sources: tuple[Source, ...]
     """In the order of the client's stays."""
+    excluded: tuple[str, ...] = ()
+    """Filters for which nothing is kept while the client is away."""
 
 
 def read_state(path: Path) -> ClientState:

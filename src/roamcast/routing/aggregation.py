@@ -3,15 +3,19 @@
 For each peer a broker collects the filters that arrived over its other
 interfaces and forwards a reduced set of them. `simple` reduces nothing,
 `identity` forwards equal filters once, `covering` only those that no other
-covers, `merging` also unites filters that have a perfect merger. Each class
-answers a change of the collected filters with the change of the forwarded set.
+covers, `merging` also unites filters that have a perfect merger, and `lazy_merging`
+takes back later what is no longer wanted. Each class answers a change of the
+collected filters with the change of the forwarded set.
 """
 
 from __future__ import annotations
 
+from roamcast.filters.filter import Filter
 from roamcast.protocol.messages import Entry
 from roamcast.routing.changes import NO_CHANGE, Aggregate, Change
 from roamcast.routing.covering import CoveringAggregate
+from roamcast.routing.lazy_merging import LazyMergingAggregate
+from roamcast.routing.matching import Interface, MatchingTable
 from roamcast.routing.merging import MergingAggregate
 from roamcast.state import State
 
@@ -56,9 +60,60 @@ AGGREGATES: dict[str, type[SimpleAggregate] | type[CoveringAggregate]] = {
     "identity": IdentityAggregate,
     "covering": CoveringAggregate,
     "merging": MergingAggregate,
+    "lazy_merging": LazyMergingAggregate,
 }
 
 STRATEGIES = ("flooding", *AGGREGATES)
 """The routing strategies by name; `flooding` forwards no filters at all."""
 
-__all__ = ["AGGREGATES", "NO_CHANGE", "STRATEGIES", "Aggregate", "Change"]
+FORWARDS_ALL = "simple"
+"""The strategy that forwards every entry with the name of its subscriber."""
+
+
+class ReducedTable(MatchingTable):
+    """A matching table that holds, of what came from one peer, only what the strategy leaves of it.
+
+    (Fiege et al., section 2.2: a filter replaces those that it covers and that are assigned to the same
+    link.) Local owners keep theirs: what a client wants is told to its front filter by filter.
+    """
+
+    __state__ = State("reduced-table", saved=("_strategy", "_reduced"))
+
+    def __init__(self, strategy: str, outside: frozenset[str] | None = None) -> None:
+        super().__init__(outside)
+        self._strategy = strategy
+        self._reduced: dict[str, Aggregate] = {}
+
+    def add(self, filter: Filter, interface: Interface) -> None:
+        if isinstance(interface, str):
+            if interface not in self._reduced:
+                self._reduced[interface] = AGGREGATES[self._strategy]()
+            self._apply(interface, self._reduced[interface].add((filter, "")))
+        else:
+            super().add(filter, interface)
+
+    def remove(self, filter: Filter, interface: Interface) -> None:
+        if isinstance(interface, str):
+            change = self._reduced[interface].remove((filter, ""))
+            if change.unsubscribe and not self._reduced[interface].forwarded():
+                del self._reduced[interface]
+            self._apply(interface, change)
+        else:
+            super().remove(filter, interface)
+
+    def _apply(self, peer: str, change: Change) -> None:
+        for filter, _ in change.subscribe:
+            super().add(filter, peer)
+        for filter, _ in change.unsubscribe:
+            super().remove(filter, peer)
+
+
+__all__ = [
+    "AGGREGATES",
+    "FORWARDS_ALL",
+    "NO_CHANGE",
+    "STRATEGIES",
+    "Aggregate",
+    "Change",
+    "ReducedTable",
+]

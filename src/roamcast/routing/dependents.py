@@ -6,6 +6,19 @@ exact. For a peer it is wide enough for wherever the client may be when what thi
 broker sends now arrives: that depends on how far away it is, and the routers on
 the way each make their own. When the client moves, instances are exchanged, and
 nothing else of the routing tables changes.
+
+| Fiege et al., figs. 12 and 13 | here |
+| --- | --- |
+| 12, lines 1 to 6: a subscription of a client, with step 0 | `add`, exact for a local owner |
+| 12, lines 8 to 13: the client moves from x to y | `locate`, `_exchange` |
+| 12, lines 15 to 19, and 13, lines 19 to 22: an unsubscription | `remove` |
+| 13, lines 1 to 7: a subscription from a neighbour | `learn`, `add` |
+| 13, lines 2 and 10: dist := dist + δ | `learn`, and `measure` when δ changes |
+| 13, lines 3 and 12: step := ⌈dist / Δ⌉ | `_make`; the rule is `Rule.steps` in `location/ploc.py` |
+| 13, lines 9 to 17: news of a move from a neighbour | `learn`, `_exchange` |
+
+What a neighbour must be told is the router's: the filter travels with the news (the figures leave it out),
+one message for all filters (the figures send inside the loop), and only where something changes there.
 """
 
 from __future__ import annotations

@@ -5,6 +5,12 @@ peer (its id) or a local owner (a tuple, whatever the mobility protocol uses).
 A routing strategy decides what is forwarded of it to the peers. With
 advertisements, a subscription travels only towards publishers that may match it.
 
+Some protocols must know whose subscription an entry is, which a filter that covers
+or unites others has forgotten. For them there is a location table, too: (filter,
+subscriber) to next hop. It is what every strategy collects from its peers, only that
+each entry is forwarded, with its subscriber. The strategy then reduces the matching
+table, link by link, and not what is forwarded.
+
 Settling: a broker may ask a peer, with an update, to say when every broker
 behind it knows of all updates so far. The answers are gathered over the tree,
 so the question is answered when the furthest broker has it.
@@ -26,7 +32,15 @@ from roamcast.filters.own import owner_of
 from roamcast.protocol.messages import Cause, Entry, Settled, Update
 from roamcast.protocol.notification import Message
 from roamcast.protocol.whereabouts import Whereabouts
-from roamcast.routing.aggregation import AGGREGATES, NO_CHANGE, STRATEGIES, Aggregate, Change
+from roamcast.routing.aggregation import (
+    AGGREGATES,
+    FORWARDS_ALL,
+    NO_CHANGE,
+    STRATEGIES,
+    Aggregate,
+    Change,
+    ReducedTable,
+)
 from roamcast.routing.dependents import Dependents, Instances, Wide
 from roamcast.routing.matching import Interface, MatchingTable, Owner, Route
 from roamcast.state import State
@@ -141,15 +155,21 @@ class _Barrier:
         self.then = then
 
 
+def _hear_all(fields: dict[str, Any]) -> None:
+    fields["_unheard"] = {}
+
+
 class Router:
     """The tables of one broker, and the updates they cause."""
 
     __state__ = State(
         "router",
+        2,
         saved=(
             "strategy", "uses_advertisements", "table", "dependents", "_round_trips_s", "_peers",
-            "_collected", "_ahead", "_diverted", "_local_advertisements", "_barriers",
+            "_collected", "_ahead", "_diverted", "_local_advertisements", "_barriers", "_unheard",
         ),
+        lifts={1: _hear_all},
         derived=("_send", "_settled", "_ways", "_client_named"),
     )  # fmt: skip
 
@@ -161,14 +181,17 @@ class Router:
         advertisements: bool = False,
         outside: frozenset[str] | None = None,
         instances: Instances | None = None,
+        locates: bool = False,
     ) -> None:
+        """With `locates`, entries keep the names of their subscribers, whatever the strategy."""
         if strategy not in STRATEGIES:
             raise InputError(f"routing strategy {strategy!r}: valid are {', '.join(STRATEGIES)}")
         if strategy == "flooding" and advertisements:
             raise InputError("flooding forwards no subscriptions, so advertisements have no use with it")
         self.strategy = strategy
         self.uses_advertisements = advertisements
-        self.table = MatchingTable(outside)
+        reduces = locates and strategy not in ("flooding", FORWARDS_ALL)
+        self.table = ReducedTable(strategy, outside) if reduces else MatchingTable(outside)
         self.dependents = Dependents(self.table, instances or Wide())
         self._round_trips_s: dict[str, float] = {}
         """Over the links to the peers, as measured; until then they may take for ever."""
@@ -182,6 +205,8 @@ class Router:
         """Subscribers on the move, and where what they want goes, whoever else has entries of theirs."""
         self._local_advertisements: dict[Filter, int] = {}
         self._barriers: list[_Barrier] = []
+        self._unheard: dict[str, None] = {}
+        """Peers whose links are down: what they must know is sent, and nobody waits until they do."""
 
     def connect(self, send: Callable[[str, Message], None], settled: Callable[[Token], None]) -> None:
         """Say where updates go and who hears that something has settled; to be said again after thawing."""
@@ -198,8 +223,16 @@ class Router:
         return list(self._peers)
 
     @property
+    def _forwards(self) -> str:
+        """The strategy by which entries are forwarded."""
+        return FORWARDS_ALL if isinstance(self.table, ReducedTable) else self.strategy
+
+    @property
     def size(self) -> int:
-        """Entries of the routing table: a filter, where it came from and, if that is kept, whose it is."""
+        """Entries of the routing table: a filter, where it came from and, if that is kept, whose it is.
+
+        Where both tables are kept, this is the location table; `len(router.table)` is the other one.
+        """
         return sum(map(len, self._collected.values()))
 
     def collected(self, peer: str) -> Mapping[Entry, int]:
@@ -221,7 +254,7 @@ class Router:
 
     def add_peer(self, peer: str) -> None:
         """A new neighbour: it learns what everyone else here wants and offers."""
-        aggregate = AGGREGATES[self.strategy]() if self.strategy in AGGREGATES else None
+        aggregate = AGGREGATES[self._forwards]() if self._forwards in AGGREGATES else None
         state = _PeerState(aggregate)
         state.spread = dict(self._local_advertisements)
         for other in self._peers.values():
@@ -236,6 +269,17 @@ class Router:
                     state.stage(aggregate.add(entry))
         self._commit("subscribe")
 
+    def link_changed(self, peer: str, is_up: bool) -> None:
+        """Settle without a peer while its link is down.
+
+        Whatever happens meanwhile happens on this side of the link, and the peer hears of it in order.
+        """
+        if is_up:
+            self._unheard.pop(peer, None)
+        else:
+            self._unheard[peer] = None
+            self._settle(peer, None)
+
     def remove_peer(self, peer: str) -> None:
         """A neighbour is gone for good: what it wanted and offered is taken back, and nobody waits for it."""
         for entry, count in list(self._collected.get(peer, {}).items()):
@@ -245,6 +289,7 @@ class Router:
             for _ in range(count):
                 self._on_unadvertised(peer, filter)
         del self._peers[peer]
+        self._unheard.pop(peer, None)
         self._ahead = {key: count for key, count in self._ahead.items() if key[0] != peer}
         self._round_trips_s.pop(peer, None)
         self.dependents.forget_unused()
@@ -329,7 +374,7 @@ class Router:
         """
         entries = [(filter, subscriber) for filter in filters]
         # As they would come from a peer: most strategies forget whose they are.
-        from_peer = entries if self.strategy == "simple" else [(filter, "") for filter, _ in entries]
+        from_peer = entries if self._forwards == FORWARDS_ALL else [(filter, "") for filter, _ in entries]
         for entry in from_peer if isinstance(target, str) else entries:
             self._collect(target, entry)
         if isinstance(source, str):
@@ -499,9 +544,12 @@ class Router:
         self._stage_whereabouts(whereabouts.client, None)
         self._commit("handoff")
 
-    def settle(self, cause: Cause, token: Token) -> None:
-        """The token comes back once every broker that must know whatever was said so far does."""
-        self._commit(cause, then=token)
+    def settle(self, cause: Cause, token: Token, flush: bool = False) -> None:
+        """The token comes back once every broker that must know whatever was said so far does.
+
+        With `flush`, once every broker has dealt with all that was sent to it before.
+        """
+        self._commit(cause, then=token, flush=flush)
 
     def depart(self, client: str) -> None:
         """Its session is no longer here."""
@@ -711,7 +759,7 @@ class Router:
                     state.asked = state.sent
                     update = msgspec.structs.replace(update, settle=state.sent)
                 self._send(peer, update)
-            if must_answer:
+            if must_answer and peer not in self._unheard:
                 waiting[peer] = state.asked
         self.dependents.forget_unused()
         if then is None:

@@ -106,6 +106,8 @@ class PlainAccess:
         self.closed_by_broker: list[str] = []
         self._connections: dict[str, AccessConnection] = {}
         self._connections_made = 0
+        self._media: dict[str, Link] = {}
+        """By broker, where its clients share one medium."""
         self._waiting: dict[str, str] = {}
         """Clients that try to attach to a broker that is down."""
         self._asked: Counter[str] = Counter()
@@ -145,11 +147,11 @@ class PlainAccess:
             return
         self._connections_made += 1
         number = self._connections_made
-        up, down = self._links(client, number)
+        up, down = self._links(client, broker, number)
         self._connections[client] = AccessConnection(number, self._client(client), broker, up, down)
         self._step(client, AttachTo(broker, number))
 
-    def _links(self, client: str, number: int) -> tuple[Link, Link]:
+    def _links(self, client: str, broker: str, number: int) -> tuple[Link, Link]:
         """One each way. Where nothing is drawn, all are the same: a source of chance takes 2,500 bytes."""
         if self._lane is not None:
             return self._link, self._link
@@ -158,6 +160,8 @@ class PlainAccess:
             Link(settings.access_delay, rng_for(client, str(number), way), settings.access_bits_per_s)
             for way in ("up", "down")
         )
+        if settings.access_shared:
+            return up, self._media.setdefault(broker, down)
         return up, down
 
     def _leave(self, client: str, destination: str) -> None:

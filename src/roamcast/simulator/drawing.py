@@ -20,6 +20,7 @@ from roamcast.simulator.faults import (
     Clone,
     Crash,
     Cut,
+    Detour,
     Fault,
     Halt,
     Heal,
@@ -254,6 +255,19 @@ def draw_cuts(
     return faults
 
 
+def _draw_detours(story: Story, start_s: float, rng: random.Random) -> list[Action]:
+    return draw_detours(story.topology.overlay, _span_of(story, start_s), rng)
+
+
+def draw_detours(links: Sequence[tuple[str, str]], span: Span, rng: random.Random) -> list[Action]:
+    """Links that change between ways of different lengths; the direct one has the factor 1."""
+    faults: list[Action] = []
+    for _ in range(rng.choice((1, 2, 4, 8)) if links else 0):
+        broker, peer = rng.choice(links)
+        faults.append((span.moment(rng), broker, Detour(peer, rng.choice((1.0, 1.0, 0.5, 2.0, 5.0)))))
+    return faults
+
+
 def _draw_partings(story: Story, start_s: float, rng: random.Random) -> list[Action]:
     """Links between brokers that move: some are replaced, some come back between others than before."""
     brokers, reach = story.topology.brokers, story.settings.reach
@@ -297,7 +311,12 @@ def draw_impostors(
     return faults
 
 
-_FAULTS = {"crash": _draw_crashes, "partition": _draw_partitions, "history": _draw_histories}
+_FAULTS = {
+    "crash": _draw_crashes,
+    "partition": _draw_partitions,
+    "detour": _draw_detours,
+    "history": _draw_histories,
+}
 _MOBILE_FAULTS = {"crash": _draw_mobile_crashes, "partition": _draw_partings}
 
 
@@ -314,16 +333,21 @@ def draw_copies(protocol: str, seed: int) -> Settings:
     )
 
 
+def everyone_next(brokers: Sequence[str]) -> str:
+    """A model by which clients go from every broker to every other one, as likely as not."""
+    everyone = {one: {other: {"probability": 0.5} for other in brokers if other != one} for one in brokers}
+    return json.dumps({"brokers": everyone})
+
+
 def with_heartbeats(story: Story, rng: random.Random) -> Story:
     """Brokers that watch each other, and are often wrong: their patience is that of a few links."""
     brokers, delay_s = story.topology.brokers, max(story.settings.link_delay.high_s, 0.005)
-    everyone = {one: {other: {"probability": 0.5} for other in brokers if other != one} for one in brokers}
     mobility = msgspec.structs.replace(
         story.settings.mobility,
         heartbeat_period_s=delay_s * rng.choice((0.2, 1.0, 3.0, 10.0)),
         heartbeats_missed_max=rng.choice((1, 1, 2)),
         context_timeout_s=delay_s * rng.choice((0.5, 3.0, 20.0, 1000.0)),
-        neighbour_graph=json.dumps({"brokers": everyone}) if rng.random() < 0.6 else "",
+        neighbour_graph=everyone_next(brokers) if rng.random() < 0.6 else "",
         neighbours_max=rng.choice((1, 8, None)),
     )
     return replace(story, settings=replace(story.settings, mobility=mobility))

@@ -49,6 +49,21 @@ class Heal(Fault, frozen=True):
     peer: str
 
 
+class Detour(Fault, frozen=True):
+    """The link to this peer goes another way from now on, which takes `factor` times as long as the direct.
+
+    What is on the old way is lost, and the link resumes behind what has arrived.
+    """
+
+    peer: str
+    factor: float
+
+
+def longest_detour(actions: Iterable[tuple[float, str, Input]]) -> float:
+    """The factor of the longest way that a link takes in a story."""
+    return max((1.0, *(item.factor for _, _, item in actions if isinstance(item, Detour))))
+
+
 class Snapshot(Fault, frozen=True):
     """The broker writes its state down, and begins its journal anew."""
 
@@ -152,15 +167,17 @@ FAULTS: dict[str, FaultKind] = {
     "crash": FaultKind(breaks=frozenset({"bounded_delay"})),
     "partition": FaultKind(breaks=frozenset({"bounded_delay"})),
     "loss": FaultKind(breaks=frozenset()),
+    "detour": FaultKind(breaks=frozenset({"bounded_delay"})),
     "history": FaultKind(breaks=frozenset({"bounded_delay"})),
     "hostile": FaultKind(breaks=frozenset({"honest_peers"})),
     "replication": FaultKind(breaks=frozenset({"bounded_delay"})),
 }
-"""Brokers crash and restart with a journal; links are down for a while; transmissions are lost; brokers are
-cloned, or come back with an empty disk or an old backup; one more broker makes up what it says; some brokers
-have replicas, which are killed, stand still, lose their disks or do not reach each other."""
-NATURAL = tuple(name for name in FAULTS if name not in ("hostile", "replication"))
-"""Those that come about by themselves, at brokers without replicas."""
+"""Brokers crash and restart with a journal; links are down for a while; transmissions are lost; links change
+between the direct way and others; brokers are cloned, or come back with an empty disk or an old backup; one
+more broker makes up what it says; some brokers have replicas, which are killed, stand still, lose their disks
+or do not reach each other."""
+NATURAL = tuple(name for name in FAULTS if name not in ("hostile", "replication", "detour"))
+"""Those that come about by themselves, at brokers without replicas and links without detours."""
 
 
 def why_left_out(protocol: type[MobilityProtocol], faults: Iterable[str]) -> str | None:

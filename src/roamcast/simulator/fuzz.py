@@ -219,8 +219,12 @@ def fuzz(
     faults: Sequence[str] = (),
     feature: str = "",
     front: str = "plain",
+    routing: str = "",
 ) -> FuzzReport:
-    """Run the seeds; stop after `failures_max` failures, each shrunk to a short story."""
+    """Run the seeds; stop after `failures_max` failures, each shrunk to a short story.
+
+    With `routing`, every story has this strategy instead of one that its seed draws.
+    """
     report = FuzzReport(protocol)
     for seed in seeds:
         if feature == "location":
@@ -229,6 +233,8 @@ def fuzz(
             story = Story(*draw_mqtt_story(protocol, seed, faults))
         else:
             story = draw_story(protocol, seed, faults)
+        if routing:
+            story = routed_by(story, routing)
         result = verdict(story)
         report.add(FuzzReport.of(protocol, result))
         if result.violations:
@@ -238,6 +244,13 @@ def fuzz(
         if progress is not None:
             progress(report.seeds)
     return report
+
+
+def routed_by(story: Story, routing: str) -> Story:
+    """The story with this routing strategy."""
+    settings = story.settings
+    advertisements = settings.advertisements and routing != "flooding"
+    return replace(story, settings=replace(settings, routing=routing, advertisements=advertisements))
 
 
 def shrunk_failure(seed: int, story: Story, violations: list[str]) -> Failure:

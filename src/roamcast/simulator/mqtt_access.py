@@ -520,6 +520,11 @@ class MqttAccess:
         assert client.session is not None
         client.retries = 0
         noted, now = client.line.noted, self._network.now
+        # Sessions that stand in take QoS 1 at most, which MQTT 3.1.1 does not tell.
+        is_unsaid = client.session.version < 5 and not (
+            connack.session_present or self.ledger.is_calm(now, now)
+        )
+        noted.stands_in = connack.maximum_qos < 2 or is_unsaid
         client.ledger.welcomed(noted, connack.session_present, self.ledger, now)
         client.session.settings = msgspec.structs.replace(client.session.settings, clean=False)
 

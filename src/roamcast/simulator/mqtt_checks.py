@@ -15,7 +15,8 @@ Nothing here looks at the brokers' tables. The rules, each checked by the functi
 `qos`           What arrives has the lower of the QoS of publish and subscription, and only identifiers of
                 subscriptions that match.
 `repeated`      QoS 0 and 2 come once. QoS 1 is repeated only with DUP on a later connection, or if its
-                publisher sent it more than once.
+                publisher sent it more than once. It is not repeated if its acknowledgement had come, and
+                brokers had time to tell each other, before the client connected again.
 `ordered`       What one publisher published with the same QoS comes in that order, repeats aside; QoS 0
                 while both stay connected. What was sent more than once has the place of its first sending
                 only if that was owed. A publisher whose session a stand-in replaces is promised no order.
@@ -54,6 +55,8 @@ from roamcast.simulator.mqtt_ledger import (
 NORMAL, RETAINED, EITHER = "", "retained", "normal or retained"
 """Ways by which a message comes; another one is the name of a shared group. A client that asks for RETAIN as
 published cannot tell the two apart."""
+KNOWN_AFTER_S = 1.0
+"""Copies of a session hear now and then what the client has acknowledged, while it is attached."""
 PROBE = "probe-"
 """Begins the names of clients that look at every broker when all is over."""
 
@@ -133,8 +136,14 @@ class MqttChecker:
             if self._was_at_forgotten(message.publisher):
                 return
             self.result.violate("never acknowledged", f"{_told(message)}")
-        elif message.reason.failed and not (self._may_be_denied(message) or self._ledger.serves):
+        elif message.reason.failed and not (
+            self._may_be_denied(message) or self._was_stood_in_for(message.publisher)
+        ):
             self.result.violate("refused", f"{_told(message)}: {message.reason.name}")
+
+    def _was_stood_in_for(self, client: str) -> bool:
+        known = self._ledger.clients[client]
+        return self._ledger.serves or any(one.stands_in for one in known.connections)
 
     def rights(self, client: ClientLedger, delivery: Delivery) -> None:
         message = delivery.message
@@ -245,9 +254,9 @@ class MqttChecker:
         """Whether the message was published while the subscription held, and with a QoS that is kept."""
         if one.depends_on_place and not self._is_surely_there(one, message, client, life, message.taken_by):
             return False
-        if one.group or not one.qos or not one.is_settled or not one.wants(message, client.id):
+        if one.group or not one.qos or not one.wants(message, client.id):
             return False
-        if not one.granted_at <= message.first_at < one.changed_at:
+        if not self._ledger.settled_at(one) <= message.first_at < one.changed_at:
             return False
         if one.changed_at == inf:
             return True
@@ -321,8 +330,8 @@ class MqttChecker:
                 sent, publisher = message.sendings[0], self._ledger.clients[message.publisher]
                 start, end = sent.at - slack_s, sent.at + slack_s
                 if until < end or life.is_doubtful or not any(
-                    not one.group and one.is_settled and one.wants(message, client.id)
-                    and one.granted_at <= start and one.changed_at >= end
+                    not one.group and one.wants(message, client.id)
+                    and self._ledger.settled_at(one) <= start and one.changed_at >= end
                     and not (
                         one.depends_on_place
                         and not self._is_surely_there(one, message, client, life, message.first_at)
@@ -356,7 +365,9 @@ class MqttChecker:
         if not asked and not self._has_options_of_a_place(client, life, delivery):
             self.result.violate("not wanted", text)
         elif asked and way not in (RETAINED, EITHER) and all(one.gone_at < message.first_at for one in asked):
-            self.result.violate("stale", f"{text}, after UNSUBACK")
+            # What a stand-in is subscribed to counts when the two sessions become one.
+            if not life.has_stand_in:
+                self.result.violate("stale", f"{text}, after UNSUBACK")
         elif way in (RETAINED, EITHER) and not message.retain:
             self.result.violate("not retained", text)
 
@@ -433,9 +444,24 @@ class MqttChecker:
                 fresh = several
             # Each time that it was accepted, every group had a copy of its own.
             most = self._acceptances_max(message) * (1 + len(_left_groups(life, message)))
+            times = ", ".join(f"{one.at:.6f}" for one in several)
             if len(fresh) > most and not life.has_stand_in:
-                times = ", ".join(f"{one.at:.6f}" for one in several)
                 self.result.violate("repeated", f"{client.id} got {_told(message)} at {times}")
+            elif any(self._is_needless(client, life, first, one) for one in several[1:]):
+                text = f"{client.id} got {_told(message)} at {times}, though it had acknowledged it"
+                self.result.violate("repeated", text)
+
+    def _is_needless(self, client: ClientLedger, life: Life, first: Delivery, again: Delivery) -> bool:
+        """Whether all brokers knew that the client has it before the client connected and got it again."""
+        if len(first.message.sendings) != 1 or life.has_stand_in or life.is_doubtful or not first.qos:
+            return False
+        if _left_groups(life, first.message) or self._is_before_join(first.message):
+            return False
+        known_at = first.at + self._ledger.slack_s + KNOWN_AFTER_S
+        connections = {one.number: one for one in client.connections}
+        on, later = connections[first.connection], connections[again.connection]
+        is_known = on.left_at > known_at and later.asked_at > known_at
+        return is_known and self._ledger.is_calm(first.at, later.asked_at)
 
     def ordered(self, client: ClientLedger, life: Life) -> None:
         newest: dict[tuple[object, ...], Delivery] = {}
@@ -516,8 +542,8 @@ class MqttChecker:
         lasting = [
             one
             for client, life, one in members
-            if one.is_settled and life is client.life and not life.is_doubtful
-            and one.granted_at <= message.first_at and one.changed_at == inf
+            if life is client.life and not life.is_doubtful
+            and self._ledger.settled_at(one) <= message.first_at and one.changed_at == inf
         ]  # fmt: skip
         if receivers or not lasting or not message.is_accepted or not message.qos:
             return
@@ -563,7 +589,7 @@ class MqttChecker:
             return
         will.sendings[0].at = ended_at
         delay_s = min(one.will_delay_s, one.expiry_s)
-        if one.has_said_goodbye or self._was_at_forgotten(client.id) or self._ledger.serves:
+        if one.has_said_goodbye or self._was_at_forgotten(client.id) or self._was_stood_in_for(client.id):
             return
         if self._is_will_doubtful(will):
             return

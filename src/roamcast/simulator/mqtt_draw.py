@@ -27,10 +27,12 @@ from roamcast.simulator.drawing import (
     attached_at,
     draw_copies,
     draw_cuts,
+    draw_detours,
     draw_impostors,
     draw_kinds,
     draw_outage,
     draw_publishes,
+    everyone_next,
     in_order,
 )
 from roamcast.simulator.faults import Crash, Restart, Snapshot
@@ -121,6 +123,8 @@ def draw_mqtt_story(
         actions.append((scale.moment(rng), plot.late[0], Join(plot.late[1])))
     location = _draw_more(plot, actions, random.Random(f"mqtt/{seed}/more"))
     settings = replace(settings, location=location)
+    if find_protocol(protocol).draws_copies:
+        settings = _draw_repeatable(topology, settings, actions, random.Random(f"mqtt/{seed}/copies"))
     plot = replace(plot, settings=settings)
     if faults:
         fault_rng = random.Random(f"mqtt/{seed}/faults")
@@ -302,6 +306,24 @@ def _draw_more(plot: Plot, actions: list[Action], rng: random.Random) -> Locatio
     return _draw_places(plot, actions, rng)
 
 
+def _draw_repeatable(
+    topology: Topology, settings: NetworkSettings, actions: list[Action], rng: random.Random
+) -> NetworkSettings:
+    """In most stories clients subscribe with QoS 1, have no will, and are expected everywhere: copies serve
+    them."""
+    if rng.random() < 0.3:
+        return settings
+    for position, (at, client, item) in enumerate(actions):
+        if isinstance(item, SubscribeFilter):
+            actions[position] = (at, client, msgspec.structs.replace(item, qos=1))
+        elif isinstance(item, Connect) and item.will is not None and rng.random() < 0.8:
+            actions[position] = (at, client, msgspec.structs.replace(item, will=None))
+    if rng.random() < 0.2:
+        return settings
+    mobility = msgspec.structs.replace(settings.mobility, neighbour_graph=everyone_next(topology.brokers))
+    return replace(settings, mobility=mobility)
+
+
 def _draw_places(plot: Plot, actions: list[Action], rng: random.Random) -> LocationSettings:
     """What is published belongs to a place, and some subscribers want that of the place where they are."""
     walkers = [client for _, client, item in actions if isinstance(item, Connect) and item.version == 5]
@@ -423,6 +445,11 @@ def _draw_partitions(plot: Plot, actions: list[Action]) -> list[Action]:
     return draw_cuts(links, plot.settings, plot.scale, plot.rng)
 
 
+def _draw_detours(plot: Plot, actions: list[Action]) -> list[Action]:
+    links = [edge for edge in plot.topology.overlay if plot.late is None or plot.late[0] not in edge]
+    return draw_detours(links, plot.scale, plot.rng)
+
+
 def _draw_histories(plot: Plot, actions: list[Action]) -> list[Action]:
     brokers = [broker for broker in plot.topology.brokers if plot.late is None or plot.late[0] != broker]
     return draw_impostors(brokers, plot.settings, plot.scale, plot.rng)
@@ -431,5 +458,6 @@ def _draw_histories(plot: Plot, actions: list[Action]) -> list[Action]:
 _DRAW_FAULT: dict[str, Callable[[Plot, list[Action]], list[Action]]] = {
     "crash": _draw_crashes,
     "partition": _draw_partitions,
+    "detour": _draw_detours,
     "history": _draw_histories,
 }

@@ -97,8 +97,10 @@ class Subscription:
     qos: int = 0
     """As granted."""
     is_refused: bool = False
-    is_settled: bool = False
-    """Whether the answer came in time, so that every broker knew of it."""
+    is_in_time: bool = False
+    """Whether the answer was not given because waiting took too long."""
+    settled_from: float | None = None
+    """When every broker knew of it (see `MqttLedger.settled_at`); None: not asked yet."""
     changed_at: float = inf
     """When its end was asked for."""
     gone_at: float = inf
@@ -191,6 +193,8 @@ class Connection:
     is_goodbye_heard: bool = False
     """… the broker lived on after it had come."""
     is_closed_by_broker: bool = False
+    stands_in: bool = False
+    """Whether the session behind it may stand in for one that cannot be reached."""
     life: int = -1
 
 
@@ -230,7 +234,7 @@ class ClientLedger:
             else:
                 unseen = [*life.stood_for, *(since if any(one.welcome_at == inf for one in since) else ())]
                 life.is_doubtful = life.is_doubtful or may_have_ended(unseen, noted, now)
-        elif life is not None and ledger.serves:
+        elif life is not None and (ledger.serves or noted.stands_in):
             # Another session stands in, until the one that was may come back, even after a clean start.
             life.has_stand_in = True
             life.stood_for = life.stood_for or [one for one in since if one is not noted]
@@ -337,6 +341,22 @@ class Ledger:
         start, end = start - self.slack_s, end + self.slack_s
         return all(until < start or since > end for since, until in self.disturbances)
 
+    def settled_at(self, one: Subscription) -> float:
+        """When every broker knew of a subscription, at the latest.
+
+        That is when it was granted, or, if some broker could not be asked then, when all had been up for a
+        while.
+        """
+        if one.settled_from is None:
+            at = one.granted_at if one.is_in_time else inf
+            if at < inf and not self.is_calm(one.sent_at, at):
+                for since, until in sorted(self.disturbances):
+                    if since <= at + 3 * self.slack_s:
+                        at = max(at, until)
+                at += 3 * self.slack_s
+            one.settled_from = at
+        return one.settled_from
+
     def has_surely_expired(self, since: list[Connection], noted: Connection) -> bool:
         """Whether the session's time was over long before this connection was asked for."""
         earlier = [one for one in since if one is not noted]
@@ -421,7 +441,7 @@ class Ledger:
                     one.replaces.changed_at = one.changed_at
             return
         one.granted_at, one.qos = at, int(reason)
-        one.is_settled = at - one.sent_at < settle_timeout_s
+        one.is_in_time = at - one.sent_at < settle_timeout_s
         for former in of_name[: of_name.index(one)]:
             former.gone_at = min(former.gone_at, at)
 

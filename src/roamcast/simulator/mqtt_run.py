@@ -8,7 +8,7 @@ from roamcast.mobility import check_combination, find_protocol
 from roamcast.protocol.notification import Message
 from roamcast.protocol.records import Row
 from roamcast.simulator.checkers import Result
-from roamcast.simulator.faults import Backup, Crash, Cut, Fault, Heal, Restart, Snapshot
+from roamcast.simulator.faults import Backup, Crash, Cut, Fault, Heal, Restart, Snapshot, longest_detour
 from roamcast.simulator.mqtt_checks import PROBE, Circumstances, MqttChecker
 from roamcast.simulator.mqtt_ledger import Ledger
 from roamcast.simulator.mqtt_network import MqttNetwork
@@ -43,7 +43,8 @@ def run_mqtt(
     protocol = find_protocol(settings.protocol)
     check_combination(protocol, settings.routing or protocol.strategies[0], False)
     protocol.check(settings.mobility_settings(topology))
-    slack_s = 4 * settings.delay_bound_s(topology) + 4 * settings.access_delay.high_s + SURE_S
+    bound_s = longest_detour(actions) * settings.delay_bound_s(topology)
+    slack_s = 4 * bound_s + 4 * settings.access_delay.high_s + SURE_S
     ledger = Ledger(tuple(_disturbances(actions, slack_s)), slack_s)
     about = _circumstances(settings, actions)
     ledger.serves = settings.mqtt is not None and settings.mqtt.unreachable == "serve"

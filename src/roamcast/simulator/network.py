@@ -42,6 +42,7 @@ from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.settings import MachineSettings
 from roamcast.mobility import Settings
 from roamcast.mobility.moving.election import TreeRule
+from roamcast.protocol.codec import VERSION_MAX
 from roamcast.protocol.effects import Input, ReceivedInProcess
 from roamcast.protocol.messages import Message, cause_of
 from roamcast.protocol.notification import Burst
@@ -50,7 +51,18 @@ from roamcast.protocol.snapshot import CannotFreeze, freeze, state_hash, thaw
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.simulator.access import CONTROL_BYTES, Access, PlainAccess
 from roamcast.simulator.engine import Engine, lane_for
-from roamcast.simulator.faults import Backup, Crash, Cut, Fault, Heal, Impostor, Lie, Restart, Snapshot
+from roamcast.simulator.faults import (
+    Backup,
+    Crash,
+    Cut,
+    Detour,
+    Fault,
+    Heal,
+    Impostor,
+    Lie,
+    Restart,
+    Snapshot,
+)
 from roamcast.simulator.hostile import HostileBroker, border_of
 from roamcast.simulator.links import Delay, Link, LossyLink, longest_s
 from roamcast.simulator.mqtt_story import MqttSettings
@@ -76,6 +88,8 @@ class NetworkSettings:
     """Links that take another time: between which brokers, in both directions."""
     access_delay: Delay = ACCESS_DELAY
     access_bits_per_s: float | None = None
+    access_shared: bool = False
+    """Whether the bandwidth from a broker to clients is that of all its clients together, not each one's."""
     notice_delay: Delay = NO_DELAY
     """How long after a silent leave the broker notices it."""
     service_s: float = 0.0
@@ -147,7 +161,7 @@ class Traffic:
         return self.hops["handoff"] + self.hops["transfer"]
 
 
-CUT = "a cut"
+CUT, DETOUR = "a cut", "another way"
 """Why a link is down, beside the names of those of its ends that have crashed."""
 
 WITNESS = "network"
@@ -500,6 +514,8 @@ class Network(NetworkBase):
                 self._take_down(broker, peer, CUT)
             case Heal(peer):
                 self._bring_up(broker, peer, CUT)
+            case Detour(peer, factor):
+                self._change_way(broker, peer, factor)
             case Snapshot():
                 if broker not in self._down:
                     self._take_snapshot(broker)
@@ -649,6 +665,15 @@ class Network(NetworkBase):
             self.push(self.now, self._tell_down, broker, peer)
             self.push(self.now, self._tell_down, peer, broker)
 
+    def _change_way(self, broker: str, peer: str, factor: float) -> None:
+        """Another connection takes the place of the one that the link has, if it has one."""
+        direct = self.settings.delay_between(broker, peer)
+        delay = Delay(direct.low_s * factor, direct.high_s * factor)
+        for one, other in ((broker, peer), (peer, broker)):
+            self._links[one][other] = self._link_with(delay, one, other, f"{self._connections_made}")
+        self._take_down(broker, peer, DETOUR)
+        self._bring_up(broker, peer, DETOUR)
+
     def _tell_down(self, broker: str, peer: str) -> None:
         is_up = not self._outages[frozenset((broker, peer))]
         if is_up or broker in self._down or (broker, peer) in self._told_down:
@@ -687,7 +712,7 @@ class Network(NetworkBase):
             self._told_down.pop((end, peer), None)
             if peer not in self._down:
                 incarnation = self._incarnation(end, peer) if anew[end] else 0
-                self.step(end, (LinkUp(peer, offers[end], incarnation),))
+                self.step(end, (LinkUp(peer, offers[end], incarnation, VERSION_MAX),))
 
     def _tell_down_first(self, broker: str, peer: str) -> None:
         """An end that has not noticed the outage notices it when the other one connects again."""

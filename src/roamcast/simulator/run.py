@@ -10,6 +10,7 @@ from roamcast.mobility import check_combination, find_protocol
 from roamcast.protocol.notification import Message
 from roamcast.protocol.records import Row
 from roamcast.simulator.checkers import Checker, Edges, Identity, Result
+from roamcast.simulator.faults import longest_detour
 from roamcast.simulator.links import longest_s
 from roamcast.simulator.location_checks import LocationChecker
 from roamcast.simulator.network import Action, Network, NetworkSettings, Traffic
@@ -51,7 +52,10 @@ def run_checked(
     Only with `faults` may there be faults among the actions: then the network keeps a journal.
     """
     check_settings(topology, settings)
-    checker = Checker(find_protocol(settings.protocol).promise, _edges(topology, settings))
+    if faults:
+        actions = list(actions)
+    edges = _edges(topology, settings, longest_detour(actions) if isinstance(actions, list) else 1.0)
+    checker = Checker(find_protocol(settings.protocol).promise, edges)
     checker.hostile = settings.hostile
     location = LocationChecker(settings.location) if settings.location.variables else None
     if location is not None:
@@ -66,12 +70,13 @@ def run_checked(
     return Run(result, network.traffic, network, location)
 
 
-def _edges(topology: Topology, settings: NetworkSettings) -> Edges:
-    bound_s = settings.delay_bound_s(topology)
+def _edges(topology: Topology, settings: NetworkSettings, factor: float) -> Edges:
+    """`factor`: how many times as long as the direct one the way of a link may take."""
+    bound_s = factor * settings.delay_bound_s(topology)
     return Edges(
         before_leave_s=bound_s + settings.access_delay.high_s + 2 * settings.service_s,
         after_attach_s=bound_s + settings.service_s,
-        after_outage_s=longest_s(settings.link_delay, settings.loss),
+        after_outage_s=factor * longest_s(settings.link_delay, settings.loss),
     )
 
 

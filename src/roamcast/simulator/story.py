@@ -70,6 +70,7 @@ from roamcast.simulator.faults import (
     Clone,
     Crash,
     Cut,
+    Detour,
     Fault,
     Halt,
     Heal,
@@ -269,6 +270,8 @@ def _format_input(item: Input) -> str:
             return f"cut {peer}"
         case Heal(peer):
             return f"heal {peer}"
+        case Detour(peer, factor):
+            return f"detour {peer} {factor:g}"
         case Lie(number):
             return f"lie {number}"
         case Kill(replica, entries, is_wiped):
@@ -290,6 +293,7 @@ _FAULT_VERBS: dict[str, Callable[[str], Input]] = {
     "impostor": lambda text: _parse_impostor(text),
     "cut": Cut,
     "heal": Heal,
+    "detour": lambda text: _parse_detour(text),
     "lie": lambda text: Lie(int(text)),
     "kill": lambda text: _parse_kill(text),
     "revive": Revive,
@@ -322,6 +326,17 @@ def _parse_publish(text: str) -> PublishThis:
         raise InputError(f"publish {text!r}: valid is a JSON object, or a number and a JSON object")
     attributes = json.loads(brace + rest)
     return PublishThis(encode_attributes(attributes), (b"",) * int(times.strip() or "1"))
+
+
+def _parse_detour(text: str) -> Detour:
+    peer, _, factor = text.partition(" ")
+    try:
+        found = Detour(peer, float(factor))
+    except ValueError:
+        raise InputError(f"detour {text!r}: valid is a peer and a factor of the delay") from None
+    if not 0 < found.factor < 1000:
+        raise InputError(f"detour {text!r}: valid is a factor from 0 to 1000")
+    return found
 
 
 def _parse_crash(text: str) -> Crash:
@@ -405,7 +420,7 @@ def _check_places(topology: Topology, settings: NetworkSettings, action: Action)
     if settings.protocol in MOBILE_PROTOCOLS:
         check_mobile_action(topology, node, item)
         return
-    if isinstance(item, Cut | Heal | Join) and item.peer not in topology.peers(node):
+    if isinstance(item, Cut | Heal | Detour | Join) and item.peer not in topology.peers(node):
         valid = ", ".join(topology.peers(node))
         raise InputError(f"{node} has no link to {item.peer!r}; valid are {valid}")
     if isinstance(item, Relink) or (isinstance(item, Crash) and item.amnesia):

@@ -25,6 +25,7 @@ One process at a time can have a folder open; the folder and its files are its o
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -168,6 +169,14 @@ class SnapshotTicket:
 class Journal:
     """The journal in one folder. `open` is the way to get one."""
 
+    __slots__ = (
+        "_before_bytes", "_boot", "_file", "_found_bytes", "_head", "_lock", "_map", "_maps",
+        "_mark_place", "_marked_s", "_next", "_offset", "_pending", "_plain_until", "_record",
+        "_settings", "_snapshot_at_bytes", "_snapshot_not_before_s", "_snapshot_wanted_bytes",
+        "_spares", "_syncs_commits", "_ticket", "_written_by", "commits", "failed", "folder",
+        "is_unmarked", "mark_after_s", "snapshot_bytes", "sync_last_s", "sync_total_s", "syncs",
+    )  # fmt: skip
+
     def __init__(self, folder: Path, lock: int, found: Found, settings: _Settings) -> None:
         self.folder = folder
         self.failed: str | None = None
@@ -204,6 +213,11 @@ class Journal:
         self._boot = current_boot()
         self._mark_place = 0
         """Which of the two places of the watermark was written last."""
+        self.mark_after_s = 0.0
+        """How long the watermark may stay behind. Whoever raises it calls `mark` within that time."""
+        self.is_unmarked = False
+        """True while the watermark is behind what is promised."""
+        self._marked_s = -math.inf
         self._file = -1
         self._map: MappedSegment | None = None
         """The file's memory, where that can be used."""
@@ -289,6 +303,7 @@ class Journal:
         try:
             if self.failed is None:
                 self.commit()
+            self.mark()
         finally:
             self._spares.wait()
             self._let_go()
@@ -338,7 +353,8 @@ class Journal:
             if is_written:
                 self._offset, self._next = end, self._next + 1
                 self.commits += 1
-                self._mark()
+                if not self.is_unmarked:
+                    self._mark_soon()
                 return
         self.append(entry)
         self.commit()
@@ -417,12 +433,30 @@ class Journal:
         self._offset += size
         self._next += self._pending
         self.commits += 1
-        self._mark()
+        if not self.is_unmarked:
+            self._mark_soon()
         self._record = bytearray(RECORD_HEAD_BYTES)
         self._pending = 0
 
+    def _mark_soon(self) -> None:
+        """Move the watermark now, or let `mark` do it if it was moved a moment ago.
+
+        The watermark has a block of its own, which a sync of the next commit would have to write too.
+        """
+        if self.mark_after_s and time.monotonic() - self._marked_s < self.mark_after_s:
+            self.is_unmarked = True
+        else:
+            self._mark()
+
+    def mark(self) -> None:
+        """Move the watermark behind what is promised now, if it is not there."""
+        if self.is_unmarked and self._file >= 0:
+            self._mark()
+
     def _mark(self, flags: int = 0) -> None:
-        """Move the watermark behind what is promised now."""
+        self.is_unmarked = False
+        if self.mark_after_s:
+            self._marked_s = time.monotonic()
         flags |= self._syncs_commits
         packed = pack_watermark(self._head.marker, self._offset, self._next, self._boot, flags)
         self._mark_place ^= 1

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from roamcast.broker.directory import Holdings, HoldingsAsked, HoldingsMissed
 from roamcast.broker.draining import Emptied
 from roamcast.broker.links.reach import (
     AskToJoin,
@@ -95,7 +96,9 @@ WITHHELD = encode_attributes({TOPIC: "$withheld"})
 EXPIRED = b"\x02\0\0\0\0"
 """The MQTT property that says: a message that is as old as 0 s is not delivered any more."""
 OF_PERMISSION = (BeginJoin, AskToJoin, MayJoin, JoinEnded, JoinsBegun)
-OF_MEMBERS = (Claims, ClaimIt, Rival, ReunionOver, ClaimsHeard, Emptied, News)
+OF_MEMBERS = (
+    Claims, ClaimIt, Rival, ReunionOver, ClaimsHeard, Emptied, News, Holdings, HoldingsAsked, HoldingsMissed,
+)  # fmt: skip
 
 
 class Refused(Exception):
@@ -155,6 +158,9 @@ class Border:
             Locate: self._check_locate,
             WhereIs: self._check_where_is,
             News: self._check_news,
+            Holdings: self._check_holdings,
+            HoldingsMissed: self._check_missed,
+            HoldingsAsked: self._check_asked,
             Claims: self._check_claims,
             Rival: self._check_rival,
             Update: self._check_update,
@@ -472,11 +478,28 @@ class Border:
         return message
 
     def _check_news(self, peer: str, origin: str, guard: Guard, message: News) -> Message:
-        if self._broker.hop_of(message.origin) != peer or self._broker.is_guest(message.origin):
-            raise Refused("source")
+        self._check_speaker(peer, message.origin)
         if len(message.body) > NEWS_BYTES_MAX:
             raise Refused("quota")
         return message
+
+    def _check_holdings(self, peer: str, origin: str, guard: Guard, message: Holdings) -> Message:
+        self._check_speaker(peer, message.broker)
+        return message
+
+    def _check_missed(self, peer: str, origin: str, guard: Guard, message: HoldingsMissed) -> Message:
+        for one in message.brokers:
+            self._check_speaker(peer, one)
+        return message
+
+    def _check_asked(self, peer: str, origin: str, guard: Guard, message: HoldingsAsked) -> Message:
+        self._check_speaker(peer, message.broker)
+        return message
+
+    def _check_speaker(self, peer: str, broker: str) -> None:
+        """Only a broker of this organisation behind the peer may speak."""
+        if self._broker.hop_of(broker) != peer or self._broker.is_guest(broker):
+            raise Refused("source")
 
     def _check_claims(self, peer: str, origin: str, guard: Guard, message: Claims) -> Message:
         if self._broker.hop_of(message.broker) != peer:

@@ -14,6 +14,9 @@ that it has, before it takes another: 0 is the plain rule, by which every whim o
 With `balanced`, who needs a parent collects for that time whom it could have, and takes one with few
 children (the future work of section 5.2); without it, the one from which the round came first.
 
+With `backbone`, brokers know how fast they are and say so, which section 5.2 hopes for as well: the slowest
+leads, and whose parent does not come in time takes the slowest of those that are about as near to the leader.
+
 The driver broadcasts what it is told to, calls `on_heartbeat` and `on_timer`, and `on_link_lost` if it
 learns by itself that a neighbour is gone. Nothing here knows what the tree is for.
 """
@@ -50,6 +53,8 @@ class ElectionSettings(msgspec.Struct, frozen=True):
     """A parent is given up for another only if that one is nearer to the leader by more than this."""
     balanced: bool = False
     """Whether candidates with fewer children are preferred."""
+    backbone: bool = False
+    """Whether slower leaders and candidates are preferred."""
 
     def check(self) -> None:
         if not self.period_s > 0 or self.missed_max < 1 or not 0 <= self.patience_s < self.period_s:
@@ -60,14 +65,17 @@ class ElectionSettings(msgspec.Struct, frozen=True):
             )
 
 
-TreeRule = Literal["plain", "stable", "balanced"]
-"""The first heartbeat of a round wins; a parent is kept; and few children are preferred, too."""
+TreeRule = Literal["plain", "stable", "balanced", "backbone"]
+"""The first heartbeat of a round wins; a parent is kept; and few children, or slow parents, are preferred."""
 
 
 def settings_of(rule: TreeRule, period_s: float, patience_s: float) -> ElectionSettings:
     """The patience is for the two rules that have some."""
     return ElectionSettings(
-        period_s=period_s, patience_s=0.0 if rule == "plain" else patience_s, balanced=rule == "balanced"
+        period_s=period_s,
+        patience_s=0.0 if rule == "plain" else patience_s,
+        balanced=rule == "balanced",
+        backbone=rule == "backbone",
     )
 
 
@@ -85,6 +93,10 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Of whoever passes it on; "" is the leader."""
     children: int = 0
     """How many it has."""
+    speed: float = 0.0
+    """In metres per second, of whoever passes it on …"""
+    leader_speed: float = 0.0
+    """… and of the leader."""
 
 
 class Broadcast(msgspec.Struct, frozen=True):
@@ -116,17 +128,25 @@ class Candidate(msgspec.Struct, frozen=True):
     neighbour: str
     hops: int
     children: int
+    speed: float = 0.0
 
 
 class Election:
     """One broker's part in it."""
 
-    def __init__(self, me: str, settings: ElectionSettings | None = None, incarnation: int = 0) -> None:
-        """`incarnation` must be higher whenever a broker comes back without its memory."""
+    def __init__(
+        self, me: str, settings: ElectionSettings | None = None, incarnation: int = 0, speed: float = 0.0
+    ) -> None:
+        """`incarnation` must be higher whenever a broker comes back without its memory.
+
+        `speed` is how fast this broker usually is. It must not change, because it decides who leads.
+        """
         self.me = me
+        self.speed = speed
         self.settings = settings or ElectionSettings()
         self.settings.check()
         self.leader = me
+        self.leader_speed = speed
         self.round: Round = (incarnation, 0)
         """The newest round of the leader that was settled or is about to be."""
         self.hops = 0
@@ -160,7 +180,7 @@ class Election:
         if self._is_news(heartbeat):
             self._begin_round(now, sender, heartbeat)
         elif self._settle_at is not None and (heartbeat.leader, heartbeat.round) == (self.leader, self.round):
-            self._candidates.append(Candidate(sender, heartbeat.hops, heartbeat.children))
+            self._candidates.append(self._candidate(sender, heartbeat))
         self._review(now)
         return self._out
 
@@ -200,16 +220,21 @@ class Election:
     # --- rounds ---
 
     def _is_news(self, heartbeat: Heartbeat) -> bool:
-        """Of two leaders the lower one counts; of one leader a newer round."""
+        """Of two leaders the lower one counts, or the slower one; of one leader a newer round."""
         if heartbeat.leader == self.me or heartbeat.round <= self._rounds.get(heartbeat.leader, (-1, 0)):
             return False
-        return heartbeat.leader <= self.leader
+        theirs, ours = (heartbeat.leader_speed, heartbeat.leader), (self.leader_speed, self.leader)
+        return theirs <= ours if self.settings.backbone else heartbeat.leader <= self.leader
+
+    def _candidate(self, sender: str, heartbeat: Heartbeat) -> Candidate:
+        return Candidate(sender, heartbeat.hops, heartbeat.children, heartbeat.speed)
 
     def _begin_round(self, now: float, sender: str, heartbeat: Heartbeat) -> None:
         self.leader, self.round = heartbeat.leader, heartbeat.round
+        self.leader_speed = heartbeat.leader_speed
         self._remember(heartbeat.leader, heartbeat.round)
         self._next_round_at = None
-        self._candidates = [Candidate(sender, heartbeat.hops, heartbeat.children)]
+        self._candidates = [self._candidate(sender, heartbeat)]
         waits = self.settings.balanced or self.parent is not None
         self._begun_at = now
         self._settle_at = now + self.settings.patience_s if waits else now
@@ -241,6 +266,9 @@ class Election:
         settings, candidates = self.settings, self._candidates
         nearest = min(one.hops for one in candidates)
         ours = next((one for one in candidates if one.neighbour == self.parent), None)
+        if settings.backbone:
+            close = [one for one in candidates if one.hops <= nearest + settings.margin_hops]
+            return ours if ours in close else min(close, key=lambda one: (one.speed, one.hops))
         if not settings.balanced:
             is_kept = ours is not None and settings.patience_s > 0
             return ours if ours and is_kept and ours.hops <= nearest + settings.margin_hops else candidates[0]
@@ -278,7 +306,17 @@ class Election:
 
     def _broadcast(self) -> None:
         self._out.append(
-            Broadcast(Heartbeat(self.leader, self.round, self.hops, self.parent or "", len(self.children)))
+            Broadcast(
+                Heartbeat(
+                    self.leader,
+                    self.round,
+                    self.hops,
+                    self.parent or "",
+                    len(self.children),
+                    self.speed,
+                    self.leader_speed,
+                )
+            )
         )
 
     # --- time ---
@@ -297,6 +335,7 @@ class Election:
     def _lead(self, now: float) -> None:
         """Nothing has been heard of the leader for too long."""
         self.leader, self.round, self.hops = self.me, self._rounds[self.me], 0
+        self.leader_speed = self.speed
         self._silent_at, self._settle_at, self._candidates = None, None, []
         self._next_round_at = now
         self._take_parent(None)

@@ -13,9 +13,22 @@ end: at the broker of s, or where a link was lost. A message that turns a way ro
 everything that was sent that way before, and whoever has turned it sends nothing the old way any more. So
 what is under way comes either to s, or to the old end, to which the turning message comes too.
 
-Where the algorithms and the text leave something open, or fail (`mft:published` has them to the letter):
+| document | here |
+| --- | --- |
+| 4.1, lines 1 to 12: SUB, UNS | `_on_sub`, `_on_uns`, guarded by `_accept` |
+| 4.1, lines 13 to 26: MIG | `_on_mig` |
+| 4.2: migrate(b_o, b_n) | `_migrate` |
+| 4.3, lines 3 to 18: the children that BMIG claims | `_is_believed` |
+| 4.3, lines 19 to 23: the others | `_compare` |
+| 4.3, lines 24 to 35: who is unknown there, turning, going on | `_on_bmig` |
+| 4.4, lines 1 to 9: BSUB | `_on_bsub` |
+| 4.4, lines 10 to 16: BQUERY, sendSubscriptions | `_on_bquery`, `_send_subscriptions` |
+| sendQueuedMessages | `MobileProtocol._flush`, after all else that a message leads to |
 
-- 4.1, line 1: newer is a higher timestamp, or the same and fewer hops, and h is compared as it is stored.
+Where the algorithms and the text leave something open, or fail (`mft_published.py` has them to the letter):
+
+- 4.1, line 1: h is stored with one hop more than it is compared with, so that what was heard before seems
+  newer. Here a message of a subscriber is newer if its timestamp is higher.
 - 4.1: whoever knows more than SUB, UNS or MIG answers with BSUB. Else a subscriber that returns while its MIG
   from elsewhere is under way would be looked for there for ever: MIG comes too late, and nobody is told.
 - 4.2, line 4, and 4.3, line 25, go through all timestamps and not through the routing table, or a subscriber
@@ -363,74 +376,3 @@ class Mft(MobileProtocol):
             subscriber, filters, known.timestamp, max(known.hops, 2 * (known.way != LOCAL)), 0, since, nowhere
         )
         self._out.sends.append((way, message))
-
-
-@register_mobile
-class MftPublished(Mft):
-    """Algorithms 4.1 to 4.4 to the letter, as far as that goes; the list above says what is mended."""
-
-    name = "mft:published"
-    summary = "as published: what is old is ignored, hops break ties, nothing is kept while asking"
-
-    __state__ = State("mft-published")
-
-    def _is_newer(self, subscriber: str, timestamp: int, hops: int) -> bool:
-        """(t, h) > T(s): a higher timestamp, or the same and fewer hops."""
-        known = self._of(subscriber)
-        return (timestamp, -hops) > (known.timestamp, -known.hops)
-
-    def _accept(self, way: str, message: Sub | Uns | Mig) -> bool:
-        """Algorithm 4.1: what is not newer is ignored, and nobody notices that something was missed."""
-        if not self._is_newer(message.subscriber, message.timestamp, message.hops + 1):
-            return False
-        known = self.known[message.subscriber]
-        known.timestamp, known.hops = message.timestamp, message.hops + 1
-        self._point(message.subscriber, way)
-        return True
-
-    def _migrate(self, old: str | None, new: str) -> None:
-        """Algorithm 4.2 goes through the routing table, which has nobody without subscriptions."""
-        stamps: dict[bool, list[Stamp]] = {False: [], True: []}
-        self._talks[new] = Talk()
-        for subscriber, known in self.known.items():
-            if known.filters:
-                is_other = known.way is None or known.way == old
-                stamps[is_other].append(Stamp(subscriber, known.timestamp, known.hops))
-                if is_other:
-                    self._point(subscriber, new)
-        self._out.sends.append((new, Bmig(tuple(stamps[False]), tuple(stamps[True]))))
-
-    def _is_believed(self, way: str, stamp: Stamp, heard: int) -> bool:
-        """Algorithm 4.3, lines 3 to 18; line 12 with the hops that are claimed, as the text has it."""
-        known = self._of(stamp.subscriber)
-        if stamp.timestamp > known.timestamp:
-            self._ask(way, stamp.subscriber)
-            return True
-        if (stamp.timestamp, -stamp.hops) < (known.timestamp, -known.hops):
-            self._send_subscriptions(stamp.subscriber, way)
-            return False
-        return True
-
-    def _not_behind(self, way: str, subscriber: str) -> None:
-        """Both ends of a new link may look for a subscriber behind each other."""
-
-    def _ask(self, way: str, subscriber: str) -> None:
-        known = self.known[subscriber]
-        self._out.sends.append((way, Bquery(subscriber, known.timestamp, known.hops)))
-
-    def _on_bsub(self, way: str, message: Bsub) -> None:
-        """Algorithm 4.4, lines 1 to 9."""
-        if not self._is_newer(message.subscriber, message.timestamp, message.hops):
-            return
-        known = self.known[message.subscriber]
-        known.timestamp = message.timestamp
-        known.since = message.since if message.since >= 0 else message.timestamp
-        self._set_filters(message.subscriber, message.filters)
-        self._learn_way(way, message)
-        self._send_others(way, self._onward(message))
-
-    def _send_subscriptions(self, subscriber: str, way: str, nowhere: bool = True) -> None:
-        known = self.known[subscriber]
-        filters = tuple(known.filters.values())
-        since = -1 if known.since == known.timestamp else known.since
-        self._out.sends.append((way, Bsub(subscriber, filters, known.timestamp, known.hops, since=since)))

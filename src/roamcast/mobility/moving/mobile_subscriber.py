@@ -82,11 +82,17 @@ class MobileSubscriber:
         if message.since < 0:
             missing = [filter for text, filter in self.filters.items() if text not in known]
             extra = [filter for text, filter in known.items() if text not in self.filters]
-            return [*(Sub(one, self.id) for one in missing), *(Uns(one, self.id) for one in extra)]
+            subscribe: list[Message] = [Sub(one, self.id, *self._next()) for one in missing]
+            return subscribe + [Uns(one, self.id, *self._next()) for one in extra]
         if message.since == self._since and known == self.filters:
             return []
         self._change()
         return [Bsub(self.id, tuple(self.filters.values()), self.timestamp, 0)]
+
+    def _next(self) -> tuple[int, int, int]:
+        """Timestamp, hops and `since` of one more change."""
+        since = self._change()
+        return self.timestamp, 0, since
 
     def _change(self) -> int:
         """Count one change; returns the one before it."""

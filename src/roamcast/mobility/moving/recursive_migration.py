@@ -6,6 +6,18 @@ migrate too (FMIG), and so on down the tree. Nobody knows how old an entry is. S
 one part of the network while another could not hear it comes back with that one's tables, and stays as a
 phantom (section 3.5): what `mft` is for.
 
+| Amozarrain chapter 3 | here |
+| --- | --- |
+| 3.1, lines 1 to 10: SUB, UNS | `_on_sub`, `_on_uns` |
+| 3.1, lines 11 to 21: PUB | `_on_pub` |
+| 3.2, lines 1 to 13: MIG, FILTERS | `_on_mig` |
+| 3.2, lines 14 to 21: sendQueuedMessages | `_flush` |
+| 3.2, lines 22 to 27: REP | `_on_rep` |
+| a broker migrates | `_migrate` |
+| 3.3, lines 1 to 12: BMIG | `_on_bmig` |
+| 3.3, lines 13 to 25: BTAB | `_on_btab` |
+| 3.3, lines 26, 27: FMIG | `_on_fmig` |
+
 Followed as published, but for what cannot be meant: a local subscriber is one whose interface is itself, also
 in algorithm 3.3 (its C_i was given up in section 3.3); a queue is sent in order (3.2, line 18, puts the first
 event behind the others); and the two differences of 3.3, lines 18 to 21, are those to what was there before.

@@ -7,6 +7,7 @@ request with many bodies, and runs of acknowledgements one acknowledgement.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -15,10 +16,19 @@ from roamcast.mqtt.codec.bursts import Frames as Burst
 from roamcast.mqtt.codec.bursts import acknowledged, cut_bursts, last_frame, written_acknowledgements
 from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packet_ids import consecutive, encode_id, following
-from roamcast.mqtt.codec.packets import AcknowledgementProperties, Connect, Packet, Puback, Pubrec, Suback
+from roamcast.mqtt.codec.packets import (
+    AcknowledgementProperties,
+    Connect,
+    Disconnect,
+    Packet,
+    Puback,
+    Pubrec,
+    Suback,
+)
 from roamcast.mqtt.codec.properties import split_publish
 from roamcast.mqtt.codec.reading import (
     AUTH,
+    DISCONNECT,
     PINGREQ,
     PUBLISH,
     SUBSCRIBE,
@@ -70,6 +80,8 @@ class Refusal(NamedTuple):
 Refusals = Sequence[Refusal | None]
 """One for each of several PUBLISH packets, None where it was taken; empty if all were."""
 
+TAKEN_AHEAD = frozenset({PUBACK >> 4, PINGREQ})
+"""Kinds of packets that are taken ahead of the session, whatever is kept for it; QoS 0 is, too."""
 DENIED, TAKEN = Refusal(Reason.NOT_AUTHORIZED), Refusal(Reason.SUCCESS)
 
 
@@ -85,6 +97,8 @@ class PacketTaker(Protocol):
     """Bursts and single packets that are taken of one connection in this turn; others are waiting too."""
     unread: dict[int, None]
     """Connections with whole packets that were left for the next turn."""
+    ahead: dict[int, None]
+    """Connections of clients that read ahead of their sessions: what else they ask for waits."""
     unfinished: Mapping[int, object]
     """Connections of which a packet is carried out over several turns: nothing behind it is taken yet."""
     received_max: int
@@ -194,13 +208,17 @@ class MqttConnection:
             data = b"".join(self._chunks)
             self._chunks, self._have, self._need = [], 0, 0
         self.taken = data
-        if self.session is not None and data and data[0] & 0xF0 == QOS_0:
+        is_ahead = bool(endpoint.ahead) and self.id in endpoint.ahead
+        if self.session is not None and data and data[0] & 0xF0 == QOS_0 and not is_ahead:
             # Nearly always, where messages come one by one.
             single = last_frame(data, 0, endpoint.packet_max, self.version)
             if single is not None:
                 self._publish_single(endpoint, *single)
                 return data
-        position = self._hold(endpoint, data) if self.session is None else self._take(endpoint, data)
+        if is_ahead:
+            position = self._take_ahead(endpoint, data)
+        else:
+            position = self._hold(endpoint, data) if self.session is None else self._take(endpoint, data)
         if position == len(data):
             return data
         rest = data[position:]
@@ -217,7 +235,7 @@ class MqttConnection:
 
     def promises_nothing(self, data: bytes) -> bool:
         """Whether these are whole packets, all of them pings or plain QoS 0 publishes."""
-        if self.session is None or self._have or not data:
+        if self.session is None or self.session.copied_from or self._have or not data:
             return False
         position = 0
         while position < len(data):
@@ -250,6 +268,22 @@ class MqttConnection:
         if self._have and self._have >= self._need:
             endpoint.unread[self.id] = None
 
+    def last_words(self) -> Disconnect | None:
+        """The DISCONNECT that waits for the session, if the client has said one."""
+        waiting, position = b"".join(self.waiting), 0
+        with suppress(PacketError):
+            while position < len(waiting):
+                whole = cut(waiting, position, LARGEST_PACKET)
+                if whole is None:
+                    break
+                first, start, position = whole
+                packet = (
+                    parse(first, waiting[start:position], self.version) if first >> 4 == DISCONNECT else None
+                )
+                if isinstance(packet, Disconnect):
+                    return packet
+        return None
+
     def _hold(self, endpoint: PacketTaker, data: bytes) -> int:
         """Keep whole packets until the session is there; not too many, since they are all taken at once."""
         position = 0
@@ -267,6 +301,35 @@ class MqttConnection:
         if sum(map(len, self.waiting)) + len(data) - position > endpoint.waiting_max + endpoint.packet_max:
             raise PacketError(Reason.QUOTA_EXCEEDED, "too much was sent before the session was there")
         return position
+
+    def _take_ahead(self, endpoint: PacketTaker, data: bytes) -> int:
+        """Take what needs no session, or only what a copy of it has; keep the rest until it is there."""
+        position = 0
+        while position < len(data):
+            is_large = data[position] >> 4 in LARGE
+            whole = cut(data, position, endpoint.packet_max if is_large else endpoint.small_max)
+            if whole is None:
+                break
+            first, start, end = whole
+            body = data[start:end]
+            if first == QOS_0 and not (self.waiting and self._has_alias(endpoint, body)):
+                parse(first, body, self.version, limits=endpoint.limits)
+                topic, _, at, stop, payload_at = split_publish(body, 0, self.version)
+                self._publish(endpoint, first, topic, body[at:stop], 0, [body[payload_at:]])
+            elif first >> 4 in TAKEN_AHEAD or (first >> 4 == DISCONNECT and not self.waiting):
+                self.is_durable = self.is_durable or first >> 4 != PINGREQ
+                endpoint.on_packet(self, parse(first, body, self.version, limits=endpoint.limits))
+            elif not self._hold(endpoint, data[position:end]):
+                break
+            position = end
+            if not self.is_open:
+                return len(data)
+        return position
+
+    def _has_alias(self, endpoint: PacketTaker, body: bytes) -> bool:
+        """Whether a QoS 0 publish may depend on one that is kept."""
+        _, _, start, stop, _ = split_publish(body, 0, self.version)
+        return stop > start and endpoint.described(body[start:stop])[2] != 0
 
     def _take(self, endpoint: PacketTaker, data: bytes) -> int:
         position, size, packet_max, version = 0, len(data), endpoint.packet_max, self.version

@@ -17,6 +17,7 @@ from roamcast.protocol.messages import Deliver
 from roamcast.protocol.notification import Burst
 
 PUBREL = b"\x62\x02"
+DUP = 0x08
 RECALLED = Options(2, False, ())
 PLANS_KEPT_MAX = 1024
 PLAN_BYTES_KEPT_MAX = 1024
@@ -53,6 +54,8 @@ def deliver(endpoint: Sender, connection: MqttConnection, message: Deliver) -> i
     elif connection.is_slow:
         return burst.count
     own = burst.publisher in connection.own_names
+    if sequence and sequence <= session.again_to:
+        return _deliver_marked(endpoint, connection, session, burst, sequence, own)
     if burst.varied:
         return _deliver_varied(endpoint, connection, session, burst, sequence, own)
     # Nearly all goes out like the last one of its kind, with or without packet ids.
@@ -67,6 +70,38 @@ def deliver(endpoint: Sender, connection: MqttConnection, message: Deliver) -> i
                 connection.out += endpoint.encoder.write(burst, plan[2], packet_id)
             return 0
     return _deliver_uniform(endpoint, connection, session, burst, sequence, own)
+
+
+def _deliver_marked(
+    endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int, own: bool
+) -> int:
+    """One by one: what a copy of the session may have sent before is marked as sent again."""
+    left_out, out = 0, connection.out
+    for position in range(burst.count):
+        single, written = burst.part(position, position + 1), len(out)
+        deliver_it = _deliver_varied if single.varied else _deliver_uniform
+        left_out += deliver_it(endpoint, connection, session, single, sequence, own)
+        if len(out) > written and sequence <= session.again_to and out[written][0] & 0x06 == 0x02:
+            out[written] = bytes((out[written][0] | DUP,)) + out[written][1:]
+        sequence += 1
+    return left_out
+
+
+def sent_once_or_more(
+    endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst
+) -> bool:
+    """Whether all of a burst goes to the client with QoS 1, or not at all: then it may come again."""
+    if burst.is_picked:
+        return False
+    own = burst.publisher in connection.own_names
+    for part in burst.uniform():
+        options = session.options(part.attributes, own)
+        some = [options] if options is not None else [
+            session.options_of(one, own) for one in endpoint.contents(part)
+        ]  # fmt: skip
+        if any(min(part.marks[0] & QOS, one.qos) not in (-1, 1) for one in some):
+            return False
+    return True
 
 
 def _deliver_uniform(

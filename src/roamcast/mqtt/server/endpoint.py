@@ -27,7 +27,7 @@ from roamcast.mqtt.codec.writing import connack, write
 from roamcast.mqtt.server.access import ANONYMOUS, Access, AccessRules, ClientAccess, Identity
 from roamcast.mqtt.server.attributes import contents_of
 from roamcast.mqtt.server.connection import DENIED, UNLIMITED, MqttConnection, Refusal, Refusals
-from roamcast.mqtt.server.delivering import PUBREL, deliver
+from roamcast.mqtt.server.delivering import PUBREL, deliver, sent_once_or_more
 from roamcast.mqtt.server.marks import QOS, RETAIN, SHARED, TOPIC
 from roamcast.mqtt.server.moves import CONTROL, MOVE_TOPIC, read_move
 from roamcast.mqtt.server.outgoing import Encoder
@@ -55,6 +55,7 @@ from roamcast.protocol.effects import (
 )
 from roamcast.protocol.messages import (
     NOT_THE_OWNER,
+    READ_IN_VAIN,
     Deliver,
     Hello,
     Leave,
@@ -67,6 +68,8 @@ from roamcast.state import State
 
 EXPIRY_WHERE_FULL_S = 60
 """A session that is sent ahead of its client, to a broker that has too many, ends after this time."""
+STAND_IN_AFTER_S = 1.0
+"""How long a client waits for brokers that cannot be asked and are thought not to hold its session."""
 PUBCOMP = b"\x70\x02"
 ENTRIES_PER_SUBSCRIPTION = 2
 """A packet names at most twice as many topic filters as a client may have subscriptions."""
@@ -79,6 +82,8 @@ NOT_YOURS = (
     "the session of this client id is another user's; a user roams only between brokers with the same "
     "access.realm that list each other in access.realm_brokers"
 )
+OLD_COPY = "your session has changed since it was copied to this broker, and is here now: connect again"
+SEQUENCE_MAX = 1 << 62
 UNUSED_S = 30
 """How long a new session waits for its client, if the client left before the session was made."""
 
@@ -191,8 +196,8 @@ class Endpoint:
         ),
         unhashed=("now",),
         derived=(
-            "_attributes", "_owned", "_wills_bytes", "auths", "packets_max", "packets_per_turn", "traffic",
-            "unfinished", "unread",
+            "_attributes", "_owned", "_wills_bytes", "ahead", "auths", "packets_max", "packets_per_turn",
+            "traffic", "unfinished", "unread",
         ),
     )  # fmt: skip
     __slots__ = __state__.names
@@ -237,6 +242,9 @@ class Endpoint:
         self.traffic = Traffic()
         self.unfinished: Mapping[int, object] = self._subscribing.unfinished
         self._attributes: dict[bytes, tuple[str, bytes]] = {}
+        self.ahead: dict[int, None] = {
+            one.connection: None for one in self.sessions.values() if one.copied_from and one.connection
+        }
         self._owned: dict[str, int] = {}
         """Sessions by owner."""
         for session in self.sessions.values():
@@ -278,10 +286,47 @@ class Endpoint:
         # A session that its client has never seen is new wherever it arrives.
         return session.pack(will, at, recalls) if self._present.pop(client, True) else b""
 
+    def copy(self, client: str) -> bytes:
+        session = self.sessions.get(client)
+        if session is None or client in self._wills or not self._present.get(client, True):
+            return b""
+        return session.pack() if session.may_be_copied else b""
+
+    def serve_ahead(self, client: str, capsule: bytes, bursts: Sequence[Burst]) -> bool:
+        connection = self._attaching.get(client)
+        if connection is None or client in self.sessions or PROVISIONAL + client in self.sessions:
+            return False
+        session, _ = MqttSession.unpack(client, capsule, connection.identity.owner)
+        expiry_s, will = session_expiry_of(connection.connect, self.settings), connection.connect.will
+        if session.is_over(self.now) or (will is not None and min(will.delay, expiry_s)):
+            return False
+        if not all(sent_once_or_more(self, connection, session, burst) for burst in bursts):
+            return False
+        self.sessions[client] = session
+        self._count(session, +1)
+        if len(self.sessions) > self.settings.sessions_max or self._has_too_many(session.owner):
+            self._remove(session)  # Whether there is room for it is decided when it comes.
+            return False
+        session.copied_from, session.again_to = capsule, SEQUENCE_MAX
+        self._present[client] = True
+        self.ahead[connection.id] = None
+        self.touched[connection.id] = connection
+        self._begin(connection, session)
+        return True
+
+    def give_up(self, client: str) -> None:
+        session = self.sessions.get(client)
+        if session is not None and session.copied_from:
+            will, _ = self._take_will(session)
+            if will is not None:
+                self._publish_will(session, will)
+            self._remove(session)
+            self._present.pop(client, None)
+
     def can_unpack(self, client: str, capsule: bytes) -> bool:
         return not capsule or MqttSession.is_readable(client, capsule)
 
-    def arrived(self, client: str, capsule: bytes, owner: str) -> None:
+    def arrived(self, client: str, capsule: bytes, owner: str, reads_on: bool = False) -> None:
         self._present[client] = bool(capsule)
         recalls: list[Recall] = []
         if capsule:
@@ -290,8 +335,18 @@ class Endpoint:
             session = MqttSession(client, owner=owner)
         if session.identity is not None and session.identity.owner != owner:
             session.identity = None  # The capsule is another broker's word; the owner was checked.
-        if client in self.sessions:
-            self._remove(self.sessions[client])
+        former = self.sessions.get(client)
+        if former is not None:
+            self._remove(former)
+        in_vain = None
+        if former is not None and former.copied_from:
+            self.ahead.pop(former.connection, None)
+            in_vain = self.connections.get(former.connection)
+            if capsule and reads_on and former.is_copied_from(capsule):
+                # The client reads on: this is the session that it has read from.
+                session, in_vain, former.copied_from = former, None, b""
+            elif capsule:
+                session.expiry_s, session.since = former.expiry_s, former.since
         self.sessions[client] = session
         self._count(session, +1)
         self.keeper.resume_recalls(client, recalls)
@@ -301,7 +356,7 @@ class Endpoint:
             session.will = None
             session.will_timer = self.timers.set(session.will_at, ("will", client))
         self._join_groups(session)
-        is_coming = client in self._attaching
+        is_coming = client in self._attaching or (session.connection != 0)
         session.since = self.now if is_coming else session.since or self.now
         stand_in = self.sessions.get(PROVISIONAL + client)
         if stand_in is not None and stand_in.owner == owner:
@@ -326,6 +381,10 @@ class Endpoint:
             self._reunite(client, session, stand_in)
             if not is_coming:
                 self._present[client] = True  # The client has seen it: by way of its stand-in.
+        if in_vain is not None:
+            # What it has read was of an old copy. It connects again, and its session is here then.
+            in_vain.session, session.connection = session, in_vain.id
+            self._end(in_vain, Reason.ADMINISTRATIVE_ACTION, OLD_COPY)
 
     def _count(self, session: MqttSession, change: int) -> None:
         count = self._owned.get(session.owner, 0) + change
@@ -396,6 +455,16 @@ class Endpoint:
                 subscription = session.gives_back(one, attributes)
                 if subscription is not None:
                     self.keeper.give_back(client, subscription, one)
+
+    def outlasts_connection(self, client: str) -> bool:
+        session = self.sessions.get(client)
+        return session is None or bool(session.expiry_s)
+
+    def not_located(self, client: str) -> None:
+        connection = self._attaching.get(client)
+        if connection is not None:
+            # The link is most often back in a moment, and then the client gets its own session.
+            self.timers.set(self.now + STAND_IN_AFTER_S, ("stand in", connection.id))
 
     def ended(self, client: str) -> None:
         session = self.sessions.get(client)
@@ -521,9 +590,13 @@ class Endpoint:
 
     def _on_welcome(self, connection: MqttConnection, message: Welcome) -> None:
         client = connection.client
+        session, is_new = self.sessions[client], not self._present.get(client, True)
+        session.again_to, connection.request = message.copied, message.accepted
+        if connection.session is session:
+            self._present.pop(client, None)
+            return  # It has been served from a copy.
         self._attaching.pop(client, None)
         self._pop_will(client)
-        session, is_new = self.sessions[client], not self._present.get(client, True)
         self._idle.pop(client, None)
         has_too_many = is_new and self._has_too_many(session.owner)
         is_full = is_new and len(self.sessions) > self.settings.sessions_max
@@ -532,6 +605,12 @@ class Endpoint:
             self._end(connection, Reason.QUOTA_EXCEEDED, f"there are too many sessions {whose}")
             self.inputs.append(SessionOver(client))
             return
+        self._begin(connection, session)
+
+    def _begin(self, connection: MqttConnection, session: MqttSession) -> None:
+        """Answer CONNECT with a session that is here, or with a copy of it."""
+        client = connection.client
+        self._attaching.pop(client, None)
         session.identity = connection.identity
         self._count(session, -1)
         session.owner = connection.identity.owner
@@ -540,7 +619,7 @@ class Endpoint:
         session.forget_plans()
         self._join_groups(session)
         session.expiry_s = session_expiry_of(connection.connect, self.settings)
-        connection.session, connection.request = session, message.accepted
+        connection.session = session
         # If no CONNACK told of a stand-in, its client would take it for the session that it stands for.
         present = self._present.pop(client, True) and not (connection.is_provisional and session.is_unused)
         answer = acceptance(connection, present, self.settings)
@@ -564,9 +643,11 @@ class Endpoint:
             self._serve(connection)
         else:
             self.traffic.unavailable += 1
-            names = ", ".join(self.keeper.unanswered(connection.client)) or "another broker"
-            text = f"the session may be at {names} or behind, and there was no answer from there"
-            self._end(connection, Reason.SERVER_UNAVAILABLE, text)
+            self._end(connection, Reason.SERVER_UNAVAILABLE, self._unanswered(connection))
+
+    def _unanswered(self, connection: MqttConnection) -> str:
+        names = ", ".join(self.keeper.unanswered(connection.client)) or "another broker"
+        return f"the session may be at {names} or behind, and there was no answer from there"
 
     def _serve(self, connection: MqttConnection) -> None:
         """The session cannot be found now: begin (or go on with) one that stands for it."""
@@ -815,7 +896,10 @@ class Endpoint:
     def closed(self, id: int) -> None:
         """The connection is gone, and the client said nothing."""
         connection = self.connections.get(id)
-        if connection is not None:
+        last_words = connection.last_words() if connection is not None and id in self.ahead else None
+        if connection is not None and connection.session is not None and last_words is not None:
+            self._on_disconnect(connection, connection.session, last_words)
+        elif connection is not None:
             self.note(connection, "disconnected", "connection lost")
             self._drop(connection, with_will=True)
 
@@ -856,6 +940,7 @@ class Endpoint:
         connection.is_open = False
         self.touched[id] = connection
         del self.connections[id]
+        self.ahead.pop(id, None)
         self._wills_bytes -= will_bytes(connection.connect.will)
         self.closes[id] = None
         self._subscribing.forget(id)
@@ -929,10 +1014,16 @@ class Endpoint:
     def on_deadline(self) -> None:
         for number, key in self.timers.due(self.now):
             match key:
-                case ("locate", id):
+                case ("locate" | "stand in" as wait, id):
                     connection = self.connections.get(id)
-                    if connection is not None and connection.session is None:
+                    if connection is None or (connection.session is not None and id not in self.ahead):
+                        continue
+                    if wait == "locate" and id in self.ahead:
+                        self._end(connection, Reason.ADMINISTRATIVE_ACTION, self._unanswered(connection))
+                    elif wait == "locate":
                         self._on_not_located(connection)
+                    elif not connection.is_provisional and id not in self.ahead:
+                        self._serve(connection)
                 case ("suback", id, request):
                     self._subscribing.give_up(id, request)
                 case ("expiry", client):
@@ -979,6 +1070,8 @@ class Endpoint:
                 connection.out.clear()
                 if why == NOT_THE_OWNER:
                     self._end(connection, Reason.NOT_AUTHORIZED, NOT_YOURS)
+                elif why == READ_IN_VAIN:
+                    self._end(connection, Reason.ADMINISTRATIVE_ACTION, OLD_COPY)
                 else:
                     self._end(connection, Reason.SESSION_TAKEN_OVER)
         for connection in welcomed:

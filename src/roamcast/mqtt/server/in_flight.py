@@ -88,6 +88,11 @@ class InFlight:
         """Figures that change whenever something is sent or acknowledged."""
         return self._next, self.count, len(self._early), len(self._released), len(self.resend)
 
+    @property
+    def has_qos_2(self) -> bool:
+        """Whether something of QoS 2 was sent and is not finished; nothing is on a connection."""
+        return bool(self._released) or any(qos == 2 for known in self.resend.values() for _, qos in known)
+
     def pack(self) -> PackedInFlight:
         if self._runs:
             self.rewind()

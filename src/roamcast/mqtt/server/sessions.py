@@ -142,16 +142,20 @@ def _lift_2(fields: dict[str, Any]) -> None:
     fields["identity"], fields["owner"] = None, ""
 
 
+def _lift_3(fields: dict[str, Any]) -> None:
+    fields["copied_from"], fields["again_to"] = b"", 0
+
+
 class MqttSession:
     __state__ = State(
         "mqtt-session",
-        3,
+        4,
         derived=("_chooser", "_filters", "_identities", "_leaving_bytes", "plans", "subscriptions_bytes"),
-        lifts={1: _lift_1, 2: _lift_2},
+        lifts={1: _lift_1, 2: _lift_2, 3: _lift_3},
     )
     __slots__ = (
         "_chooser", "_filters", "_identities", "_leaving_bytes",
-        "client", "connection", "expiry_s", "hides_own", "identity", "in_flight",
+        "again_to", "client", "connection", "copied_from", "expiry_s", "hides_own", "identity", "in_flight",
         "leaving", "owner", "plans", "received", "silent", "since", "stream", "subscriptions",
         "subscriptions_bytes", "timer", "will", "will_at", "will_timer",
     )  # fmt: skip
@@ -172,6 +176,10 @@ class MqttSession:
         """What came with the session to be published, if its client does not come back before …"""
         self.will_at = 0.0
         self.expiry_s = 0
+        self.copied_from = b""
+        """While the client reads ahead of its session: the capsule of the copy that serves it."""
+        self.again_to = 0
+        """Up to this sequence a copy may have sent everything before, so it is marked as sent again."""
         self.hides_own = False
         """Whether some subscription was ever not for what the client publishes itself. What the
         subscription left queued is not, either, when it has ended."""
@@ -250,6 +258,28 @@ class MqttSession:
     def is_idle(self) -> bool:
         """True if the client is away, and would miss nothing of the session."""
         return self.is_unused and not self.connection
+
+    # --- copies ---
+
+    @property
+    def may_be_copied(self) -> bool:
+        """True if nothing goes wrong when an old copy of this session serves its client: that is sent again
+        what it may have acknowledged elsewhere, and nothing of the session can be changed by its answers."""
+        has_group = any(one.group for one in self.subscriptions.values())
+        is_in_doubt = self.received or self.leaving or self.silent or self.in_flight.has_qos_2
+        return not (has_group or is_in_doubt or self.connection) and self.expiry_s > 0
+
+    def is_copied_from(self, capsule: bytes) -> bool:
+        """Whether the session that has come is the one that was copied: nobody had it in between."""
+        came, copied = (
+            msgspec.structs.replace(_decode(one), will=None, will_at=0.0, recalls=[])
+            for one in (capsule, self.copied_from)
+        )
+        return came == copied
+
+    def is_over(self, now: float) -> bool:
+        """Whether the client has been away for longer than its session is kept."""
+        return self.expiry_s != NEVER and self.since + self.expiry_s <= now
 
     # --- subscriptions ---
 

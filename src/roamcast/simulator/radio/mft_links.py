@@ -18,6 +18,7 @@ import msgspec
 from roamcast.mobility.moving.election import Heartbeat
 from roamcast.mobility.moving.mft import Bmig, Bquery, Bsub
 from roamcast.mobility.moving.mobile import Filters, Mig, Rep, Sub, Uns
+from roamcast.mobility.moving.recursive_migration import BmigOfLocals, Btab
 from roamcast.protocol.messages import Burst, Message
 from roamcast.simulator.radio.network import Station
 
@@ -46,6 +47,8 @@ class LinkSettings:
     tries: int = 1
     """How often a message is handed to the medium access, which has retries of its own, before the link is
     given up."""
+    clients_prefer_slow: bool = False
+    """Whether a client takes the slowest broker that it hears, and not the nearest to the leader."""
     grouped: bool = False
     """Whether what waits for the same neighbour is sent together, as far as one frame holds it."""
 
@@ -111,6 +114,10 @@ def bytes_of(message: Message | Relink, content_bytes: int) -> int:
             return 9 + 4 * len(message.filters)
         case Filters():
             return 3 + 4 * len(message.filters)
+        case BmigOfLocals():
+            return 4 + 2 * len(message.subscribers)
+        case Btab():
+            return 3 + 6 * len(message.table)
         case _:
             return 1
 

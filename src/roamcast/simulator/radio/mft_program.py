@@ -27,8 +27,9 @@ from roamcast.mobility.moving.election import (
     ParentChanged,
 )
 from roamcast.mobility.moving.mft import Bmig, Mft
-from roamcast.mobility.moving.mobile import LOCAL, Mig, Outcome, Rep
+from roamcast.mobility.moving.mobile import LOCAL, Mig, MobileProtocol, Outcome, Rep
 from roamcast.mobility.moving.mobile_subscriber import MobileSubscriber
+from roamcast.mobility.moving.recursive_migration import BmigOfLocals
 from roamcast.protocol.messages import Burst, Message
 from roamcast.protocol.notification import decode_attributes, encode_attributes
 from roamcast.simulator.radio.ledger import Ledger
@@ -102,10 +103,11 @@ class MftBroker:
         publishers: range,
         content_bytes: int,
         links: LinkSettings = LINKS,
-        rules: type[Mft] = Mft,
+        rules: type[MobileProtocol] = Mft,
+        speed: float = 0.0,
     ) -> None:
         self.station = station
-        self.election = Election(name_of(station.number), settings)
+        self.election = Election(name_of(station.number), settings, speed=speed)
         self.protocol = rules(name_of(station.number))
         self.migrations = 0
         self.load: dict[int, Load] = {}
@@ -132,7 +134,7 @@ class MftBroker:
     def accepts(self, sender: int, message: Wire | Group) -> bool:
         return (
             not self._links.refused
-            or connects(wires_of(message)[0].message)
+            or connects(wires_of(message)[0].message, name_of(sender))
             or sender in self._publishers
             or self._outbox.is_current(sender, message)
         )
@@ -151,7 +153,7 @@ class MftBroker:
                 self._give_up(name)
                 self._migrate(name, name)
             return
-        if connects(wire.message) and not self._outbox.is_current(sender, wire):
+        if connects(wire.message, name) and not self._outbox.is_current(sender, wire):
             self._give_up(name)
             self._outbox.links[sender] = wire.link
         self._note_owed(wire.message)
@@ -267,8 +269,10 @@ class MftBroker:
                 self._outbox.send(number_of(name), Relink())
 
 
-def connects(message: Message | Relink) -> bool:
+def connects(message: Message | Relink, sender: str) -> bool:
     """Whether a message begins a link, or asks for one."""
+    if isinstance(message, BmigOfLocals):
+        return message.broker == sender
     if isinstance(message, Bmig):
         return message.hops == 0
     return isinstance(message, Mig | Relink)
@@ -311,8 +315,8 @@ class MftClient:
         self._publishes = station.number not in subscribers
         self._links = links
         self._outbox = Outbox(station, publishing.content_bytes, links)
-        self._heard: dict[int, tuple[float, int]] = {}
-        """Broker to when it was last heard, and how far from its leader it was."""
+        self._heard: dict[int, tuple[float, int, float]] = {}
+        """Broker to when it was last heard, how far from its leader it was, and how fast it is."""
         self._round = ("", (-1, 0))
         """The leader that it follows, if it does, and the latest round of that one."""
         self._round_at = 0.0
@@ -341,7 +345,7 @@ class MftClient:
             self._on_heartbeat(sender, message)
 
     def _on_heartbeat(self, sender: int, message: Heartbeat) -> None:
-        self._heard[sender] = (self.station.now, message.hops)
+        self._heard[sender] = (self.station.now, message.hops, message.speed)
         if not self.client.broker:
             self._connect(sender)
         elif self._links.clients_follow:
@@ -391,7 +395,11 @@ class MftClient:
         self._heard.pop(broker, None)
         self.client.disconnect(self._outbox.give_up(broker))
         if self._heard:
-            self._connect(min(self._heard, key=lambda one: (self._heard[one][1], -self._heard[one][0])))
+            self._connect(min(self._heard, key=self._preference))
+
+    def _preference(self, broker: int) -> tuple[float, float, float]:
+        heard_at, hops, speed = self._heard[broker]
+        return speed if self._links.clients_prefer_slow else 0.0, hops, -heard_at
 
     def _follow(self, sender: int, heartbeat: Heartbeat) -> None:
         """Go to whoever brings a round first; of two leaders the lower one counts."""

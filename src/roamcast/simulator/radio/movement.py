@@ -21,14 +21,16 @@ class Movement(Protocol):
 class RandomWaypoint:
     """Each goes straight to a random point at a given speed, and then to another (thesis, 4.5.2)."""
 
-    def __init__(self, stations: int, side_m: float, speed: float, rng: np.random.Generator) -> None:
-        check_movement(side_m, speed)
-        self._side_m, self._speed, self._rng = side_m, speed, rng
+    def __init__(self, stations: int, side_m: float, speed: float | Floats, rng: np.random.Generator) -> None:
+        """One speed for all, or one for each."""
+        check_movement(side_m, float(np.min(speed)))
+        self._side_m, self._rng = side_m, rng
+        self._speed: Floats = np.broadcast_to(np.asarray(speed, dtype=float), stations)
         self.positions_m: Floats = rng.uniform(0.0, side_m, (stations, 2))
         self._targets_m: Floats = rng.uniform(0.0, side_m, (stations, 2))
 
     def advance(self, seconds: float) -> None:
-        left_m = np.full(len(self.positions_m), self._speed * seconds)
+        left_m = self._speed * seconds
         while True:
             way = self._targets_m - self.positions_m
             distance_m = np.sqrt((way * way).sum(axis=1))

@@ -12,6 +12,7 @@ import numpy as np
 from roamcast.errors import InputError
 from roamcast.mobility.moving.election import ElectionSettings
 from roamcast.mobility.moving.mft import Mft
+from roamcast.mobility.moving.mobile import MobileProtocol
 from roamcast.simulator.radio.aodv import AodvSettings
 from roamcast.simulator.radio.aodv_program import AodvProgram, AodvPublisher
 from roamcast.simulator.radio.ledger import Ledger
@@ -43,14 +44,17 @@ class RadioScenario:
     aodv: AodvSettings = AODV
     election: ElectionSettings = ELECTION
     links: LinkSettings = LINKS
-    rules: type[Mft] = Mft
-    """Of MFT-PubSub: mended, or as published."""
+    slow_speed: float | None = None
+    """Of every second station, beginning with the first, where not all are equally fast."""
+    rules: type[MobileProtocol] = Mft
+    """Of MFT-PubSub: mended, as published, or those of the first approach."""
 
     def run(self) -> RadioRun:
         configuration = Configuration(self.brokers)
         # Everyone walks the same ways under each protocol.
+        speeds = np.array([self.speed_of(number) for number in range(configuration.stations)])
         movement = RandomWaypoint(
-            configuration.stations, configuration.side_m, self.speed, np.random.default_rng([self.seed, 0])
+            configuration.stations, configuration.side_m, speeds, np.random.default_rng([self.seed, 0])
         )
         network = RadioNetwork(self.parameters, movement, configuration.side_m, self.seed)
         ledger = Ledger()
@@ -61,6 +65,9 @@ class RadioScenario:
             look_at_times(network, watch, self.election.period_s)
         network.run(programs, self.duration_s)
         return RadioRun(self, configuration, network, ledger, programs, watch)
+
+    def speed_of(self, station: int) -> float:
+        return self.speed if self.slow_speed is None or station % 2 else self.slow_speed
 
     def _programs(
         self, network: RadioNetwork, configuration: Configuration, ledger: Ledger
@@ -86,6 +93,7 @@ class RadioScenario:
                 self.publishing.content_bytes,
                 self.links,
                 self.rules,
+                self.speed_of(station.number),
             )
             if station.number in brokers
             else MftClient(
@@ -165,7 +173,7 @@ class RadioRun:
                 messages[min(hops, HOPS_MAX)] += load.messages
                 periods[min(hops, HOPS_MAX)] += load.periods
         places = {f"load_at_{hops}_hops": (hops, hops + 1) for hops in range(HOPS_MAX + 1)}
-        places |= {"load_near": (0, NEAR_HOPS + 1), "load_far": (NEAR_HOPS + 1, HOPS_MAX + 1)}
+        places["load_far"] = NEAR_HOPS + 1, HOPS_MAX + 1
         return {
             name: sum(messages[low:high]) / sum(periods[low:high]) if sum(periods[low:high]) else None
             for name, (low, high) in places.items()

@@ -1,0 +1,191 @@
+"""A follower's side of the stream: it writes, syncs and acknowledges entries, and steps its own copy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from roamcast import __version__
+from roamcast.broker.inputs import REPLAY, Started, decode_entry
+from roamcast.broker.making import make_machine
+from roamcast.config.addresses import split_endpoint
+from roamcast.net.complaints import Complaints
+from roamcast.net.handshake import Ended, LinkRefusal
+from roamcast.net.replica_stream import ReplicaStream
+from roamcast.protocol.snapshot import freeze
+from roamcast.replication.messages import (
+    Acknowledged,
+    AnyMessage,
+    Joining,
+    Records,
+    Released,
+    SnapshotPart,
+    Unwelcome,
+    Welcome,
+)
+from roamcast.replication.terms import Terms
+from roamcast.storage.journal import JournalFailed
+
+if TYPE_CHECKING:
+    from roamcast.daemon.replicating import Replicating
+
+log = logging.getLogger("roamcast.replication")
+
+RETRY_S = 0.2
+
+
+class Following:
+    """The stream to the leader."""
+
+    def __init__(self, host: Replicating, is_foreign: bool) -> None:
+        """`is_foreign`: what is in the folder was never part of a replicated site."""
+        self._host = host
+        self._is_foreign = is_foreign
+        self.lag = 0
+        """Entries that the leader has and this replica has not applied."""
+        self._leader: ReplicaStream | None = None
+        self._snapshot: bytearray | None = None
+        """What has come of a snapshot, …"""
+        self._welcome: Welcome | None = None
+        """… and what the leader said of it."""
+        self._complaints = Complaints()
+
+    def close(self, why: str) -> None:
+        if self._leader is not None:
+            self._leader.close(why)
+
+    async def run(self) -> None:
+        """Be connected to whoever leads."""
+        replica = self._host.replica
+        while True:
+            view = replica.view
+            if replica.role == "follower" and view.address and view.boot != replica.boot:
+                await self._follow_leader(view.address)
+            await asyncio.sleep(RETRY_S / 4 if not view.leader else RETRY_S)
+
+    async def _follow_leader(self, address: str) -> None:
+        replica, timing = self._host.replica, self._host.timing
+        stream = self._host.new_stream(is_dialer=True)
+        host, port = split_endpoint(address)
+        try:
+            async with asyncio.timeout(timing.lease_s):
+                await asyncio.get_running_loop().create_connection(lambda: stream.connection, host, port)
+            await stream.open(timing.lease_s)
+        except (OSError, TimeoutError, LinkRefusal, Ended) as error:
+            if self._complaints.is_due(address, str(error)):
+                log.warning("the leader at %s is out of reach: %s", address, error or "no answer")
+            return
+        if replica.role != "follower":
+            stream.close("this replica leads now")
+            return
+        self._leader, self._snapshot = stream, None
+        stream.on_messages = lambda messages: self._on_leader_said(stream, messages)
+        stream.sign_of_life = lambda: Acknowledged(replica.last)
+        stream.begin(timing.lease_s / 10, timing.lease_s)
+        terms, last = replica.terms, replica.last
+        stream.send(
+            Joining(replica.name, replica.disk, terms.epoch_of(last), last, terms.epoch, REPLAY, __version__)
+        )
+        await stream.connection.ended.wait()
+        self._leader = None
+
+    def _on_leader_said(self, stream: ReplicaStream, messages: list[AnyMessage]) -> None:
+        if self._host.replica.role != "follower" or not stream.is_open:
+            return
+        entries: list[bytes] = []
+        for message in messages:
+            match message:
+                case Records(first, some):
+                    if first != self._host.replica.last + len(entries) + 1:
+                        stream.close(f"entry {first} came after {self._host.replica.last + len(entries)}")
+                        return
+                    entries += some
+                case Welcome():
+                    self._on_welcome(stream, message)
+                case SnapshotPart(data):
+                    self._on_snapshot_part(data)
+                case Unwelcome(why):
+                    if self._complaints.is_due(stream.peer, why):
+                        log.warning("%s does not take this replica: %s", stream.peer, why)
+                    stream.close(why)
+                case Released():
+                    self._on_released(message)
+        if entries:
+            self._take(stream, entries)
+
+    def _on_welcome(self, stream: ReplicaStream, welcome: Welcome) -> None:
+        terms = self._host.replica.terms
+        if welcome.epoch < terms.epoch:
+            stream.close(f"it leads with epoch {welcome.epoch}, and {terms.epoch} has begun")
+            return
+        if welcome.snapshot_bytes < 0:
+            self._host.replica.terms = Terms(welcome.terms)
+            self._host.save()
+            stream.send(Acknowledged(self._host.replica.last))
+        elif self._is_foreign:
+            why = f"{self._host.journal.folder} holds a broker that is no replica of {self._host.config.id}"
+            if self._complaints.is_due("foreign", why):
+                log.error("%s: start this replica with an empty data folder, then it is sent a copy", why)
+            stream.close(why)
+        else:
+            self._snapshot, self._welcome = bytearray(), welcome
+
+    def _on_snapshot_part(self, data: bytes) -> None:
+        """Once the snapshot is whole, it replaces everything here."""
+        snapshot, welcome = self._snapshot, self._welcome
+        if snapshot is None or welcome is None:
+            return
+        snapshot += data
+        if len(snapshot) < welcome.snapshot_bytes:
+            return
+        # What is here is not what an id in etcd stands for any more, and nobody knows who wrote it.
+        self._host.replica.disks, self._host.replica.terms = [secrets.token_hex(8)], Terms()
+        self._host.save()
+        try:
+            self._host.journal.begin_anew(welcome.last, bytes(snapshot))
+        except JournalFailed as error:
+            self._host.begin_anew(str(error))
+        self._host.replica.terms = Terms(welcome.terms)
+        self._host.save()
+        self._host.begin_anew(f"the leader has sent a snapshot up to entry {welcome.last}")
+
+    def _take(self, stream: ReplicaStream, entries: list[bytes]) -> None:
+        """Write, sync, acknowledge; then step the own copy."""
+        journal, replica = self._host.journal, self._host.replica
+        try:
+            for data in entries:
+                journal.append(data)
+            journal.commit()
+        except JournalFailed as error:
+            time.sleep(RETRY_S)
+            self._host.begin_anew(str(error))
+        replica.last = journal.last_sequence
+        stream.send_now(Acknowledged(replica.last))
+        for data in entries:
+            self._host.recent.append(data)
+            entry = decode_entry(data)
+            if self._host.site is None:
+                first = entry.inputs[0]
+                assert isinstance(first, Started)
+                self._host.site = make_machine(first.settings)
+            effects = self._host.site.step(entry.now, entry.inputs)
+            if effects.records and self._host.records is not None:
+                self._host.records(effects.records)
+        if journal.wants_snapshot and self._host.site is not None:
+            site = self._host.site
+            with suppress(JournalFailed):
+                journal.begin_snapshot().write_in_child(lambda: freeze(site))
+        journal.poll_snapshot()
+
+    def _on_released(self, released: Released) -> None:
+        self.lag = max(0, released.sequence - self._host.replica.last)
+        if self._host.site is None:
+            return
+        for peer, number in released.settled.items():
+            end = self._host.site.links.ends.get(peer)
+            if end is not None:
+                end.learn_settled(number)
