@@ -40,7 +40,7 @@ def quarantine_schema() -> StructType:
 
 
 def ingest(spark: SparkSession, log: Place, out: Place) -> dict[str, Any]:
-    """Ingest a log into `out`, and say how many rows were read, kept and put aside."""
+    """Ingest a log into `out`, and say how many rows were read, and kept and put aside in their folders."""
     files = files_of(spark, log, out)
     new = read_log(spark, log)
     runs = [row.run for row in new.select("run").distinct().collect()]
