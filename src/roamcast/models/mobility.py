@@ -113,7 +113,7 @@ class NextBroker:
             total, kinds = row.total(), len(row) if likely else 0
             likely = {
                 broker: (row[broker] + kinds * likely.get(broker, 0.0)) / (total + kinds)
-                for broker in {*row, *likely}
+                for broker in dict.fromkeys((*row, *likely))
             }
         likely.pop(move.recent[-1], None)
         whole = sum(likely.values())
