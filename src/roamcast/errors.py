@@ -2,7 +2,6 @@
 
 import errno
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 class InputError(ValueError):
@@ -28,6 +27,9 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice that was most likely meant, if any comes near."""
     known = {choice.lower(): choice for choice in choices}
     word = word.lower()
+    # Loaded only for those who have mistyped something.
+    from difflib import get_close_matches
+
     longer = [choice for choice in known if choice.startswith(word) and len(word) > 2]
     close = get_close_matches(word, known, n=1, cutoff=0.55)
     return next((known[choice] for choice in longer[:1] + close), None)

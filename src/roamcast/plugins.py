@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,26 @@ VARIABLE = "ROAMCAST_PROTOCOLS"
 
 def load_protocols() -> None:
     """Import every module that registers its own protocols; InputError names one that cannot be imported."""
-    for entry in entry_points(group=PROTOCOLS):
-        _load(f"entry point {entry.name} ({entry.value})", entry.load)
+    if _is_announced():
+        # It takes 2 MB, and most installations have no such package.
+        from importlib.metadata import entry_points
+
+        for entry in entry_points(group=PROTOCOLS):
+            _load(f"entry point {entry.name} ({entry.value})", entry.load)
     for name in filter(None, (part.strip() for part in os.environ.get(VARIABLE, "").split(","))):
         file = partial(_import_file, Path(name))
         _load(f"{VARIABLE}: {name}", file if name.endswith(".py") else partial(import_module, name))
+
+
+def _is_announced() -> bool:
+    """Whether some installed package may have entry points of the group."""
+    for folder in sys.path:
+        if Path(folder).is_file():
+            return True  # An archive, into which only the library can look.
+        for file in Path(folder or ".").glob("*.*-info/entry_points.txt"):
+            if PROTOCOLS in file.read_text(errors="replace"):
+                return True
+    return False
 
 
 def _load(what: str, load: Callable[[], Any]) -> None:

@@ -162,11 +162,11 @@ def test_report_judges_the_largest_setting_of_which_all_runs_are_kept(
 
     monkeypatch.setattr(catalogue, "experiments", lambda: [Experiment("counting", "to count", (X1,), count)])
     arguments = ["lab", "report", "--runs", str(tmp_path / "runs"), "--kept-only", "--out", str(tmp_path)]
-    assert run(build_app(), arguments) == 2
-    assert "has neither all its full nor all its quick runs there" in capsys.readouterr().err
+    assert run(build_app(), arguments) == 0
+    assert "Experiment `counting`: not run." in (tmp_path / "claims.md").read_text()
     for repetitions, said in (
-        (1, "quick setting, 1 runs"),
-        (3, "full setting, the first 3 repetitions, 3 runs"),
+        (1, "full setting, once, 1 runs"),
+        (3, "full setting, 3 of its repetitions, 3 runs"),
     ):
         runs = ["--repetitions", str(repetitions), "--runs", str(tmp_path / "runs"), "--workers", "1"]
         assert run(build_app(), ["lab", "check", *runs]) == 0

@@ -12,8 +12,8 @@ import msgspec
 import roamcast
 from roamcast.broker.inputs import REPLAY, Entry
 from roamcast.errors import InputError
-from roamcast.protocol.snapshot import opened
-from roamcast.protocol.snapshot_form import STATE_CLASSES, SnapshotForm
+from roamcast.protocol.snapshot import read_form
+from roamcast.protocol.snapshot_form import STATE_CLASSES
 from roamcast.protocol.snapshot_reader import defaults_of
 from roamcast.state import State
 
@@ -92,9 +92,7 @@ def _value_of(name: str) -> dict[str, bool] | None:
 
 def names_in(snapshot: bytes) -> list[str]:
     """What occurs in a snapshot."""
-    _, hashed, rest = opened(snapshot)
-    forms = [msgspec.msgpack.decode(part, type=SnapshotForm) for part in (hashed, rest)]
-    return [shape.name for form in forms for shape in form.shapes]
+    return [shape.name for shape in read_form(snapshot)[1].shapes]
 
 
 def _remaining_fields(cls: type, state: State) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.effects import Input
 from roamcast.protocol.messages import Settled
 from roamcast.protocol.records import Row
-from roamcast.protocol.snapshot import freeze as whole_freeze
+from roamcast.protocol.snapshot import freezing as whole_freeze
 from roamcast.storage import snapshots
 from roamcast.storage.journal import Journal
 from roamcast.storage.kept_out import KeptOut
@@ -105,9 +105,9 @@ def test_a_snapshot_that_fails_is_said_and_tried_again(
 
     async def run() -> Engine:
         engine = Engine(BrokerMachine(MachineSettings("a")), journal, Nowhere())
-        monkeypatch.setattr(engine_module, "freeze", freeze)
+        monkeypatch.setattr(engine_module, "freezing", freeze)
         await turn(engine, Started(MachineSettings("a")), lambda: engine.snapshots["failed"] == 1)
-        monkeypatch.setattr(engine_module, "freeze", whole_freeze)
+        monkeypatch.setattr(engine_module, "freezing", whole_freeze)
         monkeypatch.setattr(snapshots, "CHILD_S_MAX", DEADLINE_S)
         await turn(engine, SessionSought("c", 1), lambda: engine.snapshots["written"] == 1)
         engine.stop()

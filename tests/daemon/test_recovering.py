@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 
 import msgspec
@@ -13,11 +15,13 @@ from roamcast.broker.inputs import REPLAY, Started, StateChecked, Tick, decode_e
 from roamcast.broker.making import make_machine
 from roamcast.broker.settings import MachineSettings
 from roamcast.config.sections import Config
+from roamcast.daemon import main
 from roamcast.daemon.main import recover
 from roamcast.errors import InputError
 from roamcast.protocol.snapshot import freeze, state_hash
 from roamcast.state import State
 from roamcast.storage.journal import Journal
+from roamcast.storage.recovery import Recovered
 
 SETTINGS = MachineSettings("a")
 
@@ -96,3 +100,47 @@ def test_a_check_can_be_read_from_an_entry_and_an_entry_of_before_has_none() -> 
     entry = decode_entry(encode_entry(1.0, [Tick(), StateChecked({"links": 5})]))
     assert entry.inputs == [Tick(), StateChecked({"links": 5})]
     assert decode_entry(msgspec.msgpack.encode([1.0, [["Tick"]]])).inputs == [Tick()]
+
+
+def large_state(folder: Path) -> Recovered:
+    """What is recovered from the folder of a broker, which is verified by another process."""
+    journal, _ = open_journal(folder)
+    machine = make_machine(SETTINGS)
+    drive(journal, machine, 3)
+    journal.write_snapshot(freeze(machine))
+    journal.close()
+    config = Config(data=str(folder))
+    journal, recovered = Journal.open(config.journal_folder, sync="process", version="0.0", replay=REPLAY)
+    try:
+        recover(config, recovered, None)
+    finally:
+        journal.close()
+    return recovered
+
+
+def test_a_large_state_is_verified_beside_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "VERIFIED_HERE_BYTES", 0)
+    recovered = large_state(tmp_path)
+    assert recovered.snapshot is None, "its bytes are not kept"
+    assert recovered.verifying is not None
+    asyncio.run(main._end_if_wrong(recovered.verifying, tmp_path))
+
+
+def test_a_broker_ends_whose_state_turns_out_to_be_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended: list[int] = []
+
+    def differs(machine: object, data: object) -> None:
+        raise InputError("its state hash is 1, not 2")
+
+    monkeypatch.setattr(main, "VERIFIED_HERE_BYTES", 0)
+    monkeypatch.setattr(main, "verify_hash", differs)
+    recovered = large_state(tmp_path)
+    assert recovered.verifying is not None
+    monkeypatch.setattr(os, "_exit", ended.append)
+    asyncio.run(main._end_if_wrong(recovered.verifying, tmp_path))
+    assert ended == [2]
+    assert (
+        "its state hash is 1, not 2; keep a copy of the folder for a report: the process ends" in caplog.text
+    )

@@ -72,8 +72,13 @@ def test_what_the_thesis_says_holds_if_it_is_so() -> None:
         ("A9", {"protocol": "aodv", "brokers": 32}, {"messages_per_node": 501.0}, "does not grow"),
         ("A9", {"protocol": "mft", "brokers": 32}, {"messages_per_node": 4000.0}, "changes by more"),
         ("A9", {"protocol": "mft", "brokers": 32}, {"messages": 4000 * 66.0}, "not linear"),
-        ("A10", {"protocol": "mft", "brokers": 16}, {"load_far": 9.0}, "C16: the leader do not send more"),
-        ("A10", {"protocol": "mft", "brokers": 32}, {"load_at_1_hops": 1.0}, "C32: brokers one hop from it"),
+        ("A10", {"protocol": "mft", "brokers": 16}, {"load_far": 9.0}, "C16: the leader sends no more"),
+        (
+            "A10",
+            {"protocol": "mft", "brokers": 32},
+            {"load_at_1_hops": 1.0},
+            "C32: its neighbours send no more",
+        ),
         ("A10", {"protocol": "mft", "brokers": 4}, {"messages_per_subscriber": 3e3}, "more than clients"),
     ],
 )

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from roamcast.broker.clients import Clients
 from roamcast.broker.directory import Directory, Holdings, HoldingsAsked, HoldingsDue, HoldingsMissed
 from roamcast.broker.endings import CopiesGone, Endings
 from roamcast.broker.fences import Dwelling
@@ -25,7 +27,7 @@ from roamcast.broker.places import Announced, Places
 from roamcast.broker.requests import Requests
 from roamcast.broker.returns import Returns
 from roamcast.broker.reunion import Reunion, Rival
-from roamcast.broker.session import Attachment, Clients, Event, Holding
+from roamcast.broker.session import Attachment, Event, Holding
 from roamcast.broker.subscribing import Collecting, Ended, Subscribing
 from roamcast.broker.ways import Ways
 from roamcast.filters.filter import Filter
@@ -140,10 +142,11 @@ class BrokerCore:
         # Fleeting bursts move the time and are recorded, and are not journalled.
         unhashed=("now", "_sequence"),
         derived=(
-            "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source", "collect", "collects",
-            "figures", "salvagers", "sessions", "attachments", "_issues", "hand_over", "release", "adopt",
-            "take_back", "send_home", "handoff_finished", "subscribe", "unsubscribe", "relocate",
-            "end_relocation", "direction", "way_to", "divert", "withdraw", "listen", "unlisten", "border",
+            "_attached_session", "_handlers", "_orders", "_out", "_unjournalled", "_unjournalled_source",
+            "collect", "collects", "figures", "salvagers", "sessions", "attachments", "_issues",
+            "hand_over", "release", "adopt", "take_back", "send_home", "handoff_finished",
+            "subscribe", "unsubscribe", "relocate", "end_relocation", "direction", "way_to",
+            "divert", "withdraw", "listen", "unlisten", "border",
         ),
     )  # fmt: skip
     __slots__ = __state__.names
@@ -212,6 +215,9 @@ class BrokerCore:
         self.figures = Figures()
         self.router.connect(self._send_peer, self.settled)
         self.sessions, self.attachments = self.clients.sessions, self.clients.attachments
+        self.clients.may_rest = not self.protocol.keeps_sessions
+        self._attached_session = partial(dict.get, self.sessions)
+        """The session of a client that is attached, and therefore awake."""
         if not self.directory:  # An earlier version wrote the state.
             self.directory = Directory(self)
             self.directory.begin_unknowing()
@@ -339,8 +345,8 @@ class BrokerCore:
 
     def connections(self) -> list[tuple[str, int]]:
         """Clients and the connections they have here. After a restart a driver says that they are gone."""
-        known = self.clients.here.items()
-        return [(client, here.attachment.connection) for client, here in known if here.attachment is not None]
+        known = self.clients.here.awake()
+        return [(here.client, here.attachment.connection) for here in known if here.attachment is not None]
 
     def counters(self) -> tuple[int, ...]:
         """Figures that tell two states apart soon after anything differs; not affected by fleeting bursts."""
@@ -349,7 +355,7 @@ class BrokerCore:
     def unfinished(self) -> list[str]:
         """What is still under way here; nothing, when the network has come to rest."""
         under_way: dict[str, object] = {
-            "clients": [here.told() for here in self.clients.here.values() if not here.is_at_rest],
+            "clients": [here.told() for here in self.clients.here.awake() if not here.is_at_rest],
             **self.locator.unfinished(),
             **self.reunion.unfinished(),
             "timers": [one for one in self.timers if not isinstance(one[2], HoldingsDue)],
@@ -403,7 +409,7 @@ class BrokerCore:
         gone = [peer for peer in self.router.peers if peer not in peers]
         self.returns.overlay_changed(self._next_hops, next_hops, gone)
         self._next_hops = dict(next_hops)
-        for here in self.clients.here.values() if lost else ():
+        for here in self.clients.here.awake() if lost else ():
             # Before the peers are removed: changes settle by that, and a session that waits for it would go.
             if here.claim is not None and here.claim.broker in lost:
                 self.handoffs.unclaim(here)
@@ -604,7 +610,7 @@ class BrokerCore:
             return
         if type(message) is ClientPublish:
             if message.request:
-                session = self.sessions.get(item.client)
+                session = self._attached_session(item.client)
                 if session is not None:
                     self.requests.publish(session, message)
                 else:

@@ -51,10 +51,9 @@ class Draining:
         if not broker.is_reachable(command.destination):
             return
         here = broker.clients.here
+        claimed = dict.fromkeys(one.client for one in here.awake() if one.claim is not None)
         leaving = [
-            client
-            for client in broker.sessions
-            if client not in broker.attachments and here[client].claim is None
+            client for client in broker.sessions if client not in broker.attachments and client not in claimed
         ]
         for client in leaving[:SLICE_SESSIONS]:
             broker.handoffs.send_ahead(here[client], command.destination, {})

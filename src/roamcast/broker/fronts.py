@@ -115,6 +115,8 @@ class MqttFront(Endpoint):
                 writes[id], connection.out = connection.out, []
         out.writes = writes
         touched.clear()
+        if self.sessions.resting:
+            self.sessions.rest()
         if self.encoder.written:
             self.encoder.forget()
         traffic = self.traffic

@@ -256,7 +256,7 @@ class Locator:
 
     def ask_again(self) -> None:
         """More brokers can be asked than could when they were."""
-        for here in list(self._clients.here.values()):
+        for here in self._clients.here.awake():
             if here.search is Search.ASKS_EVERYONE:
                 self.ask_everyone(here)
 
@@ -467,7 +467,7 @@ class Locator:
         for key, gathering in list(self._gathering.items()):
             if gathering.asker in peers or key[1] in brokers:
                 del self._gathering[key]
-        known = list(self._clients.here.values())
+        known = self._clients.here.awake()
         for here in known:
             if here.departed is not None and here.departed.destination in brokers:
                 # It may not have come to a stop yet. Until it has, questions must not get past here.

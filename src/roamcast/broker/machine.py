@@ -170,6 +170,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         if self.news.heard:
             out.news, self.news.heard = self.news.heard, []
         if out.durable:
+            if self.broker.clients.resting:
+                self.broker.clients.rest()
             self._check_state(out.durable)
         return out
 
@@ -269,7 +271,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         """Sessions that are not safely elsewhere: held here, granted and not taken, or still on a link."""
         broker = self.broker
         stored = [client for client, queue in broker.protocol.stored() if queue]
-        departed = [client for client, here in broker.clients.here.items() if here.departed is not None]
+        departed = [here.client for here in broker.clients.here.awake() if here.departed is not None]
         held = dict.fromkeys([*broker.sessions, *departed, *stored])
         if not held and any(end.kept_bytes for end in self.links.ends.values() if end.is_up):
             return 1

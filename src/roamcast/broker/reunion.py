@@ -148,7 +148,7 @@ class Reunion:
         self._joining.append(Joining(dict.fromkeys(to), dict.fromkeys(to), own))
         held = [claim for client in self._broker.sessions if (claim := self._claim_of(client)) is not None]
         # Of sessions on their way nobody else may have spoken before their new holders hear of it.
-        departed = [(client, here.departed) for client, here in self._clients.here.items() if here.departed]
+        departed = [(here.client, here.departed) for here in self._clients.here.awake() if here.departed]
         for client, one in departed:
             self._broker.directory.changed(client)
             held.append(Claim(client, one.destination, one.begun, one.number, one.incarnation))
@@ -307,7 +307,7 @@ class Reunion:
             left = {one: [of for of in unheard if of not in gone] for one, unheard in joining.own.items()}
             joining.own = {one: dict.fromkeys(of) for one, of in left.items() if of and one not in gone}
         self._held_back = [one for one in self._held_back if one.broker not in gone]
-        for here in self._clients.here.values():
+        for here in self._clients.here.awake():
             if here.older in gone:
                 here.older = ""
             elif here.older and here.session and (own := self._claim_of(here.client)):

@@ -30,7 +30,14 @@ def main() -> int:
     if arguments[:1] in (["pub"], ["sub"]):
         # Scripts call these for every message: they do without what the other commands have to load.
         return answered(lambda: run_client_command(*arguments))
-    return run(build_app("broker" if arguments[:1] == ["broker"] else ""), arguments)
+    if arguments[:1] == ["broker"]:
+        from roamcast.cli.starting import plain_flags, run_plain
+
+        flags = plain_flags(arguments[1:])
+        if flags is not None:
+            return answered(lambda: run_plain(flags))
+        return run(build_app("broker"), arguments)
+    return run(build_app(), arguments)
 
 
 def run_client_command(name: str, *arguments: str) -> int:

@@ -92,7 +92,7 @@ def repair(
         raise typer.Exit(EXIT_DAMAGED)
 
 
-def hash_if_state(data: bytes) -> str:
+def hash_if_state(data: memoryview) -> str:
     """The hash of a broker's state; "" for the snapshot of a proxy, which has none."""
     from roamcast.protocol.snapshot import hash_of
 

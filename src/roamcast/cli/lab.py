@@ -198,7 +198,7 @@ def report(
     """
     from roamcast.lab.catalogue import experiments
     from roamcast.lab.claims_page import ClaimsPage
-    from roamcast.lab.experiment import as_row, select
+    from roamcast.lab.experiment import Findings, as_row, select
 
     chosen = select(experiments(), ids or [])
     prepare_out_folder(out)
@@ -211,9 +211,12 @@ def report(
     with new_sweep(workers, master, runs=runs, kept_only=kept_only) as sweep:
         for experiment in chosen:
             setting = largest_kept(experiment, sweep) if kept_only else Setting(quick)
-            setting.prepare(sweep)
-            findings = watch(experiment, setting.quick, sweep)
-            page.add(experiment, findings, str(setting), dict(sweep.commits))
+            if setting is None:
+                findings = Findings([claim.open("its runs are not kept") for claim in experiment.claims])
+            else:
+                setting.prepare(sweep)
+                findings = watch(experiment, setting.quick, sweep)
+            page.add(experiment, findings, str(setting or "not run"), dict(sweep.commits))
             rows += [as_row(outcome, experiment) for outcome in findings.outcomes]
             say(rows[-len(findings.outcomes) :])
     page.write()
@@ -230,7 +233,9 @@ class Setting(NamedTuple):
 
     def __str__(self) -> str:
         name = "quick setting" if self.quick else "full setting"
-        return f"{name}, the first {self.repetitions} repetitions" if self.repetitions else name
+        if self.repetitions is None:
+            return name
+        return f"{name}, {self.repetitions} of its repetitions" if self.repetitions > 1 else f"{name}, once"
 
     def prepare(self, sweep: Sweep) -> None:
         sweep.repetitions, sweep.absent = self.repetitions, 0
@@ -239,21 +244,22 @@ class Setting(NamedTuple):
 
 SETTINGS = tuple(
     Setting(quick, count)
-    for quick, counts in ((False, (None, 5, 4, 3, 2)), (True, (None, 2, 1)))
+    for quick, counts in ((False, (None, 5, 4, 3, 2, 1)), (True, (None, 2, 1)))
     for count in counts
 )
 """The largest first."""
 
 
-def largest_kept(experiment: Experiment, sweep: Sweep) -> Setting:
-    """The largest setting all runs of which are kept."""
+def largest_kept(experiment: Experiment, sweep: Sweep) -> Setting | None:
+    """The largest setting all runs of which are kept; None: there is none."""
     for setting in SETTINGS:
         setting.prepare(sweep)
         with suppress(Exception):  # Judges need not bear runs that are absent.
             experiment.run(setting.quick, sweep)
         if not sweep.absent:
             return setting
-    raise InputError(f"--kept-only: {experiment.id} has neither all its full nor all its quick runs there")
+    sweep.commits.clear()
+    return None
 
 
 @contextmanager

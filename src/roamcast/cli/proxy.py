@@ -8,15 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from roamcast.cli.broker import (
-    Check,
-    ConfigFile,
-    DataFolder,
-    PrintConfig,
-    parse_endpoint,
-    parse_setting,
-    print_usable,
-)
+from roamcast.cli.broker import Check, ConfigFile, DataFolder, PrintConfig
+from roamcast.cli.starting import parse_endpoint, parse_setting, print_usable
 from roamcast.cli.usage import show_examples
 from roamcast.errors import InputError
 

@@ -7,10 +7,7 @@ file, and the reference in the docs, so none of them can fall behind.
 
 from __future__ import annotations
 
-import ast
-import inspect
 import math
-import textwrap
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, NamedTuple
@@ -66,7 +63,13 @@ class Field(NamedTuple):
     """The type as it was written."""
     default: Any
     """`msgspec.NODEFAULT` for a key that must be given."""
-    doc: str
+    owner: type[msgspec.Struct]
+    """The table that the key is in."""
+
+    @property
+    def doc(self) -> str:
+        """What the key is for."""
+        return docs_of(self.owner)[self.attribute]
 
     @property
     def required(self) -> bool:
@@ -140,10 +143,9 @@ class Key(NamedTuple):
 @cache
 def fields_of(kind: type[msgspec.Struct]) -> dict[str, Field]:
     """The keys of a table, by the names that files use."""
-    docs = docs_of(kind)
     return {
         info.encode_name: Field(
-            info.encode_name, info.name, type_info(info.type), info.type, _default_of(info), docs[info.name]
+            info.encode_name, info.name, type_info(info.type), info.type, _default_of(info), kind
         )
         for info in msgspec.structs.fields(kind)
     }
@@ -178,6 +180,11 @@ def docs_of(kind: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def _written_docs(kind: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
+    # Only where they are shown: reading the source takes longer than all other code of a configuration.
+    import ast
+    import inspect
+    import textwrap
+
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
     for above, below in zip(body.body, body.body[1:], strict=False):

@@ -76,8 +76,15 @@ class Census:
         self.queued, self.queued_bytes = sum(queued.values()), self._site.queued_bytes
 
     def _see(self, name: str, is_touched: bool = False) -> None:
-        mqtt = self._site.endpoint.sessions.get(name)
-        known = self._rows.get(name)
+        sessions, known = self._site.endpoint.sessions, self._rows.get(name)
+        if (
+            known is not None
+            and not is_touched
+            and sessions.is_asleep(name)
+            and (known.attached, known.queued) == (False, self._queued.get(name, 0))
+        ):
+            return  # Its client is away, and says nothing.
+        mqtt = sessions.get(name)
         if mqtt is None:
             if known is not None:
                 del self._rows[name]

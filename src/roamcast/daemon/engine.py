@@ -43,7 +43,7 @@ from roamcast.errors import InputError
 from roamcast.mqtt.codec.packets import Auth
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.records import Row
-from roamcast.protocol.snapshot import freeze
+from roamcast.protocol.snapshot import freezing
 from roamcast.storage.journal import Journal, JournalFailed
 
 log = logging.getLogger("roamcast")
@@ -508,7 +508,7 @@ class Engine:
         self._before_snapshot()
         try:
             ticket = journal.begin_snapshot()
-            ticket.write_in_child(lambda: freeze(self.site))
+            ticket.write_in_child(lambda: freezing(self.site))
         except JournalFailed as error:
             self.snapshots["failed"] += 1
             log.warning("no snapshot: %s", error)
@@ -548,7 +548,7 @@ class Engine:
         if self.journal is not None and self.is_promising:
             self._before_snapshot()
             try:
-                self.journal.write_snapshot(freeze(self.site))
+                self.journal.write_snapshot(freezing(self.site))
             except JournalFailed as error:
                 log.warning("%s", error)
 

@@ -85,10 +85,10 @@ class BrokerFigures:
         return found
 
     def subscriptions(self) -> int:
-        return sum(len(one.subscriptions) for one in self.engine.site.endpoint.sessions.values())
+        return self.engine.site.endpoint.sessions.subscription_count
 
     def attached(self) -> int:
-        return sum(bool(one.connection) for one in self.engine.site.endpoint.sessions.values())
+        return sum(bool(one.connection) for one in self.engine.site.endpoint.sessions.awake())
 
     def dropped(self) -> dict[tuple[str, int], int]:
         """By reason and QoS."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import gc
 import logging
+import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,25 +21,35 @@ from roamcast.broker.machine_base import StateDiverged
 from roamcast.broker.making import make_machine
 from roamcast.config.sections import Config
 from roamcast.daemon.failing import cannot_replay, settle
-from roamcast.daemon.following import follow
-from roamcast.daemon.replicating import Replicating, load_state
 from roamcast.daemon.server import Server
 from roamcast.daemon.settings import site_settings
 from roamcast.errors import InputError
 from roamcast.net import logs
-from roamcast.protocol.snapshot import thaw
+from roamcast.protocol.snapshot import thawed, verify_hash
 from roamcast.storage.journal import Journal
 from roamcast.storage.recovery import Recovered, find_recoverable
 from roamcast.storage.restarting import FailStop
 from roamcast.storage.segments import JournalDamaged
+from roamcast.storage.snapshots import Child
 
 if TYPE_CHECKING:
     from roamcast.daemon.event_log import EventLog
+    from roamcast.daemon.replicating import Replicating
 
 log = logging.getLogger("roamcast")
 
 COLLECT_AFTER = 50_000
 """New objects that may hold others, more than were given up, before garbage is looked for."""
+
+M_MMAP_THRESHOLD = -3
+OWN_PAGES_BYTES = 256 << 10
+"""A block of this size, the body of a large message, has pages of its own, which go when it does."""
+
+VERIFIED_HERE_BYTES = 4 << 20
+"""A larger snapshot is verified by another process: it takes as long again as reading it."""
+VERIFY_POLL_S = 0.05
+EXIT_INPUT = 2
+"""As the command line has it: a start with this folder fails until someone does something."""
 
 Warn = Callable[[str], None]
 """Takes a line about a setting that is valid and yet not what one may want."""
@@ -50,6 +64,7 @@ def serve(config: Config, read: Callable[[Warn], Config], warnings: Iterable[str
     def reread() -> Config:
         return read(log.warning)
 
+    _keep_freed_memory_small()
     uvloop.run(_serve(config, reread))
 
 
@@ -68,6 +83,7 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
         snapshot_retry_s=config.journal.snapshot_retry_s,
     )
     events: EventLog | None = None
+    verified: asyncio.Task[None] | None = None
     try:
         if config.events.level != "none":
             # Arrow takes 40 MB and 0.2 s, and a broker without a log has no use for it.
@@ -77,11 +93,16 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
         for note in recovered.notes:
             log.warning("%s", note)
         site = recover(config, recovered, events)
+        if recovered.verifying is not None:
+            verified = asyncio.create_task(_end_if_wrong(recovered.verifying, config.journal_folder))
         if events is not None:
             events.replayed()
         fail_stop.closes = [journal.close] if events is None else [journal.close, events.close]
         replicating: Replicating | None = None
         if config.replication.name:
+            from roamcast.daemon.following import follow
+            from roamcast.daemon.replicating import Replicating, load_state
+
             state = load_state(config, recovered.lost, is_empty=journal.last_sequence == 0)
             take = events.take if events is not None else None
             replicating = Replicating(config, journal, site, state, take, fail_stop.closes)
@@ -93,6 +114,8 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
         _collect_seldom()
         await Server(config, site, journal, reread, fail_stop, events, replicating).run()
     finally:
+        if verified is not None and recovered.verifying is not None and verified.cancel():
+            recovered.verifying.kill()
         journal.close()
         if events is not None:
             events.close()
@@ -118,9 +141,12 @@ def recover(config: Config, recovered: Recovered, events: EventLog | None) -> An
     where = f"journal {config.journal_folder}"
     if recovered.snapshot is not None:
         try:
-            machine = thaw(recovered.snapshot, verify=True)
+            machine, is_comparable = thawed(recovered.snapshot)
+            if is_comparable:
+                _verify(machine, recovered)
         except InputError as error:
             raise InputError(f"{where}: {error}; version {recovered.snapshot_version} wrote it") from None
+        recovered.snapshot = None  # As large as the state itself.
     for number, data in enumerate(recovered.entries, recovered.sequence + 1):
         entry = decode_entry(data)
         if machine is None:
@@ -142,6 +168,45 @@ def recover(config: Config, recovered: Recovered, events: EventLog | None) -> An
     return machine
 
 
+def _verify(machine: AnyMachine | None, recovered: Recovered) -> None:
+    """Compare the state with the one that was frozen: a large one in another process, beside this one."""
+    data = recovered.snapshot or b""
+    if len(data) <= VERIFIED_HERE_BYTES:
+        verify_hash(machine, data)
+    else:
+        recovered.verifying = Child(lambda: verify_hash(machine, data))
+
+
+async def _end_if_wrong(verifying: Child, where: Path) -> None:
+    """End the process if the state is not the one that was frozen: what it promises could be wrong."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(verifying.fileno(), ended.set)
+    await ended.wait()
+    loop.remove_reader(verifying.fileno())
+    while (error := verifying.poll()) is None:
+        await asyncio.sleep(VERIFY_POLL_S)
+    if error:
+        log.critical("journal %s: %s; keep a copy of the folder for a report: the process ends", where, error)
+        os._exit(EXIT_INPUT)
+
+
+def _keep_freed_memory_small() -> None:
+    """Give memory back when it is freed.
+
+    Otherwise the library raises the size from which a block has pages of its own to that of the largest
+    message, and what is freed between blocks that stay is kept.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_PAGES_BYTES)
+
+
+def _trim_memory() -> None:
+    """Give back what starting has freed."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _collect_seldom() -> None:
     """Hardly anything here is garbage in a circle, and looking for it took a quarter of a busy broker's time.
 
@@ -149,4 +214,5 @@ def _collect_seldom() -> None:
     """
     gc.collect()
     gc.freeze()
+    _trim_memory()
     gc.set_threshold(COLLECT_AFTER, 20, 20)

@@ -35,7 +35,6 @@ from roamcast.daemon.gate import Gate
 from roamcast.daemon.health import announcements, fail_stops_of, health, history_of, tree_of
 from roamcast.daemon.http import Answer, HttpServer, Problem, Request, Stream
 from roamcast.daemon.linking import Linking
-from roamcast.daemon.replicating import Replicating, metrics_of
 from roamcast.daemon.reports import Ask
 from roamcast.daemon.trees import Trees
 from roamcast.daemon.watching import Watching
@@ -49,6 +48,7 @@ from roamcast.storage.kept_out import KeptOut
 if TYPE_CHECKING:
     from roamcast.daemon.event_log import EventLog
     from roamcast.daemon.metrics import Metrics
+    from roamcast.daemon.replicating import Replicating
 
 log = logging.getLogger("roamcast")
 
@@ -168,6 +168,8 @@ class Operations:
         page, replicating = self._metrics.page(), self._server.replicating
         if replicating is None:
             return page
+        from roamcast.daemon.replicating import metrics_of
+
         return page._replace(body=page.body + metrics_of(replicating).encode())
 
     @cached_property

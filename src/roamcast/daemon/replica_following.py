@@ -16,7 +16,7 @@ from roamcast.config.addresses import split_endpoint
 from roamcast.net.complaints import Complaints
 from roamcast.net.handshake import Ended, LinkRefusal
 from roamcast.net.replica_stream import ReplicaStream
-from roamcast.protocol.snapshot import freeze
+from roamcast.protocol.snapshot import freezing
 from roamcast.replication.messages import (
     Acknowledged,
     AnyMessage,
@@ -178,7 +178,7 @@ class Following:
         if journal.wants_snapshot and self._host.site is not None:
             site = self._host.site
             with suppress(JournalFailed):
-                journal.begin_snapshot().write_in_child(lambda: freeze(site))
+                journal.begin_snapshot().write_in_child(lambda: freezing(site))
         journal.poll_snapshot()
 
     def _on_released(self, released: Released) -> None:

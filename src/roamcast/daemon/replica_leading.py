@@ -140,7 +140,7 @@ class Leading:
                 Welcome(self._host.replica.epoch, self._host.replica.terms.terms, head.sequence, len(data))
             )
             for start in range(0, len(data), PART_BYTES):
-                stream.send(SnapshotPart(data[start : start + PART_BYTES]))
+                stream.send(SnapshotPart(bytes(data[start : start + PART_BYTES])))
         self._waiting.clear()
 
     def drop(self, name: str) -> None:

@@ -39,7 +39,6 @@ from roamcast.daemon.failing import restarting
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
 from roamcast.daemon.pressure import held_bytes
-from roamcast.daemon.replicating import Replicating
 from roamcast.daemon.settings import read_model, site_settings
 from roamcast.daemon.trees import Trees
 from roamcast.errors import InputError, cannot_listen
@@ -74,6 +73,7 @@ from roamcast.storage.restarting import FailStop
 
 if TYPE_CHECKING:
     from roamcast.daemon.event_log import EventLog
+    from roamcast.daemon.replicating import Replicating
 
 log = logging.getLogger("roamcast")
 
@@ -167,7 +167,7 @@ class Server:
         self._log_history()
         self.engine.push(Started(site_settings(self.config), secrets.randbits(START_BITS) + 1))
         self.engine.push(RulesChanged(self.config.access_rules))
-        owners = dict.fromkeys(session.owner for session in self.site.endpoint.sessions.values())
+        owners = dict.fromkeys(owner for _, owner in self.site.endpoint.sessions.owners())
         self._revoke(self._admission.unknown(list(owners)), {})
         self.engine.turn()
         if self.replicating is not None:

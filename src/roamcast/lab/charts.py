@@ -129,6 +129,22 @@ def curves(curves: Mapping[str, Curve], pens: Mapping[str, Pen], scale: float = 
     return draw
 
 
+def with_printed(draw: Drawing, pens: Mapping[str, Pen], printed: Mapping[str, Mapping[int, float]],
+                 label: str = "printed") -> Drawing:  # fmt: skip
+    """A drawing, and dotted what a document prints for each pen: x to y."""
+
+    def drawn(axes: Axes) -> None:
+        draw(axes)
+        for name, points in printed.items():
+            pen = pens[name]
+            axes.plot(
+                list(points), list(points.values()), color=pen.colour, marker=pen.marker, linestyle=":",
+                markerfacecolor="white", linewidth=1.2, label=f"{pen.label}, {label}",
+            )  # fmt: skip
+
+    return drawn
+
+
 Interval = tuple[float, float, float]
 """Height of a bar, and the bounds of its interval."""
 

@@ -26,7 +26,7 @@ FIGURES_MAX = 40
 """Measured values that a claim shows on the page."""
 ROWS_MAX = 150
 """Rows of a table that is written beside the page; tables of single runs have more."""
-DOTS_PER_INCH = 90
+DOTS_PER_INCH = 100
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Part:
     @property
     def origin(self) -> str:
         made = sum(self.commits.values())
+        if not made and self.setting == "not run":
+            return self.setting
         if not made:
             return f"{self.setting}, computed when the page was made"
         return f"{self.setting}, {made:,} runs made by commit {', '.join(sorted(self.commits))}"
@@ -63,9 +65,7 @@ class ClaimsPage:
         try:
             folder.mkdir(exist_ok=True)
             for name, draw in findings.figures.items():
-                figure = drawn(draw)
-                figure.set_dpi(DOTS_PER_INCH)
-                shrink(save_png(figure, folder / file_of(experiment, name)))
+                shrink(save_png(drawn(draw), folder / file_of(experiment, name), DOTS_PER_INCH))
             for name in tables_of(findings):
                 write_csv(folder / file_of(experiment, name), findings.tables[name])
         except OSError as error:

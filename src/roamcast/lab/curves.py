@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,11 @@ class Curve:
     def growth(self) -> float:
         """From the first point to the last."""
         return self.means[-1] - self.means[0]
+
+    def falls(self, level: float = 0.0) -> bool:
+        """Whether the curve ends lower than it begins, and never rises by more than `level`."""
+        steps = itertools.pairwise(self.means)
+        return self.growth < 0 and all(after <= before + level for before, after in steps)
 
     @property
     def spread(self) -> float:

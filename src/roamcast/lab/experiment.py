@@ -83,13 +83,18 @@ class Outcome:
         return {True: "holds", False: "does not hold", None: "open"}[self.holds]
 
 
-def in_settings(outcomes: Mapping[str, Outcome]) -> Outcome:
-    """One claim judged in several settings. It is the document's: its own setting, the first, decides."""
+def in_settings(outcomes: Mapping[str, Outcome], why: str = "") -> Outcome:
+    """One claim judged in several settings. It is the document's: its own setting, the first, decides.
+
+    `why` says what decides where it does not hold in one of them.
+    """
     first = next(iter(outcomes.values()))
     notes = [
         f"setting {name}: {one.verdict}" + (f", {one.note}" if one.note else "")
         for name, one in outcomes.items()
     ]
+    if why and any(one.holds is not True for one in outcomes.values()):
+        notes.append(why)
     return replace(
         first,
         figures={f"setting {name}": one.figures for name, one in outcomes.items()},

@@ -334,7 +334,7 @@ DESCRIBED = {"nested": "ranges within ranges", "ranges": "they overlap", "groups
 
 WHY_MERGING_COSTS_MORE = (
     "a merged filter changes with each of its parts and is then said anew, where an equal filter of someone "
-    "else leaves identity and covering nothing to say"
+    "else leaves identity and covering nothing to say; merging that takes it back later turns that (R20)"
 )
 
 

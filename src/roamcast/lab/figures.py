@@ -180,8 +180,8 @@ def save(figure: Figure, path: Path) -> list[Path]:
     return files
 
 
-def save_png(figure: Figure, path: Path) -> Path:
+def save_png(figure: Figure, path: Path, dots_per_inch: float | None = None) -> Path:
     file = path.with_suffix(".png")
     with mpl.rc_context(STYLE):
-        figure.savefig(file, metadata={"Software": None})
+        figure.savefig(file, metadata={"Software": None}, dpi=dots_per_inch or "figure")
     return file

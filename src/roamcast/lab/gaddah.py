@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator
 
-from roamcast.lab.charts import Chart, Panel, Pen, bars, curves, in_words, named
+from roamcast.lab.charts import Chart, Panel, Pen, bars, curves, in_words, named, with_printed
 from roamcast.lab.curves import Curve, Curves, means_of
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, in_settings, register
 from roamcast.lab.figures import ARRIVED, LOST, QUIET
@@ -96,9 +96,9 @@ def is_order(curves: ByProtocol, names: Sequence[str], xs: Sequence[float]) -> b
     )
 
 
-def in_both(judge: Callable[[Sequence[Row]], Outcome], rows: Sequence[Row]) -> Outcome:
+def in_both(judge: Callable[[Sequence[Row]], Outcome], rows: Sequence[Row], why: str = "") -> Outcome:
     """A claim judged in both settings."""
-    return in_settings({name: judge(where(rows, setting=name)) for name in SETTINGS})
+    return in_settings({name: judge(where(rows, setting=name)) for name in SETTINGS}, why)
 
 
 def missing(rows: Sequence[Row]) -> str:
@@ -292,7 +292,12 @@ def population(quick: bool, sweep: Sweep) -> Findings:
                               ("processing_ms", "processing of a message, ms"))
     ]  # fmt: skip
     return Findings(
-        [in_both(judge, rows) for judge in (judge_g7, judge_g8, judge_g9, judge_g10)],
+        [
+            in_both(judge_g7, rows),
+            in_both(judge_g8, rows, WHY_LOSS),
+            in_both(judge_g9, rows),
+            in_both(judge_g10, rows, WHY_THROUGHPUT),
+        ],
         {
             **{name: beside_printed(rows, y) for name, (_, y) in TABLES.items()},
             "fig5_1_latency": [
@@ -351,7 +356,7 @@ def table_chart(title: str, rows: Sequence[Row], y: str) -> Chart:
     panels: list[Panel] = []
     for movement, setting in itertools.product(PRINTED[y], SETTINGS):
         one = panel(where(rows, setting=setting), "subscribers", y, movement=movement, has_legend=not panels)
-        draw = _with_printed(one.draw, PRINTED[y][movement])
+        draw = with_printed(one.draw, PENS, PRINTED[y][movement])
         one = replace(one, draw=draw, title=f"{movement}, setting {setting}", room=one.room and 1.25)
         if y == "handoff_mean_s":
             one = replace(
@@ -361,20 +366,6 @@ def table_chart(title: str, rows: Sequence[Row], y: str) -> Chart:
         panels.append(one)
     made = chart(title, "solid: measured here; dotted: printed in the thesis", rows, *panels)
     return replace(made, columns=2, size=(11.0, 4.1 * len(PRINTED[y]) + 0.7))
-
-
-def _with_printed(
-    draw: Callable[[Axes], None], printed: Mapping[str, Mapping[int, float]]
-) -> Callable[[Axes], None]:
-    def drawn(axes: Axes) -> None:
-        draw(axes)
-        for name, pen in PENS.items():
-            axes.plot(
-                list(printed[name]), list(printed[name].values()), color=pen.colour, marker=pen.marker,
-                linestyle=":", markerfacecolor="white", linewidth=1.2, label=f"{pen.label}, printed",
-            )  # fmt: skip
-
-    return drawn
 
 
 def _logarithmic(draw: Callable[[Axes], None]) -> Callable[[Axes], None]:
@@ -461,7 +452,7 @@ def judge_g8(rows: Sequence[Row]) -> Outcome:
         if len(curves[PROACTIVE].xs) > 1:
             parts[f"{movement}: pro-active's does not fall"] = curves[PROACTIVE].growth < 0
     figures["away, % of the time"] = round(100 * away_share(), 1)
-    return G8.judge(parts, figures, why=WHY_LOSS)
+    return G8.judge(parts, figures)
 
 
 def away_share() -> float:
@@ -470,9 +461,11 @@ def away_share() -> float:
 
 
 WHY_LOSS = (
-    "reactive stores only for its own clients that are away, a part of what the others store, and "
-    "transfers over links that lose nothing: its buffers hardly overflow; the more clients pro-active "
-    "stores for, the more of all that is published its buffers hold, until they hold everything"
+    "whether reactive stores a message once, as in our setting, or a copy for each subscriber, as in the "
+    "thesis's, decides its place: once, its buffers hardly overflow; in copies, it loses more the more "
+    "subscribers there are. Pro-active stores, once, at all neighbours of an absent subscriber: nearly all "
+    "that is published; where publishing is faster than under durable (G10), 1 MB holds fewer seconds of it. "
+    "Larger buffers change that (G11)"
 )
 
 
@@ -537,13 +530,14 @@ def judge_g10(rows: Sequence[Row]) -> Outcome:
         movement: round(fmean(of_it.values()), 1) for movement, of_it in loads.items()
     }
     figures["correlation with the number of neighbours"] = round(follows, 3)
-    return G10.judge(parts, figures, why=WHY_THROUGHPUT)
+    return G10.judge(parts, figures)
 
 
 WHY_THROUGHPUT = (
-    "the publisher is held up by its own broker alone, so the three differ by little: by what they lose, "
-    "and by how much mobility loads that broker, reactive's transfers most; to tell five neighbours instead "
-    "of two or three costs pro-active hardly any load"
+    "what the publisher waits for decides: in our setting its own broker alone, so that the three differ by "
+    "little; in the thesis's all brokers, each of which works on every entry of a queue, so that durable, "
+    "which stores for everybody everywhere, slows it down most. With few subscribers no broker is busy in "
+    "either; and telling five neighbours instead of two or three costs pro-active hardly any load"
 )
 
 
@@ -575,7 +569,7 @@ def buffers(quick: bool, sweep: Sweep) -> Findings:
     size = size_of(quick)
     rows = sweep.run(simulate, [job for mb in size.buffers_mb for job in size.jobs(buffer_mb=mb)])
     return Findings(
-        [in_both(judge_g11, rows)],
+        [in_both(judge_g11, rows, WHY_BUFFERS)],
         {"buffer_runs": rows},
         {"fig5_4_buffers": sweep_chart(", figure 5.4", rows, "buffer_mb")},
     )
@@ -586,7 +580,7 @@ def judge_g11(rows: Sequence[Row]) -> Outcome:
         return G11.open(note)
     loss, duplicates = (over(rows, "buffer_mb", y) for y in ("loss_percent", "duplicate_percent"))
     spread = max(loss[PROACTIVE].means) - min(loss[PROACTIVE].means)
-    parts = {f"{name}'s loss does not fall": falls(loss[name]) for name in (REACTIVE, DURABLE)}
+    parts = {f"{name}'s loss does not fall": loss[name].falls() for name in (REACTIVE, DURABLE)}
     parts |= {
         f"{name}'s duplicates do not grow": duplicates[name].means[-1]
         >= GROWS_MIN * duplicates[name].means[0]
@@ -599,18 +593,13 @@ def judge_g11(rows: Sequence[Row]) -> Outcome:
         "loss_percent": means_of(loss),
         "duplicate_percent": means_of(duplicates),
     }
-    return G11.judge(parts, figures, why=WHY_BUFFERS)
+    return G11.judge(parts, figures)
 
 
 WHY_BUFFERS = (
     "pro-active loses little at 1 MB and nothing where the buffer holds what is published in a long absence; "
     "reactive's duplicates are published within a propagation delay of a move-in, whatever the buffer holds"
 )
-
-
-def falls(curve: Curve) -> bool:
-    """Whether a curve ends lower than it begins, and never rises."""
-    return curve.growth < 0 and all(after <= before for before, after in itertools.pairwise(curve.means))
 
 
 # --- figure 5.5: how long disconnected ---
@@ -629,7 +618,7 @@ def disconnection(quick: bool, sweep: Sweep) -> Findings:
     size = size_of(quick)
     rows = sweep.run(simulate, [job for s in (12.0, 24.0) for job in size.jobs(disconnect_s=s)])
     return Findings(
-        [in_both(judge_g12, rows)],
+        [in_both(judge_g12, rows, WHY_STEEP)],
         {"disconnection_runs": rows},
         {"fig5_5_disconnection": sweep_chart(", figure 5.5", rows, "disconnect_s")},
     )
@@ -652,7 +641,7 @@ def judge_g12(rows: Sequence[Row]) -> Outcome:
         "factor": {name: show(factor) for name, factor in factors.items()},
         "about three": f"{low:g} to {high:g}",
     }
-    return G12.judge(parts, figures, why=WHY_STEEP)
+    return G12.judge(parts, figures)
 
 
 WHY_STEEP = (
@@ -714,15 +703,14 @@ def sweeps(quick: bool, sweep: Sweep) -> Findings:
     sweep.run(simulate, [*itertools.chain(*jobs.values()), *crowds])
     rows = {x: sweep.run(simulate, of_it) for x, of_it in jobs.items()}
     population_rows = sweep.run(simulate, crowds)
-    outcome = in_settings(
-        {
-            name: judge_g15(
-                where(population_rows, setting=name),
-                {x: where(of_it, setting=name) for x, of_it in rows.items()},
-            )
-            for name in SETTINGS
-        }
-    )
+    verdicts = {
+        name: judge_g15(
+            where(population_rows, setting=name),
+            {x: where(of_it, setting=name) for x, of_it in rows.items()},
+        )
+        for name in SETTINGS
+    }
+    outcome = in_settings(verdicts, WHY_SWEEPS)
     return Findings(
         [outcome],
         {f"{SWEEPS[x][0]}_runs": of_it for x, of_it in rows.items()},
@@ -754,7 +742,7 @@ def judge_g15(population_rows: Sequence[Row], rows: Mapping[str, Sequence[Row]])
             figures[f"{y} over {x}"] = {**orders, **means_of(curves)}
             if x in SAID_OF:
                 parts[f"{y} over {x} is otherwise"] = is_order(curves, said, curves[PROACTIVE].xs)
-    return G15.judge(parts, figures, why=WHY_SWEEPS)
+    return G15.judge(parts, figures)
 
 
 WHY_SWEEPS = (

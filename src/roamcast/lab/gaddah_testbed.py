@@ -94,7 +94,7 @@ class Costs:
 
     message_bytes: int = 2_000
     entry_s: float = 0.0
-    """Work on a notification for each subscriber's queue that it enters."""
+    """Work on a notification for each subscriber for whom it is stored, because it cannot be sent at once."""
     transfer_s: float = 0.0
     """Work on a notification that is handed over, besides receiving it."""
     is_shared: bool = False

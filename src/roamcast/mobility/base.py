@@ -274,6 +274,9 @@ class MobilityProtocol:
     """Whether a session that was on its way to a broker which is gone can go on at another one."""
     follows_routes: ClassVar[bool] = False
     """Whether a session is sought along its trail first, and not at the broker that the client names."""
+    keeps_sessions: ClassVar[bool] = True
+    """Whether it keeps the session of a client that is away, and not only the client's name. If not, such
+    sessions are kept as bytes."""
     own_state: ClassVar[bool] = True
     """Whether it works with filters on the client's own state: only if the broker that holds the session
     is where notifications for the client are matched, except during a handoff."""

@@ -239,6 +239,7 @@ class MultiHopHandoff(MobilityProtocol):
     takes_back = True
     summary = "exactly once and in order; subscriptions migrate hop by hop, stored notifications are pulled"
     promise = Promise(lost=frozenset({"overflow"}))
+    keeps_sessions = False
 
     __state__ = State("multi-hop-handoff", saved=("holds", "passes", "segments"))
 

@@ -198,6 +198,7 @@ class Replica:
 
 class Roam(MultiHopHandoff):
     name = "roam"
+    keeps_sessions = True
     summary = "exactly once and in order; served at once where the client was expected, elsewhere by hops"
     draws_copies = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 import msgspec
 
@@ -78,6 +79,14 @@ class Buffer:
         self._tidy_at = max(ARRIVALS_KEPT_MIN, 2 * len(self._arrivals))
 
 
+_NOTHING: deque[Burst] = deque(maxlen=0)
+"""What waits in a queue where nothing does: a deque of its own takes 700 bytes, and most queues are empty."""
+
+
+def _lift_1(fields: dict[str, Any]) -> None:
+    fields["backlog"] = fields.pop("waiting")
+
+
 class DeliveryQueue:
     """A FIFO of bursts towards one client, with the sequence numbers of the access link.
 
@@ -90,7 +99,16 @@ class DeliveryQueue:
         "sent", "size_bytes", "stream", "waiting",
     )  # fmt: skip
 
-    __state__ = State("delivery-queue", derived=("in_flight_bytes",))
+    __state__ = State(
+        "delivery-queue",
+        2,
+        saved=(
+            "_buffer", "_limited", "_limits", "appended", "backlog", "base", "in_flight", "popped", "sent",
+            "size_bytes", "stream",
+        ),
+        derived=("in_flight_bytes", "waiting"),
+        lifts={1: _lift_1},
+    )  # fmt: skip
 
     def __init__(self, stream: str, base: int = 0, buffer: Buffer | None = None) -> None:
         self.stream = stream
@@ -99,7 +117,7 @@ class DeliveryQueue:
         """The highest sequence sent."""
         self.in_flight: list[Burst] = []
         """Sent and not acknowledged. A window is short: an empty deque takes 600 bytes more."""
-        self.waiting: deque[Burst] = deque()
+        self.waiting = _NOTHING
         self.appended = 0
         self.popped = 0
         """Notifications that came at the end and left at the front, ever: positions within the queue."""
@@ -112,7 +130,17 @@ class DeliveryQueue:
 
     def _restore(self) -> None:
         self.in_flight = list(self.in_flight)  # A deque in older snapshots.
+        self.waiting = deque(self.waiting) if self.waiting else _NOTHING
         self.in_flight_bytes = sum(burst.held for burst in self.in_flight)
+
+    @property
+    def backlog(self) -> list[Burst] | None:
+        """What waits, as a snapshot holds it."""
+        return list(self.waiting) if self.waiting else None
+
+    @backlog.setter
+    def backlog(self, bursts: Any) -> None:
+        self.waiting = bursts  # `_restore` makes a deque of it when it has been filled.
 
     def __len__(self) -> int:
         """Notifications held."""
@@ -139,7 +167,10 @@ class DeliveryQueue:
 
     def append(self, burst: Burst) -> Sequence[tuple[DeliveryQueue, Burst]]:
         """Add at the end; return what had to be given up for it, here or in another queue."""
-        self.waiting.append(burst)
+        if self.waiting:
+            self.waiting.append(burst)
+        else:
+            self.waiting = deque((burst,))
         self.appended += burst.count
         limits = self._limits
         if limits is not None:
@@ -220,6 +251,8 @@ class DeliveryQueue:
             taken.append((self.sent + 1, burst))
             self.sent += burst.count
             room -= burst.count
+        if not self.waiting:
+            self.waiting = _NOTHING
         return taken
 
     def up_to(self, sequence: int) -> Iterator[Burst]:
@@ -270,7 +303,8 @@ class DeliveryQueue:
         """The client attached anew, having received this: send the rest again."""
         if received > self.base:
             self.acknowledge(received)
-        self.waiting.extendleft(reversed(self.in_flight))
+        if self.in_flight:
+            self.waiting = deque((*self.in_flight, *self.waiting))
         self.in_flight.clear()
         self.in_flight_bytes = 0
         self.sent = self.base
@@ -284,7 +318,7 @@ class DeliveryQueue:
         # All at once: adding up what each takes would take as long as reading them.
         self.popped, self.size_bytes, self.in_flight_bytes = self.appended, 0, 0
         self.in_flight.clear()
-        self.waiting.clear()
+        self.waiting = _NOTHING
         self.sent = self.base
         return bursts
 

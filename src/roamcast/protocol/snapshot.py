@@ -30,15 +30,39 @@ from typing import Any
 import msgspec
 
 from roamcast.errors import InputError
-from roamcast.protocol.snapshot_form import FORMAT, STATE_CLASSES, Catalogue, Kind, SnapshotForm
+from roamcast.protocol.snapshot_form import (
+    CHUNK_ITEMS,
+    FORMAT_2,
+    LISTS,
+    MAGIC,
+    STATE_CLASSES,
+    Catalogue,
+    Kind,
+    SnapshotForm,
+)
 from roamcast.protocol.snapshot_reader import SnapshotReader
 from roamcast.protocol.snapshot_writer import SnapshotWriter, Unwritable
 
 CHECKSUM_BYTES = 4
 HASH_BYTES = 16
+CHUNK_HEAD_BYTES = 5
+CHUNK_BYTES = 1 << 20
+"""About as much as is encoded at a time."""
 
-_decode = msgspec.msgpack.Decoder(tuple[int, int, bytes, bytes]).decode
+ROOT, HASHED, REST, END = range(4)
+"""What a chunk holds: the number of the root, a part of what is hashed, a part of the rest; or nothing."""
+
+Bytes = bytes | memoryview
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_2 = msgspec.msgpack.Decoder(tuple[int, int, bytes, bytes]).decode
 _decode_form = msgspec.msgpack.Decoder(SnapshotForm).decode
+_decode_root = msgspec.msgpack.Decoder(int).decode
+_decoders = [msgspec.msgpack.Decoder(kind) for kind in LISTS.values()]
+
+
+class NotOpened(InputError):
+    """The bytes are damaged, or of no format that this code reads."""
 
 
 class CannotFreeze(Exception):
@@ -47,65 +71,168 @@ class CannotFreeze(Exception):
 
 def freeze(root: object, catalogue: Catalogue = STATE_CLASSES) -> bytes:
     """The bytes of a state; CannotFreeze says what in it cannot be written."""
+    return b"".join(freezing(root, catalogue))
+
+
+def freezing(root: object, catalogue: Catalogue = STATE_CLASSES) -> Iterator[bytes]:
+    """The same in pieces, which are small unless a single value is large. The state may not change meanwhile.
+
+    A chunk is its length, what it holds, and its content. The last one is followed by a checksum.
+    """
+    yield MAGIC
+    checksum = zlib.crc32(MAGIC)
+    for kind, content in _chunks(root, catalogue):
+        head = len(content).to_bytes(CHUNK_HEAD_BYTES - 1, "big") + bytes((kind,))
+        checksum = zlib.crc32(content, zlib.crc32(head, checksum))
+        yield head
+        yield content
+    end = bytes((0, 0, 0, 0, END))
+    yield end + zlib.crc32(end, checksum).to_bytes(CHECKSUM_BYTES, "big")
+
+
+def _chunks(root: object, catalogue: Catalogue) -> Iterator[tuple[int, bytes]]:
     writer = SnapshotWriter(catalogue)
     try:
         number, form = writer.write_hashed(root)
-        hashed, rest = msgspec.msgpack.encode(form), msgspec.msgpack.encode(writer.write_rest())
+        yield from ((HASHED, content) for content in _parts_of_form(form))
+        yield from ((REST, content) for content in _parts_of_form(writer.write_rest()))
+        yield ROOT, _encode(number)
     except Exception as error:
         raise _explained(root, error, catalogue) from None
-    encoded = msgspec.msgpack.encode((FORMAT, number, hashed, rest))
-    return zlib.crc32(encoded).to_bytes(CHECKSUM_BYTES, "big") + encoded
+
+
+def _parts_of_form(form: SnapshotForm) -> Iterator[bytes]:
+    """Slices of its lists, each behind the number of the list. Equal forms are cut alike."""
+    for number, name in enumerate(LISTS):
+        values, start = getattr(form, name), 0
+        while start < len(values):
+            end = min(start + CHUNK_ITEMS, len(values))
+            if name in ("blobs", "texts", "bursts"):
+                end = _end_of_chunk(values, start, end)
+            yield bytes((number,)) + _encode(values[start:end])
+            start = end
+
+
+def _end_of_chunk(values: list[Any], start: int, end: int) -> int:
+    """Where a slice ends that begins here: before it becomes large, or behind one value."""
+    size = 0
+    for place in range(start, end):
+        value = values[place]
+        size += len(value) if isinstance(value, bytes | str) else value.size
+        if size > CHUNK_BYTES and place > start:
+            return place
+    return end
 
 
 def state_hash(root: object, catalogue: Catalogue = STATE_CLASSES) -> str:
     """The hash of a state, equal wherever the same state is."""
+    digest = hashlib.blake2b(digest_size=HASH_BYTES)
     try:
-        _, form = SnapshotWriter(catalogue).write_hashed(root)
-        return _hash(msgspec.msgpack.encode(form))
+        for content in _parts_of_form(SnapshotWriter(catalogue).write_hashed(root)[1]):
+            digest.update(content)
     except Exception as error:
         raise _explained(root, error, catalogue) from None
+    return digest.hexdigest()
 
 
-def hash_of(data: bytes) -> str:
+def hash_of(data: Bytes) -> str:
     """The hash of the state behind the bytes, without thawing it."""
-    return _hash(opened(data)[1])
+    digest = hashlib.blake2b(digest_size=HASH_BYTES)
+    if not _is_whole(data):
+        digest.update(_opened_2(data)[1])
+    else:
+        for kind, content in _read_chunks(data):
+            if kind == HASHED:
+                digest.update(content)
+    return digest.hexdigest()
 
 
-def thaw(data: bytes, catalogue: Catalogue = STATE_CLASSES, *, verify: bool = False) -> Any:
+def thaw(data: Bytes, catalogue: Catalogue = STATE_CLASSES, *, verify: bool = False) -> Any:
     """The state behind the bytes; InputError if they are not what `freeze` gave.
 
     `verify` compares the hash of what was thawed with that of what was frozen, unless an older version
     wrote it, whose fields were lifted.
     """
-    root, hashed, rest = opened(data)
+    found, is_comparable = thawed(data, catalogue)
+    if verify and is_comparable:
+        verify_hash(found, data, catalogue)
+    return found
+
+
+def verify_hash(found: object, data: Bytes, catalogue: Catalogue = STATE_CLASSES) -> None:
+    """Compare the hash of what was thawed with that of what was frozen; InputError if they differ."""
+    hashes = state_hash(found, catalogue), hash_of(data)
+    if hashes[0] != hashes[1]:
+        raise _unusable(data, f"its state hash is {hashes[0]}, not {hashes[1]}")
+
+
+def thawed(data: Bytes, catalogue: Catalogue = STATE_CLASSES) -> tuple[Any, bool]:
+    """The state behind the bytes, and whether its hash can be compared: no older version wrote it."""
     try:
-        reader = SnapshotReader(_decode_form(hashed), _decode_form(rest), catalogue)
-        found = reader.read(root)
-        if verify and not reader.is_lifted and state_hash(found, catalogue) != _hash(hashed):
-            raise InputError(f"its state hash is {state_hash(found, catalogue)}, not {_hash(hashed)}")
-        return found
+        root, form = read_form(data)
+        reader = SnapshotReader(form, catalogue)
+        return reader.read(root), not reader.is_lifted and _is_whole(data)
+    except NotOpened:
+        raise
     except Exception as error:
         # Whole, but from a version whose classes were other ones, or from nobody of ours.
-        said = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-        text = " ".join(said.split())
-        raise InputError(f"snapshot of {len(data)} bytes: cannot be restored ({text})") from None
+        why = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        raise _unusable(data, why) from None
 
 
-def _hash(encoded: bytes) -> str:
-    return hashlib.blake2b(encoded, digest_size=HASH_BYTES).hexdigest()
+def _unusable(data: Bytes, why: str) -> InputError:
+    return InputError(f"snapshot of {len(data)} bytes: cannot be restored ({' '.join(why.split())})")
 
 
-def opened(data: bytes) -> tuple[int, bytes, bytes]:
-    """The number of the root, the hashed part and the rest."""
+def _is_whole(data: Bytes) -> bool:
+    """Whether it is of the format that is written now, and not damaged."""
+    if bytes(data[: len(MAGIC)]) != MAGIC:
+        return False
+    behind = len(data) - CHECKSUM_BYTES
+    return zlib.crc32(data[:behind]) == int.from_bytes(data[behind:], "big")
+
+
+def _read_chunks(data: Bytes) -> Iterator[tuple[int, memoryview]]:
+    view, at = memoryview(data), len(MAGIC)
+    while True:
+        length, kind = int.from_bytes(view[at : at + CHUNK_HEAD_BYTES - 1], "big"), view[at + 4]
+        if kind == END:
+            return
+        at += CHUNK_HEAD_BYTES
+        yield kind, view[at : at + length]
+        at += length
+
+
+def read_form(data: Bytes) -> tuple[int, SnapshotForm]:
+    """The number of the root, and everything else."""
+    if not _is_whole(data):
+        return _read_form_2(*_opened_2(data))
+    root = 0
+    lists: list[Any] = [[] for _ in LISTS]
+    for kind, content in _read_chunks(data):
+        if kind == ROOT:
+            root = _decode_root(content)
+        else:
+            lists[content[0]] += _decoders[content[0]].decode(content[1:])
+    return root, SnapshotForm(*lists)
+
+
+def _read_form_2(root: int, hashed: bytes, rest: bytes) -> tuple[int, SnapshotForm]:
+    both = [msgspec.structs.astuple(_decode_form(part)) for part in (hashed, rest)]
+    return root, SnapshotForm(*(one + other for one, other in zip(*both, strict=True)))
+
+
+def _opened_2(data: Bytes) -> tuple[int, bytes, bytes]:
+    """Of a snapshot of format 2: the number of the root, the hashed part and the rest."""
     encoded = memoryview(data)[CHECKSUM_BYTES:]
     if not encoded or zlib.crc32(encoded) != int.from_bytes(data[:CHECKSUM_BYTES], "big"):
-        raise InputError(f"snapshot of {len(data)} bytes: damaged or cut off, its checksum is wrong")
+        raise NotOpened(f"snapshot of {len(data)} bytes: damaged or cut off, its checksum is wrong")
     try:
-        format, root, hashed, rest = _decode(encoded)
+        format, root, hashed, rest = _decode_2(encoded)
     except msgspec.MsgspecError:
-        raise InputError(f"snapshot of {len(data)} bytes: not of format {FORMAT}") from None
-    if format != FORMAT:
-        raise InputError(f"snapshot of {len(data)} bytes: format {format}; this code reads {FORMAT}")
+        raise NotOpened(f"snapshot of {len(data)} bytes: of no format that this code reads") from None
+    if format != FORMAT_2:
+        raise NotOpened(f"snapshot of {len(data)} bytes: format {format}; this code reads {FORMAT_2}")
     return root, hashed, rest
 
 

@@ -9,14 +9,20 @@ from collections.abc import Iterator
 from enum import Enum, IntEnum
 from inspect import get_annotations
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
 from roamcast.errors import InputError
+from roamcast.protocol.notification import Burst
 from roamcast.state import State
 
-FORMAT = 2
+MAGIC = b"roamcast state 3"
+"""Begins what is written."""
+FORMAT_2 = 2
+"""The format of 0.2.0, which is still read."""
+CHUNK_ITEMS = 65_536
+"""How many values of one list are encoded together, at most."""
 
 FIRST_NUMBER = 4
 """Behind None, True and False; nothing has number 0."""
@@ -56,6 +62,8 @@ class Kind(IntEnum):
     COUNTER = 18
     DEFAULTDICT = 19
     ORDERED_DICT = 20
+    BURST = 21
+    """One that is small; its parts have no numbers. Made at once, as those before `STRUCT`."""
 
 
 class Shape(msgspec.Struct, array_like=True):
@@ -71,7 +79,7 @@ class Shape(msgspec.Struct, array_like=True):
 class SnapshotForm(msgspec.Struct, array_like=True):
     """One part of a snapshot: first everything that is hashed, then the rest. A reference is a number."""
 
-    order: bytes
+    order: bytes | list[int]
     """The kind of each value, in the order of their numbers."""
     texts: list[str]
     blobs: list[bytes]
@@ -90,6 +98,12 @@ class SnapshotForm(msgspec.Struct, array_like=True):
     """A dict, its length, references of the keys, references of the values."""
     sets: list[int]
     """A set, its length, references."""
+    bursts: list[Burst] = []
+    """As links carry them."""
+
+
+LISTS: dict[str, Any] = get_type_hints(SnapshotForm)
+"""The lists of a form, and what is in them."""
 
 
 class Fields(NamedTuple):

@@ -90,9 +90,9 @@ def _giving(value: Any) -> Callable[[], Any]:
 class SnapshotReader:
     """Makes every value in the order of its number, then fills those that can be filled."""
 
-    def __init__(self, hashed: SnapshotForm, rest: SnapshotForm, catalogue: Catalogue) -> None:
-        both = msgspec.structs.astuple(hashed), msgspec.structs.astuple(rest)
-        self._state = state = SnapshotForm(*(one + other for one, other in zip(*both, strict=True)))
+    def __init__(self, state: SnapshotForm, catalogue: Catalogue) -> None:
+        """`state` is both parts of a snapshot, the one behind the other."""
+        self._state = state
         self._values: list[Any] = [None, None, True, False]
         self._building = iter(state.building)
         self._classes = [_Class(shape, catalogue.named(shape.name)) for shape in state.shapes]
@@ -141,6 +141,7 @@ class SnapshotReader:
             Kind.COUNTER: Counter,
             Kind.DEFAULTDICT: lambda: defaultdict(FACTORIES[self._part()]),
             Kind.ORDERED_DICT: OrderedDict,
+            Kind.BURST: iter(state.bursts).__next__,
         }
         return [makers[kind] for kind in sorted(makers)]
 

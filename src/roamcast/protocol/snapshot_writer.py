@@ -10,6 +10,7 @@ from typing import Any
 
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
+from roamcast.protocol.notification import Burst
 from roamcast.protocol.snapshot_form import (
     FACTORIES,
     FIRST_NUMBER,
@@ -23,8 +24,8 @@ from roamcast.protocol.snapshot_form import (
     is_compiled,
 )
 
-UNBOXED = (int, float, tuple)
-"""What compiled objects hold in another form than Python does."""
+BURST_BYTES_MAX = 1024
+"""Larger bursts are written part by part, so that a body in several of them is written once."""
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 
 
@@ -59,6 +60,9 @@ class SnapshotWriter:
         self._blobs: dict[bytes, int] = {}
         self._ints: dict[int, int] = {}
         self._floats: dict[float | str, int] = {}
+        self._bursts: dict[Burst, int] = {}
+        self._write_large: Callable[[Burst], int] | None = None
+        """For bursts that are large."""
         self._shapes: list[Shape] = []
         self._fixed: dict[Kind, dict[tuple[int, ...], int]] = {kind: {} for kind in Kind}
         """What cannot change, by its kind and parts."""
@@ -68,7 +72,7 @@ class SnapshotWriter:
         self._sequences: list[int] = []
         self._mappings: list[int] = []
         self._sets: list[int] = []
-        self._given = (0, 0, 0, 0, 0, 0)
+        self._given = (0, 0, 0, 0, 0, 0, 0)
         """How much of the lists that go on over both parts was given with the first part."""
         self._numbers: dict[int, int] = {id(None): 1, id(True): 2, id(False): 3}
         """By identity: what is in it is held by the state, so that no other value can get its place."""
@@ -84,6 +88,7 @@ class SnapshotWriter:
             int: self._int,
             float: self._float,
             Filter: self._filter,
+            Burst: self._burst,
             tuple: self._tuple,
             frozenset: self._frozenset,
             list: self._later(Kind.LIST, self._fill_sequence),
@@ -117,7 +122,7 @@ class SnapshotWriter:
             fill(value, at)
 
     def _take_form(self) -> SnapshotForm:
-        order, texts, blobs, ints, floats, shapes = self._given
+        order, texts, blobs, ints, floats, shapes, bursts = self._given
         # Negative zero and what is no number stand under their names, since they equal another or nothing.
         values = [float(one) for one in islice(self._floats, floats, None)]
         form = SnapshotForm(
@@ -133,10 +138,13 @@ class SnapshotWriter:
             self._sequences,
             self._mappings,
             self._sets,
+            list(islice(self._bursts, bursts, None)),
         )
-        lists = (self._order, self._texts, self._blobs, self._ints, self._floats, self._shapes)
-        order, texts, blobs, ints, floats, shapes = map(len, lists)
-        self._given = (order, texts, blobs, ints, floats, shapes)
+        lists = (
+            self._order, self._texts, self._blobs, self._ints, self._floats, self._shapes, self._bursts,
+        )  # fmt: skip
+        order, texts, blobs, ints, floats, shapes, bursts = map(len, lists)
+        self._given = (order, texts, blobs, ints, floats, shapes, bursts)
         self._building, self._instances, self._unhashed = [], [], []
         self._sequences, self._mappings, self._sets = [], [], []
         return form
@@ -188,6 +196,16 @@ class SnapshotWriter:
         number = self._floats.get(key)
         if number is None:
             number = self._floats[key] = self._next(Kind.FLOAT)
+        return number
+
+    def _burst(self, value: Burst) -> int:
+        if value.size > BURST_BYTES_MAX or type(value.published_at) is not float:
+            if self._write_large is None:
+                self._write_large = self._new_writer(value)
+            return self._write_large(value)
+        number = self._bursts.get(value)
+        if number is None:
+            number = self._bursts[value] = self._next(Kind.BURST)
         return number
 
     def _filter(self, value: Filter) -> int:
@@ -283,6 +301,10 @@ class SnapshotWriter:
     # --- instances of our own classes: a writer for each class is made when it is first met ---
 
     def _writer_for(self, value: object) -> Callable[[Any], int]:
+        write = self._writers[type(value)] = self._new_writer(value)
+        return write
+
+    def _new_writer(self, value: object) -> Callable[[Any], int]:
         cls = type(value)
         try:
             fields = self._catalogue.of(cls)
@@ -290,8 +312,7 @@ class SnapshotWriter:
             raise Unwritable(value, f"a {cls.__name__} cannot be written ({error})") from None
         shape = len(self._shapes)
         self._shapes.append(fields.shape)
-        write = self._writers[cls] = self._make_writer(fields, shape)
-        return write
+        return self._make_writer(fields, shape)
 
     def _make_writer(self, fields: Fields, shape: int) -> Callable[[Any], int]:
         kind, parts = fields.kind, getter(fields.saved)
@@ -317,6 +338,8 @@ class SnapshotWriter:
         has_dict, declared = fields.cls.__dictoffset__ != 0, fields.declared
         if is_compiled(fields.cls):
             parts, unhashed, has_dict = self._keeping(parts), self._keeping(unhashed), False
+        elif any(isinstance(getattr(fields.cls, name, None), property) for name in fields.saved):
+            parts = self._keeping(parts)
 
         def write(value: object) -> int:
             if has_dict and not value.__dict__.keys() <= declared:
@@ -336,14 +359,14 @@ class SnapshotWriter:
         return write
 
     def _keeping(self, parts: Callable[[Any], tuple[object, ...]]) -> Callable[[Any], tuple[object, ...]]:
-        """Keep what a compiled object makes anew whenever it is asked for an attribute.
+        """Keep what an object makes anew when it is asked: by a property, or because it is compiled.
 
         Otherwise a later value could be at the place in memory of one that has a number, and get that number.
         """
 
         def keep(value: object) -> tuple[object, ...]:
             found = parts(value)
-            self._kept += [one for one in found if type(one) in UNBOXED]
+            self._kept += found
             return found
 
         return keep

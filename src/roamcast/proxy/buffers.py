@@ -332,7 +332,7 @@ class Buffers:
         return _encode(_Snapshot(self.next_id, states, gone))
 
     @classmethod
-    def thaw(cls, data: bytes) -> Buffers:
+    def thaw(cls, data: bytes | memoryview) -> Buffers:
         snapshot = _decode_snapshot(data)
         buffers = cls()
         for state in snapshot.handlers:

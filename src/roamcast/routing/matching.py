@@ -1,5 +1,8 @@
 """The matching table: which interfaces want a notification.
 
+Most filters of a broker ask for one topic. For these the table keeps the topic and who wants it, and no
+filter; all others are in an index.
+
 Routes are remembered under the bytes of a burst's attributes. Where the access
 side keeps further attributes in the bodies (user properties, fields of a JSON
 payload), a filter that asks for those is not decided by these bytes: it waits in
@@ -9,11 +12,11 @@ some notification meets that part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from roamcast.filters.expression import And, Compare, Expression, names_of, some_of
+from roamcast.filters.expression import And, Compare, Expression, comparison, names_of, some_of
 from roamcast.filters.filter import ALL, Attributes, Filter
 from roamcast.filters.index import FilterIndex
 from roamcast.protocol.notification import Burst, decode_attributes
@@ -23,6 +26,10 @@ Owner = tuple[Any, ...]
 """A local interface: a tuple, so that it can never be mistaken for a peer's id."""
 
 Interface = str | Owner
+
+Wanting = Interface | dict[Interface, int]
+"""Who wants one thing: an interface that wants it once, or interfaces with their counts. Most things are
+wanted by one, and a dictionary takes 200 bytes."""
 
 Group = FilterIndex[Filter]
 """Filters with the same decided part: the rest of each, which the full attributes decide. A filter's label
@@ -59,20 +66,63 @@ Parts = dict[tuple[Hashable, ...], Part]
 """By the labels met, for notifications of one route."""
 
 
+def _more(wanting: Wanting | None, interface: Interface) -> tuple[Wanting, bool]:
+    """Who wants it when one more does, and whether that interface did not before."""
+    if wanting is None:
+        return interface, True
+    if not isinstance(wanting, dict):
+        wanting = {wanting: 1}
+    count = wanting[interface] = wanting.get(interface, 0) + 1
+    return wanting, count == 1
+
+
+def _less(wanting: Wanting, interface: Interface) -> tuple[Wanting | None, bool]:
+    """Who wants it when one less does, and whether that interface does not any more."""
+    if not isinstance(wanting, dict):
+        if wanting != interface:
+            raise KeyError(interface)
+        return None, True
+    wanting[interface] -= 1
+    is_over = not wanting[interface]
+    if is_over:
+        del wanting[interface]
+    if len(wanting) == 1:
+        (left, count), *_ = wanting.items()
+        return (left if count == 1 else wanting), is_over
+    return wanting, is_over
+
+
+def _each(wanting: Wanting | None) -> Iterable[Interface]:
+    """Those who want it."""
+    if wanting is None:
+        return ()
+    return wanting if isinstance(wanting, dict) else (wanting,)
+
+
+def _lift_1(fields: dict[str, Any]) -> None:
+    """The index follows from the interfaces, and topics are taken out of these by `_restore`."""
+    del fields["_index"]
+    fields["_topics"] = {}
+
+
 class MatchingTable:
     """Filter to interfaces, reference-counted, with the route of each kind of notification remembered."""
 
     __state__ = State(
         "matching-table",
-        saved=("_outside", "_interfaces", "_index", "_groups", "_group_index"),
-        derived=("_alone", "_divisions", "_parts", "_parts_kept", "_routes_of", "routes"),
+        2,
+        saved=("_outside", "_topics", "_interfaces", "_groups", "_group_index"),
+        derived=("_alone", "_divisions", "_index", "_parts", "_parts_kept", "_routes_of", "routes"),
+        lifts={1: _lift_1},
     )  # fmt: skip
 
     def __init__(self, outside: frozenset[str] | None = None) -> None:
         """`outside` names the attributes that are not in the bodies; None: none is in the bodies."""
         self._outside = outside
-        self._interfaces: dict[Filter, dict[Interface, int]] = {}
-        self._index: FilterIndex[Filter] = FilterIndex()
+        self._topics: dict[str, Wanting] = {}
+        """Who wants the notifications of one topic: those with one value of the attribute `_alone`."""
+        self._interfaces: dict[Filter, Wanting] = {}
+        """Who wants what other filters match."""
         self._groups: dict[Filter, Group] = {}
         self._group_index: FilterIndex[Filter] = FilterIndex()
         self._restore()
@@ -86,43 +136,75 @@ class MatchingTable:
         self._parts: dict[tuple[tuple[str, ...], tuple[Owner, ...]], Parts] = {}
         """By the peers and owners that want all of a route's notifications."""
         self._parts_kept = 0
-        divided = ((filter, self._divided(filter)) for filter in self._interfaces)
-        self._divisions = {filter: parts for filter, parts in divided if parts is not None}
+        self._index: FilterIndex[Filter] = FilterIndex()
+        self._divisions: dict[Filter, tuple[Filter, Filter]] = {}
         """The filters of groups: what of each the attributes outside the bodies decide, and the rest."""
-        for filter in self._divisions:
-            self._label(filter)
+        for filter, wanting in list(self._interfaces.items()):
+            topic = self._topic_of(filter)
+            if isinstance(wanting, dict) and list(wanting.values()) == [1]:
+                (self._interfaces[filter],) = wanting  # In older snapshots.
+            if topic is not None:
+                self._topics[topic] = self._interfaces.pop(filter)
+                continue
+            divided = self._divided(filter)
+            if divided is None:
+                self._index.add(filter, filter)
+            else:
+                self._divisions[filter] = divided
+                self._label(filter)
 
     def __len__(self) -> int:
         """Entries: pairs of filter and interface."""
-        return sum(map(len, self._interfaces.values()))
+        return sum(len(wanting) if isinstance(wanting, dict) else 1 for _, wanting in self._all())
 
     def entries(self) -> list[tuple[Filter, Interface]]:
-        return [(filter, one) for filter, interfaces in self._interfaces.items() for one in interfaces]
+        return [
+            (Filter(comparison(self._alone or "", "=", wanted)) if isinstance(wanted, str) else wanted, one)
+            for wanted, wanting in self._all()
+            for one in _each(wanting)
+        ]
+
+    def _all(self) -> Iterator[tuple[str | Filter, Wanting]]:
+        return chain(self._topics.items(), self._interfaces.items())
 
     # --- changes ---
 
     def add(self, filter: Filter, interface: Interface) -> None:
-        interfaces = self._interfaces.get(filter)
-        if interfaces is None:
-            interfaces = self._interfaces[filter] = {}
+        topic = self._topic_of(filter)
+        if topic is not None:
+            self._topics[topic], is_new = _more(self._topics.get(topic), interface)
+            if is_new:
+                self._forget_topic(topic)
+            return
+        wanting = self._interfaces.get(filter)
+        if wanting is None:
             divided = self._divided(filter)
             if divided is None:
                 self._index.add(filter, filter)
             else:
                 self._divisions[filter] = divided
                 self._enter(*divided, filter)
-        interfaces[interface] = interfaces.get(interface, 0) + 1
-        if interfaces[interface] == 1:
+        self._interfaces[filter], is_new = _more(wanting, interface)
+        if is_new:
             self._changed(filter)
 
     def remove(self, filter: Filter, interface: Interface) -> None:
-        interfaces = self._interfaces[filter]
-        interfaces[interface] -= 1
-        if interfaces[interface]:
+        topic = self._topic_of(filter)
+        if topic is not None:
+            wanting, is_over = _less(self._topics[topic], interface)
+            if wanting is None:
+                del self._topics[topic]
+            else:
+                self._topics[topic] = wanting
+            if is_over:
+                self._forget_topic(topic)
             return
-        del interfaces[interface]
-        self._changed(filter)
-        if interfaces:
+        wanting, is_over = _less(self._interfaces[filter], interface)
+        if wanting is not None:
+            self._interfaces[filter] = wanting
+        if is_over:
+            self._changed(filter)
+        if wanting is not None:
             return
         del self._interfaces[filter]
         divided = self._divisions.pop(filter, None)
@@ -142,9 +224,9 @@ class MatchingTable:
 
     def _label(self, filter: Filter) -> None:
         """Say in its group where a filter leads: a place that many lead to is then found once."""
-        decided, interfaces = self._divisions[filter][0], self._interfaces[filter]
-        if interfaces:
-            self._groups[decided].label(filter, filter if len(interfaces) > 1 else next(iter(interfaces)))
+        interfaces = list(_each(self._interfaces[filter]))
+        label = filter if len(interfaces) > 1 else interfaces[0]
+        self._groups[self._divisions[filter][0]].label(filter, label)
 
     def _divided(self, filter: Filter) -> tuple[Filter, Filter] | None:
         """What of a filter the attributes outside the bodies decide, and the rest; None if that is all."""
@@ -185,20 +267,20 @@ class MatchingTable:
 
     def _find_route(self, attributes: bytes) -> Route:
         decoded = decode_attributes(attributes)
-        groups = tuple(self._groups[decided] for decided in self._group_index.match(decoded))
+        groups: tuple[Group, ...] = ()
+        if self._groups:
+            groups = tuple(self._groups[decided] for decided in self._group_index.match(decoded))
         if len(self.routes) >= ROUTES_KEPT_MAX:
             self._forget_all_routes()
-        if self._alone is not None:
-            self._routes_of.setdefault(decoded.get(self._alone), {})[attributes] = None
-        route = self.routes[attributes] = (*self._joined(self._index.match(decoded)), groups)
-        return route
-
-    def _joined(self, filters: Iterable[Filter]) -> tuple[tuple[str, ...], tuple[Owner, ...]]:
         wanted: dict[Interface, None] = {}
-        for filter in filters:
-            wanted.update(self._interfaces[filter])  # type: ignore[arg-type]
-        peers = tuple(sorted(one for one in wanted if isinstance(one, str)))
-        return peers, tuple(one for one in wanted if not isinstance(one, str))
+        if self._alone is not None:
+            topic: Any = decoded.get(self._alone)
+            self._routes_of.setdefault(topic, {})[attributes] = None
+            wanted = dict.fromkeys(_each(self._topics.get(topic)))
+        for filter in self._index.match(decoded) if self._index else ():
+            wanted.update(dict.fromkeys(_each(self._interfaces[filter])))
+        route = self.routes[attributes] = (*_sorted_out(wanted), groups)
+        return route
 
     # --- where the full attributes decide ---
 
@@ -261,15 +343,17 @@ class MatchingTable:
             self._forget_parts()
         return parts
 
-    def _part(self, peers: tuple[str, ...], owners: tuple[Owner, ...], labels: Iterable[Hashable]) -> Part:
+    def _part(self, peers: tuple[str, ...], owners: tuple[Owner, ...], labels: Iterable[Any]) -> Part:
         """What these labels lead to, and what wants it anyway."""
         wanted: dict[Any, Any] = {**dict.fromkeys(peers), **dict.fromkeys(owners)}
         for label in labels:
-            wanted.update(self._interfaces[label] if isinstance(label, Filter) else {label: None})
-        found = [one for one in wanted if not isinstance(one, str)]
+            wanted.update(
+                dict.fromkeys(_each(self._interfaces[label] if isinstance(label, Filter) else label))
+            )
+        peers, found = _sorted_out(wanted)
         return Part(
-            tuple(sorted(one for one in wanted if isinstance(one, str))),
-            tuple(found),
+            peers,
+            found,
             tuple(dict.fromkeys(owner[0] for owner in found if owner[0])),
             tuple(owner for owner in found if not owner[0]),
         )
@@ -279,11 +363,9 @@ class MatchingTable:
         self._parts_kept = 0
 
     def _forget_routes(self, decided: Filter) -> None:
-        value = self._only_value(decided)
-        if value is not None:
-            # A client that moves changes the routes of its own topics, and nobody else's.
-            for attributes in self._routes_of.pop(value, ()):
-                del self.routes[attributes]
+        topic = self._topic_of(decided)
+        if topic is not None:
+            self._forget_topic(topic)
         elif len(self.routes) > ROUTES_CHECKED_MAX:
             self._forget_all_routes()
         else:
@@ -294,16 +376,28 @@ class MatchingTable:
                     if self._alone is not None:
                         del self._routes_of[decoded.get(self._alone)][attributes]
 
+    def _forget_topic(self, topic: str) -> None:
+        """A client that moves changes the routes of its own topics, and nobody else's."""
+        if self.routes:
+            for attributes in self._routes_of.pop(topic, ()):
+                del self.routes[attributes]
+
     def _forget_all_routes(self) -> None:
         self.routes.clear()
         self._routes_of.clear()
 
-    def _only_value(self, decided: Filter) -> str | None:
+    def _topic_of(self, filter: Filter) -> str | None:
         """The one value of the attribute outside the bodies that meets the filter; None if others may."""
-        expression = decided.expression
+        expression = filter.expression
         if type(expression) is Compare and expression.operator == "=" and expression.name == self._alone:
             return expression.value if type(expression.value) is str else None
         return None
+
+
+def _sorted_out(wanted: Iterable[Interface]) -> tuple[tuple[str, ...], tuple[Owner, ...]]:
+    """The peers and the local owners."""
+    peers = tuple(sorted(one for one in wanted if isinstance(one, str)))
+    return peers, tuple(one for one in wanted if not isinstance(one, str))
 
 
 def _joined_labels(met: Iterable[tuple[Hashable, ...]]) -> tuple[Hashable, ...]:

@@ -41,6 +41,7 @@ from roamcast.routing.aggregation import (
     Change,
     ReducedTable,
 )
+from roamcast.routing.collected import Collected
 from roamcast.routing.dependents import Dependents, Instances, Wide
 from roamcast.routing.matching import Interface, MatchingTable, Owner, Route
 from roamcast.state import State
@@ -155,8 +156,8 @@ class _Barrier:
         self.then = then
 
 
-def _hear_all(fields: dict[str, Any]) -> None:
-    fields["_unheard"] = {}
+def _lift_1(fields: dict[str, Any]) -> None:
+    fields["_collected"], fields["_unheard"] = Collected.of_entries(fields["_collected"]), {}
 
 
 class Router:
@@ -169,8 +170,8 @@ class Router:
             "strategy", "uses_advertisements", "table", "dependents", "_round_trips_s", "_peers",
             "_collected", "_ahead", "_diverted", "_local_advertisements", "_barriers", "_unheard",
         ),
-        lifts={1: _hear_all},
         derived=("_send", "_settled", "_ways", "_client_named"),
+        lifts={1: _lift_1},
     )  # fmt: skip
 
     def __init__(
@@ -197,8 +198,7 @@ class Router:
         """Over the links to the peers, as measured; until then they may take for ever."""
         self.connect(send, settled)
         self._peers: dict[str, _PeerState] = {}
-        self._collected: dict[Interface, dict[Entry, int]] = {}
-        """Entries per interface they came from, reference-counted."""
+        self._collected = Collected()
         self._ahead: dict[tuple[str, Entry], int] = {}
         """Unsubscriptions of peers that came ahead of what they take back (see `end_relocation`)."""
         self._diverted: dict[str, Interface] = {}
@@ -207,6 +207,9 @@ class Router:
         self._barriers: list[_Barrier] = []
         self._unheard: dict[str, None] = {}
         """Peers whose links are down: what they must know is sent, and nobody waits until they do."""
+
+    def _restore(self) -> None:
+        self._collected.shorten()
 
     def connect(self, send: Callable[[str, Message], None], settled: Callable[[Token], None]) -> None:
         """Say where updates go and who hears that something has settled; to be said again after thawing."""
@@ -233,11 +236,11 @@ class Router:
 
         Where both tables are kept, this is the location table; `len(router.table)` is the other one.
         """
-        return sum(map(len, self._collected.values()))
+        return len(self._collected)
 
     def collected(self, peer: str) -> Mapping[Entry, int]:
         """What a peer has subscribed to, and how often."""
-        return self._collected.get(peer, {})
+        return self._collected.of(peer)
 
     def advertised(self, peer: str) -> Mapping[Filter, int]:
         """What a peer has advertised, and how often."""
@@ -264,7 +267,7 @@ class Router:
         if self.uses_advertisements:
             state.staged_advertise = list(state.spread)
         elif aggregate is not None:
-            for entries in self._collected.values():
+            for _, entries in self._collected:
                 for entry in entries:
                     state.stage(aggregate.add(entry))
         self._commit("subscribe")
@@ -282,7 +285,7 @@ class Router:
 
     def remove_peer(self, peer: str) -> None:
         """A neighbour is gone for good: what it wanted and offered is taken back, and nobody waits for it."""
-        for entry, count in list(self._collected.get(peer, {}).items()):
+        for entry, count in list(self._collected.of(peer).items()):
             for _ in range(count):
                 self._release(peer, entry)
         for filter, count in list(self._peers[peer].advertised.items()):
@@ -416,11 +419,7 @@ class Router:
         """Where what this subscriber wants goes; None if nothing is known of it."""
         if subscriber in self._diverted:
             return self._diverted[subscriber]
-        entries = [(filter, subscriber) for filter in filters]
-        for interface, collected in self._collected.items():
-            if any(entry in collected for entry in entries):
-                return interface
-        return None
+        return self._collected.holder(filters, subscriber)
 
     def way_to(self, client: str, client_named: Callable[[str], str]) -> Interface | None:
         """Where what a client wants goes; if it wants nothing, the only peer from which something comes.
@@ -432,7 +431,7 @@ class Router:
                 return interface
         if self._ways is None:
             self._ways, self._client_named = {}, client_named
-            for interface, collected in self._collected.items():
+            for interface, collected in self._collected:
                 for _, subscriber in collected:
                     self._count_way(interface, subscriber, +1)
         ways = self._ways.get(client)
@@ -471,11 +470,11 @@ class Router:
         entries = [(filter, subscriber) for filter in filters]
         before = self.direction([filter for filter, _ in entries], subscriber)
         for entry in entries:
-            if before is not None and entry in self._collected.get(before, ()):
+            if before is not None and self._collected.has(before, entry):
                 self._remove_route(entry[0], before)
         self._diverted[subscriber] = target
         for entry in entries:
-            if entry in self._collected.get(target, ()):
+            if self._collected.has(target, entry):
                 self._add_route(entry[0], target)
         if isinstance(target, str):
             self._apply(target, update or Update())
@@ -649,11 +648,10 @@ class Router:
             return
         if filter.own:
             self._note_use(filter, +1)
+        interface = self._collected.same(interface)
         if not self._diverted or self._is_routed(interface, entry):
             self._add_route(filter, interface)
-        entries = self._collected.setdefault(interface, {})
-        count = entries[entry] = entries.get(entry, 0) + 1
-        if count == 1:
+        if self._collected.add(interface, entry) == 1:
             self._count_way(interface, entry[1], +1)
             for peer, state in self._peers.items():
                 if peer != interface and state.wants(filter, self.uses_advertisements):
@@ -666,21 +664,16 @@ class Router:
 
     def _release(self, interface: Interface, entry: Entry) -> None:
         filter = entry[0]
-        if isinstance(interface, str) and entry not in self._collected.get(interface, ()):
+        if isinstance(interface, str) and not self._collected.has(interface, entry):
             self._count_ahead(interface, entry, +1)
             return
         if not self._diverted or self._is_routed(interface, entry):
             self._remove_route(filter, interface)
         if filter.own:
             self._note_use(filter, -1)
-        entries = self._collected[interface]
-        count = entries[entry] = entries[entry] - 1
-        if count:
+        if self._collected.remove(interface, entry):
             return
-        del entries[entry]
         self._count_way(interface, entry[1], -1)
-        if not entries:
-            del self._collected[interface]
         for peer, state in self._peers.items():
             if peer != interface and state.wants(filter, self.uses_advertisements):
                 state.stage(state.aggregate.remove(entry))  # type: ignore[union-attr]
@@ -714,7 +707,7 @@ class Router:
         """Entries from all other interfaces that overlap the filter."""
         return [
             entry
-            for interface, entries in self._collected.items()
+            for interface, entries in self._collected
             if interface != peer
             for entry in entries
             if entry[0].overlaps(filter)

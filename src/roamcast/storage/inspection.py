@@ -89,7 +89,7 @@ def find_journal(folder: Path) -> Path:
     raise InputError(f"{folder}: no journal here; name the folder with the files segment-….journal")
 
 
-def verify(folder: Path, hash_of: Callable[[bytes], str] = lambda _: "") -> JournalReport:
+def verify(folder: Path, hash_of: Callable[[memoryview], str] = lambda _: "") -> JournalReport:
     """Read everything and check it; `hash_of` gives the hash of the state in a snapshot's bytes."""
     folder = find_journal(folder)
     for attempt in range(ATTEMPTS):
@@ -104,7 +104,7 @@ def verify(folder: Path, hash_of: Callable[[bytes], str] = lambda _: "") -> Jour
     raise InputError(f"{folder}: changes while it is read; try again, or stop the broker first")
 
 
-def _verify_once(folder: Path, owner: str | None, hash_of: Callable[[bytes], str]) -> JournalReport:
+def _verify_once(folder: Path, owner: str | None, hash_of: Callable[[memoryview], str]) -> JournalReport:
     snapshots = [_snapshot_report(path, hash_of) for path in numbered(folder, SNAPSHOT_SUFFIX).values()]
     try:
         found = find_recoverable(folder)
@@ -116,7 +116,7 @@ def _verify_once(folder: Path, owner: str | None, hash_of: Callable[[bytes], str
     return JournalReport(str(folder), files, owner, None, used, found.entry_count, found.cut_bytes)
 
 
-def _snapshot_report(path: Path, hash_of: Callable[[bytes], str]) -> FileReport:
+def _snapshot_report(path: Path, hash_of: Callable[[memoryview], str]) -> FileReport:
     try:
         head, data = read_snapshot(path)
     except JournalDamaged as error:

@@ -59,7 +59,7 @@ from roamcast.storage.segments import (
     single_record,
     write_all,
 )
-from roamcast.storage.snapshots import SnapshotChild, SnapshotFile, SnapshotOutcome
+from roamcast.storage.snapshots import Pieces, SnapshotChild, SnapshotFile, SnapshotOutcome
 from roamcast.storage.spares import Spares
 
 Sync = Literal["process", "group"]
@@ -119,14 +119,14 @@ class SnapshotTicket:
         self.child: SnapshotChild | None = None
         """The process that writes it, if there is one; its `fileno` becomes readable at its end."""
 
-    def write(self, data: bytes) -> None:
+    def write(self, pieces: Pieces) -> None:
         """Write it to the disk, not yet as the one that counts; JournalFailed if that cannot be."""
         try:
-            self._file.write(data)
+            self._file.write(pieces)
         except OSError as error:
             self.abandon()
             raise JournalFailed(f"{self._file.path}: no snapshot ({_reason(error)})") from None
-        self.size_bytes = len(data)
+        self.size_bytes = self._file.size_bytes
 
     def commit(self) -> None:
         """From now on recovery begins with it, and older files are not needed any more."""
@@ -144,7 +144,7 @@ class SnapshotTicket:
         self._file.forget()
         self._journal._snapshot_abandoned()
 
-    def write_in_child(self, freeze: Callable[[], bytes]) -> None:
+    def write_in_child(self, freeze: Callable[[], Pieces]) -> None:
         """Write and commit what `freeze` gives in a copy of this process; `Journal.poll_snapshot` follows."""
         self._journal._spares.wait()
         try:
@@ -555,12 +555,12 @@ class Journal:
         self._ticket = SnapshotTicket(self, file, self._head.number, self._total_bytes)
         return self._ticket
 
-    def write_snapshot(self, data: bytes) -> None:
+    def write_snapshot(self, pieces: Pieces) -> None:
         """Write a snapshot here and now, as for a clean stop; one that a child writes is given up."""
         if self._ticket is not None:
             self._ticket.abandon()
         ticket = self.begin_snapshot()
-        ticket.write(data)
+        ticket.write(pieces)
         ticket.commit()
 
     def begin_anew(self, sequence: int, data: bytes) -> None:

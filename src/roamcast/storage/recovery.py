@@ -38,6 +38,7 @@ from roamcast.storage.segments import (
     read_snapshot,
     scan_segment,
 )
+from roamcast.storage.snapshots import Child
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Recovered:
 
     sequence: int
     """The last entry in the snapshot; 0 if there is none."""
-    snapshot: bytes | None
+    snapshot: bytes | memoryview | None
     snapshot_version: str | None
     """The version of the code that wrote the snapshot."""
     entries: Iterator[bytes]
@@ -57,6 +58,8 @@ class Recovered:
     first_start: bool
     lost: int = 0
     """Entries at the end that were promised, and that a power loss has taken."""
+    verifying: Child | None = None
+    """The process that verifies the state of the snapshot, if there is one."""
     notes: list[str] = field(default_factory=list)
     """What an operator should know: a line for each thing that was not as it should be."""
 
@@ -67,7 +70,7 @@ class Found:
 
     sequence: int
     """The last entry in the snapshot; 0 if there is none."""
-    snapshot: bytes | None
+    snapshot: bytes | memoryview | None
     snapshot_version: str | None
     scans: list[SegmentScan]
     """The segments after the snapshot."""

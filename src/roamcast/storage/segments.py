@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -209,10 +209,25 @@ def single_record(marker: int, first: int, entry: bytes) -> bytes:
     return _SEALED_HEAD.pack(marker, first, 1, _U32.size + length, checksum, length) + entry + END_MARK
 
 
-def pack_snapshot_head(sequence: int, replay: int, version: str, data: bytes) -> bytes:
+def write_snapshot(file: int, sequence: int, replay: int, version: str, pieces: Iterable[bytes]) -> int:
+    """Write a snapshot piece by piece, and return its length.
+
+    The head has the length and the checksum, and is written last.
+    """
+    offset = SNAPSHOT_HEAD_BYTES
+    for piece in pieces:
+        write_all(file, piece, offset)
+        offset += len(piece)
+    length = offset - SNAPSHOT_HEAD_BYTES
     encoded = encode_version(version)
-    head = _SNAPSHOT_HEAD.pack(_SNAPSHOT_MAGIC, FORMAT, sequence, len(data), replay, encoded)
-    return head + _U32.pack(crc32(data, crc32(head)))
+    head = _SNAPSHOT_HEAD.pack(_SNAPSHOT_MAGIC, FORMAT, sequence, length, replay, encoded)
+    checksum, at = crc32(head), SNAPSHOT_HEAD_BYTES
+    while at < offset:
+        block = os.pread(file, 1 << 20, at)
+        checksum = crc32(block, checksum)
+        at += len(block)
+    write_all(file, head + _U32.pack(checksum), 0)
+    return length
 
 
 def write_all(file: int, data: bytes | bytearray, offset: int) -> None:
@@ -390,12 +405,12 @@ def read_entries(scan: SegmentScan) -> Iterator[bytes]:
             yield data[offset - length : offset]
 
 
-def read_snapshot(path: Path) -> tuple[SnapshotHead, bytes]:
+def read_snapshot(path: Path) -> tuple[SnapshotHead, memoryview]:
     """A whole snapshot; JournalDamaged if it is not whole."""
     content = path.read_bytes()
     head = _checked_head(path, content, _SNAPSHOT_HEAD, _SNAPSHOT_MAGIC)
     _, _, sequence, length, replay, version = _SNAPSHOT_HEAD.unpack(head)
-    data = content[SNAPSHOT_HEAD_BYTES:]
+    data = memoryview(content)[SNAPSHOT_HEAD_BYTES:]
     if len(data) < length:
         raise JournalDamaged(
             f"{path}: damaged at offset {len(content)}: it ends after {len(data)} of {length} bytes"

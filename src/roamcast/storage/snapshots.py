@@ -11,20 +11,22 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from roamcast.storage.segments import (
     TEMPORARY_SUFFIX,
-    pack_snapshot_head,
     snapshot_path,
     sync_folder,
-    write_all,
+    write_snapshot,
 )
 
 CHILD_S_MAX = 600.0
 """A child that takes longer hangs; the journal could not go on without an end."""
+
+Pieces = bytes | Iterable[bytes]
+"""What is written, in one piece or one after the other: large states are never in memory as a whole."""
 
 _DONE = b"done"
 _TOLD_BYTES_MAX = 4096
@@ -48,17 +50,17 @@ class SnapshotFile:
         self.sequence = sequence
         self.path = snapshot_path(folder, sequence)
         self.temporary = self.path.with_suffix(TEMPORARY_SUFFIX)
+        self.size_bytes = 0
         self._folder = folder
         self._replay = replay
         self._version = version
 
-    def write(self, data: bytes) -> None:
-        head = pack_snapshot_head(self.sequence, self._replay, self._version, data)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    def write(self, pieces: Pieces) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         file = os.open(self.temporary, flags, 0o600)
         try:
-            write_all(file, head, 0)
-            write_all(file, data, len(head))
+            each = (pieces,) if isinstance(pieces, bytes) else pieces
+            self.size_bytes = write_snapshot(file, self.sequence, self._replay, self._version, each)
             os.fsync(file)
         finally:
             os.close(file)
@@ -74,25 +76,29 @@ class SnapshotFile:
 class SnapshotChild:
     """A child process that writes a snapshot."""
 
-    def __init__(self, file: SnapshotFile, freeze: Callable[[], bytes]) -> None:
+    def __init__(self, file: SnapshotFile, freeze: Callable[[], Pieces]) -> None:
+        parent = os.getpid()
+
+        def write() -> None:
+            file.write(freeze())
+            if os.getppid() != parent:
+                os._exit(1)  # Nobody to tell, and somebody else may have the folder by now.
+            file.publish()
+
         self._file = file
         self._started_s = time.monotonic()
-        self._pipe, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        parent = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _be_child(file, freeze, parent, told)
-        os.close(told)
+        self._child = Child(write)
+        self.pid = self._child.pid
 
     def fileno(self) -> int:
         """Becomes readable when the child has ended, for the loop to wait for."""
-        return self._pipe
+        return self._child.fileno()
 
     def poll(self) -> SnapshotOutcome | None:
         """How it ended, or None while it works."""
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        if pid:
-            return self._outcome(status)
+        error = self._child.poll()
+        if error is not None:
+            return self._outcome(error)
         if time.monotonic() - self._started_s > CHILD_S_MAX:
             outcome = self.kill()
             return outcome._replace(error=outcome.error and f"it took longer than {CHILD_S_MAX:g} s")
@@ -100,25 +106,53 @@ class SnapshotChild:
 
     def kill(self) -> SnapshotOutcome:
         """End it before it is done."""
-        os.kill(self.pid, signal.SIGKILL)
-        return self._outcome(os.waitpid(self.pid, 0)[1])
+        return self._outcome(self._child.kill())
 
-    def _outcome(self, status: int) -> SnapshotOutcome:
+    def _outcome(self, error: str) -> SnapshotOutcome:
+        if error:
+            self._file.forget()
+        size_bytes = 0 if error else self._file.path.stat().st_size
+        seconds = time.monotonic() - self._started_s
+        return SnapshotOutcome(self._file.sequence, error or None, size_bytes, seconds)
+
+
+class Child:
+    """A child process that has a copy of everything, does one thing and ends."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._pipe, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.pid = os.fork()
+        if self.pid == 0:
+            _be_child(work, told)
+        os.close(told)
+
+    def fileno(self) -> int:
+        """Becomes readable when the child has ended."""
+        return self._pipe
+
+    def poll(self) -> str | None:
+        """Why it failed, "" if it did not; None while it works."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        return self._error(status) if pid else None
+
+    def kill(self) -> str:
+        """End it before it is done."""
+        os.kill(self.pid, signal.SIGKILL)
+        return self._error(os.waitpid(self.pid, 0)[1])
+
+    def _error(self, status: int) -> str:
         try:
             told = os.read(self._pipe, _TOLD_BYTES_MAX)
         except BlockingIOError:
             told = b""
         os.close(self._pipe)
-        error = None
-        if told != _DONE:
-            code = os.waitstatus_to_exitcode(status)
-            error = told.decode(errors="replace") or f"the process that wrote it ended with {code}"
-            self._file.forget()
-        size_bytes = self._file.path.stat().st_size if error is None else 0
-        return SnapshotOutcome(self._file.sequence, error, size_bytes, time.monotonic() - self._started_s)
+        if told == _DONE:
+            return ""
+        code = os.waitstatus_to_exitcode(status)
+        return told.decode(errors="replace") or f"the process that wrote it ended with {code}"
 
 
-def _be_child(file: SnapshotFile, freeze: Callable[[], bytes], parent: int, told: int) -> NoReturn:
+def _be_child(work: Callable[[], None], told: int) -> NoReturn:
     """All that the child does; it never returns into the loop it was copied with."""
     try:
         # What stops the parent must stop this, and nothing of it may reach the parent's loop.
@@ -131,10 +165,7 @@ def _be_child(file: SnapshotFile, freeze: Callable[[], bytes], parent: int, told
         os.closerange(3, told)
         os.closerange(told + 1, os.sysconf("SC_OPEN_MAX"))
         os.nice(5)
-        file.write(freeze())
-        if os.getppid() != parent:
-            os._exit(1)  # Nobody to tell, and somebody else may have the folder by now.
-        file.publish()
+        work()
         os.write(told, _DONE)
         os._exit(0)
     except BaseException as error:

@@ -111,6 +111,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
         for part in (self.sessions, self.wills, self.announcements, self.seeking):
             part.register_handlers()
         super()._restore()
+        self.seeking.connect(self.front.sessions)
         self.election: Election | None = None
         self.tree: Tree | None = None
         self._lost: list[str] = []

@@ -6,6 +6,7 @@ Nothing of it is kept: a question that gets lost is asked again.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from roamcast.broker.moving.core import MobileCore
 from roamcast.broker.seeking import IsHere, WhereIs
@@ -17,13 +18,23 @@ ASKED_MAX = 1024
 """Limit of questions that are remembered until they are answered."""
 
 
+def _lift_1(fields: dict[str, Any]) -> None:
+    del fields["_sessions"]
+
+
 class MobileSeeking:
-    __state__ = State("mobile-seeking", saved=("_core", "_sessions"), derived=("_askers", "answers"))
+    __state__ = State(
+        "mobile-seeking", 2, saved=("_core",), derived=("_askers", "_sessions", "answers"), lifts={1: _lift_1}
+    )
 
     def __init__(self, core: MobileCore, sessions: Mapping[str, MqttSession]) -> None:
         self._core = core
-        self._sessions = sessions
         self._restore()
+        self.connect(sessions)
+
+    def connect(self, sessions: Mapping[str, MqttSession]) -> None:
+        """Say where sessions are; to be said again after thawing."""
+        self._sessions = sessions
 
     def register_handlers(self) -> None:
         self._core.serve(WhereIs, self.on_where_is)

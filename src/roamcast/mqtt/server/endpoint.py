@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -25,6 +25,7 @@ from roamcast.mqtt.codec.topics import decode_topic
 from roamcast.mqtt.codec.user_properties import DESTINATION
 from roamcast.mqtt.codec.writing import connack, write
 from roamcast.mqtt.server.access import ANONYMOUS, Access, AccessRules, ClientAccess, Identity
+from roamcast.mqtt.server.asleep import Sessions
 from roamcast.mqtt.server.attributes import contents_of
 from roamcast.mqtt.server.connection import DENIED, UNLIMITED, MqttConnection, Refusal, Refusals
 from roamcast.mqtt.server.delivering import PUBREL, deliver, sent_once_or_more
@@ -183,11 +184,16 @@ class Keeper(Protocol):
         """What to tell a client that says this of its surroundings, if it should go to another broker."""
 
 
+def _lift_1(fields: dict[str, Any]) -> None:
+    fields["sessions"] = Sessions(fields["sessions"])
+
+
 class Endpoint:
     outside: ClassVar[frozenset[str]] = frozenset({TOPIC})
 
     __state__ = State(
         "mqtt-endpoint",
+        2,
         saved=(
             "access", "keeper", "settings", "packet_max", "small_max", "limits", "received_max",
             "waiting_max", "alias_max", "qos_max", "retains", "inputs", "touched", "closes",
@@ -199,6 +205,7 @@ class Endpoint:
             "_attributes", "_owned", "_wills_bytes", "ahead", "auths", "packets_max", "packets_per_turn",
             "traffic", "unfinished", "unread",
         ),
+        lifts={1: _lift_1},
     )  # fmt: skip
     __slots__ = __state__.names
 
@@ -216,7 +223,7 @@ class Endpoint:
         self.timers = Timers()
         self.encoder = Encoder()
         self.connections: dict[int, MqttConnection] = {}
-        self.sessions: dict[str, MqttSession] = {}
+        self.sessions = Sessions()
         self._elsewhere: str | None = None
         """While nobody is served here: where clients are told to go, "" if that is not known."""
         self._refuses = ""
@@ -243,12 +250,12 @@ class Endpoint:
         self.unfinished: Mapping[int, object] = self._subscribing.unfinished
         self._attributes: dict[bytes, tuple[str, bytes]] = {}
         self.ahead: dict[int, None] = {
-            one.connection: None for one in self.sessions.values() if one.copied_from and one.connection
+            one.connection: None for one in self.sessions.awake() if one.copied_from and one.connection
         }
         self._owned: dict[str, int] = {}
         """Sessions by owner."""
-        for session in self.sessions.values():
-            self._count(session, +1)
+        for _, owner in self.sessions.owners():
+            self._owned[owner] = self._owned.get(owner, 0) + 1
         wills = [*self._wills.values(), *(one.connect.will for one in self.connections.values())]
         self._wills_bytes = sum(map(will_bytes, wills))
         """Memory of the wills of all clients, away or here."""
@@ -430,7 +437,7 @@ class Endpoint:
         return access.receives_all or access.may_subscribe(parse(subscription.filter))
 
     def join_all_groups(self) -> None:
-        for session in self.sessions.values():
+        for session in self.sessions.awake():
             self._join_groups(session)
 
     def group_settled(self, client: str, group: tuple[str, str]) -> None:
@@ -484,7 +491,7 @@ class Endpoint:
 
     def set_access(self, rules: AccessRules) -> None:
         """Other rules from now on, also for those who are here: connected, away, or in a group."""
-        before = {client: self._groups_of(session) for client, session in self.sessions.items()}
+        before = {session.client: self._groups_of(session) for session in self.sessions.awake()}
         self.access = Access(rules)
         for connection in list(self.connections.values()):
             connection.access = self.access.of(connection.identity)
@@ -522,10 +529,10 @@ class Endpoint:
                 self._end(connection, Reason.NOT_AUTHORIZED, why, with_will=False)
             elif connection.id in connections:
                 self._end(connection, reason, why)
-        for session in list(self.sessions.values()):
-            if session.owner in owners:
-                self._wills.pop(session.client, None)
-                self.inputs.append(SessionOver(session.client))
+        for client, owner in self.sessions.owners():
+            if owner in owners:
+                self._wills.pop(client, None)
+                self.inputs.append(SessionOver(client))
 
     def set_slow(self, id: int, is_slow: bool) -> None:
         connection = self.connections.get(id)
@@ -954,6 +961,7 @@ class Endpoint:
             return  # It has gone to another broker, or is over: then so has its will.
         will, at = self._will_of(connection, session) if with_will else (None, 0.0)
         session.connection, session.since = 0, self.now
+        self.sessions.left(session)
         if session.is_idle:
             self._idle[client] = None
         self._join_groups(session)

@@ -223,13 +223,21 @@ class MqttSession:
         self, will: Will | None = None, will_at: float = 0.0, recalls: list[Recall] | None = None
     ) -> bytes:
         """As it travels, with what is to be published unless its client comes, and what it has to get."""
-        subscriptions, received = list(self.subscriptions.values()), list(self.received)
+        return _encode(self.packed(list(self.subscriptions.values()), will, will_at, recalls))
+
+    def packed(
+        self,
+        subscriptions: list[Subscription],
+        will: Will | None = None,
+        will_at: float = 0.0,
+        recalls: list[Recall] | None = None,
+    ) -> Capsule:
+        received = list(self.received)
         since = 0.0 if self.connection else self.since
-        capsule = Capsule(
+        return Capsule(
             self.expiry_s, subscriptions, self.in_flight.pack(), received, since, will, will_at,
             self.hides_own, self.leaving, self.silent, self.identity, recalls or [],
         )  # fmt: skip
-        return _encode(capsule)
 
     @classmethod
     def unpack(cls, client: str, capsule: bytes, owner: str = "") -> tuple[MqttSession, list[Recall]]:

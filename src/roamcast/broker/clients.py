@@ -1,0 +1,248 @@
+"""The clients that a broker knows of. One that is away is kept as bytes until someone asks for it.
+
+Whether a client is awake decides nothing: a snapshot is the same either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from roamcast.broker.session import Attachment, ClientHere, Departed, Event, Handoff, Holding, Presence
+from roamcast.protocol.session import Session
+from roamcast.state import State
+
+AWAKE_MAX = 256
+"""Clients that are away and stay awake: most of those that come back do so soon."""
+REST_AT_ONCE = 64
+"""How many are put to sleep in one turn, at most."""
+
+V = TypeVar("V")
+
+
+class _SleepingClient(msgspec.Struct, frozen=True, array_like=True):
+    """A session as bytes. New fields come last and have defaults: snapshots hold these bytes."""
+
+    number: int
+    moves: int
+    served: list[tuple[str, int]]
+    incarnation: int
+    published: int
+    accepted: int
+    subscriptions: dict[str, float]
+    begun: tuple[float, str]
+    life: int
+    last_broker: str
+    places_number: int
+    owner: str
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_SleepingClient).decode
+_NAMES = _SleepingClient.__struct_fields__
+_others = attrgetter(*[name for name in Session.__struct_fields__ if name not in ("client", *_NAMES)])
+"""What most sessions do not have. A client whose session has any of it stays awake."""
+_NO_OTHERS = _others(Session(""))
+
+
+def _packed(here: ClientHere) -> bytes | None:
+    """The session of a client that is away and with which nothing is under way; None of any other."""
+    session = here.session
+    if here.presence is not Presence.AWAY or session is None or not here.is_at_rest:
+        return None
+    if _others(session) != _NO_OTHERS or type(session.begun[0]) is not float:
+        return None
+    for issued_at in session.subscriptions.values():
+        if type(issued_at) is not float:
+            return None  # It would come back as another number than it was.
+    return _encode(_SleepingClient(*[getattr(session, name) for name in _NAMES]))
+
+
+def _unpacked(client: str, data: bytes) -> ClientHere:
+    told = _decode(data)
+    session = Session(client, **{name: getattr(told, name) for name in _NAMES})
+    return ClientHere(client, Holding.HELD, session=session)
+
+
+class Waking(dict[str, V], Generic[V]):
+    """Clients, or their sessions. Some are asleep (None, or bytes), and asking for one of these wakes it."""
+
+    __slots__ = ("_wake",)
+
+    def __init__(self, wake: Callable[[str], None]) -> None:
+        super().__init__()
+        self._wake = wake
+
+    def put(self, client: str, value: V | bytes | None) -> None:
+        """Set what is held, awake or not."""
+        super().__setitem__(client, value)  # type: ignore[assignment]
+
+    def __getitem__(self, client: str) -> V:
+        found = super().__getitem__(client)
+        if found is None or type(found) is bytes:
+            self._wake(client)
+            found = super().__getitem__(client)
+        return found
+
+    def get(self, client: str, default: None = None) -> V | None:  # type: ignore[override]
+        return self[client] if client in self else None  # noqa: SIM401
+
+    def values(self) -> list[V]:  # type: ignore[override]
+        return [self[client] for client in self]
+
+    def items(self) -> list[tuple[str, V]]:  # type: ignore[override]
+        return [(client, self[client]) for client in self]
+
+    def rows(self) -> Iterator[tuple[str, V | bytes | None]]:
+        """Each client, and what is held of it, awake or not."""
+        return iter(super().items())
+
+    def awake(self) -> list[V]:
+        """Those that are awake: all with whom something is under way, and perhaps others."""
+        return [one for one in super().values() if one is not None and type(one) is not bytes]
+
+
+def _lift_1(fields: dict[str, Any]) -> None:
+    fields["rows"], fields["held"] = fields.pop("here"), fields.pop("sessions")
+
+
+class Clients:
+    """Every client that this broker knows of; the one place where sessions and connections come and go."""
+
+    __state__ = State(
+        "clients",
+        2,
+        saved=("rows", "held", "attachments"),
+        derived=("resting", "_told", "here", "may_rest", "sessions"),
+        lifts={1: _lift_1},
+    )
+
+    _told: tuple[dict[str, Any], Any]
+    """What a snapshot had, until everything has been read."""
+
+    def __init__(self) -> None:
+        self._told = ({}, [])
+        self._restore()
+        self.attachments: dict[str, Attachment] = {}
+        """Who reads from these sessions, for the way of a notification: a client's connection, or a stand-in
+        that throws everything away while the session ends."""
+
+    def _restore(self) -> None:
+        self.may_rest = False
+        """Whether nobody else keeps hold of clients and sessions with which nothing is under way."""
+        self.here: Waking[ClientHere] = Waking(self._wake)
+        self.sessions: Waking[Session] = Waking(self._wake)
+        """Those held here, for whoever needs no more than the session."""
+        self.resting: dict[str, None] = {}
+        """Those that are awake and away; the first has been awake for longest."""
+        rows, held = self._told
+        for client, row in rows.items():
+            self.here.put(client, None if isinstance(row, bytes) else row)
+        for client in held:
+            row = rows[client]
+            self.sessions.put(client, row if isinstance(row, bytes) else row.session)
+        self._told = ({}, [])
+
+    @property
+    def rows(self) -> dict[str, ClientHere | bytes]:
+        """Everyone, as a snapshot holds them."""
+        asleep: dict[str, Any] = dict(self.sessions.rows())
+        rows: dict[str, Any] = dict(self.here.rows())
+        for client, here in rows.items():
+            if here is None:
+                rows[client] = asleep[client]
+            elif self.may_rest:
+                rows[client] = _packed(here) or here
+        return rows
+
+    @rows.setter
+    def rows(self, rows: dict[str, ClientHere | bytes]) -> None:
+        self._told = (rows, [])
+
+    @property
+    def held(self) -> list[str]:
+        """Those whose sessions are here, in the order in which these came."""
+        return list(self.sessions)
+
+    @held.setter
+    def held(self, held: Any) -> None:
+        self._told = (self._told[0], held)
+
+    # --- at rest ---
+
+    def _wake(self, client: str) -> None:
+        here = _unpacked(client, dict.__getitem__(self.sessions, client))  # type: ignore[arg-type]
+        self.here.put(client, here)
+        self.sessions.put(client, here.session)
+        self.resting[client] = None
+
+    def rest(self) -> None:
+        """Put some to sleep, but for those that were awake last. Nobody may hold one of them now."""
+        resting = self.resting
+        if not self.may_rest or len(resting) <= AWAKE_MAX:
+            return
+        for client in list(islice(resting, min(len(resting) - AWAKE_MAX, REST_AT_ONCE))):
+            del resting[client]
+            here = self.here.get(client)
+            packed = _packed(here) if here is not None else None
+            if packed is not None:
+                self.here.put(client, None)
+                self.sessions.put(client, packed)
+
+    # --- coming and going ---
+
+    def of(self, client: str) -> ClientHere:
+        here = self.here.get(client)
+        if here is None:
+            here = self.here[client] = ClientHere(client)
+        return here
+
+    def forget_unused(self, here: ClientHere) -> None:
+        """Remove a client of which nothing is known any more."""
+        if here == ClientHere(here.client) and here.client in self.here:
+            del self.here[here.client]
+
+    def attach(self, here: ClientHere, attachment: Attachment) -> None:
+        here.on(Event.ATTACHED)
+        here.attachment = attachment
+        if not here.is_ending:
+            self.attachments[here.client] = attachment
+
+    def detach(self, here: ClientHere) -> None:
+        here.on(Event.DETACHED)
+        here.attachment = None
+        self.resting[here.client] = None
+        if not here.is_ending:
+            del self.attachments[here.client]
+
+    def arrive(self, session: Session, came_from: str) -> ClientHere:
+        here = self.of(session.client)
+        here.on(Event.ARRIVED if here.session is None else Event.MET)
+        here.session = self.sessions[session.client] = session
+        self.resting[session.client] = None
+        here.came_from = came_from
+        here.request, here.asked, here.rival, here.departed = None, "", "", None
+        return here
+
+    def depart(self, here: ClientHere, departed: Departed) -> None:
+        here.on(Event.DEPARTED)
+        here.session, here.departed = None, departed
+        del self.sessions[here.client]
+
+    def end(self, here: ClientHere, came_from: str, stand_in: Attachment) -> None:
+        if here.handoff is Handoff.FINISHED:
+            here.came_from = came_from
+        here.on(Event.ENDED)
+        self.attachments.pop(here.client, None)
+        self.attachments[here.client] = stand_in
+
+    def over(self, here: ClientHere) -> None:
+        here.on(Event.OVER)
+        here.session = None
+        del self.sessions[here.client], self.attachments[here.client]
+        if here.attachment is not None:
+            self.attachments[here.client] = here.attachment

@@ -1,0 +1,169 @@
+"""The MQTT sessions of a broker. That of a client which is away is kept as bytes until someone asks for it.
+
+A session takes some 4 kB as objects and 0.6 kB as bytes, and most sessions of a large broker are of clients
+that are away. Whether one is awake decides nothing: a snapshot is the same either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from itertools import islice
+
+import msgspec
+from msgspec.structs import replace
+
+from roamcast.filters.expression import string_text
+from roamcast.filters.selector import TOPIC
+from roamcast.mqtt.server.sessions import Capsule, MqttSession, Subscription
+from roamcast.state import State
+
+AWAKE_MAX = 256
+"""Sessions of clients that are away and stay awake: most clients that come back do so soon."""
+
+REST_AT_ONCE = 64
+"""How many are put to sleep in one turn, at most."""
+
+
+class _SleepingSession(msgspec.Struct, frozen=True, array_like=True):
+    """A session as bytes. New fields come last and have defaults: snapshots hold these bytes."""
+
+    owner: str
+    subscriptions: int
+    """How many."""
+    stream: str
+    timer: int
+    will_timer: int
+    capsule: Capsule
+    """As the session travels. Filters are left out that follow from the topic filter of a subscription."""
+    again_to: int = 0
+
+
+class _SleepingHead(msgspec.Struct, frozen=True, array_like=True):
+    """The first fields of a session that is asleep."""
+
+    owner: str
+    subscriptions: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_SleepingSession).decode
+_decode_head = msgspec.msgpack.Decoder(_SleepingHead).decode
+
+
+def _put_to_sleep(session: MqttSession) -> bytes | None:
+    """The session as bytes; None if it has to stay awake: others rely on what it is doing."""
+    if session.connection or session.will is not None or session.copied_from:
+        return None
+    subscriptions: list[Subscription] = []
+    for one in session.subscriptions.values():
+        if one.group:
+            return None
+        subscriptions.append(replace(one, filter="") if one.filter == _filter_of(one.name) else one)
+    capsule = session.packed(subscriptions, will_at=session.will_at)
+    return _encode(
+        _SleepingSession(
+            session.owner, len(session.subscriptions), session.stream, session.timer, session.will_timer,
+            capsule, session.again_to,
+        )
+    )  # fmt: skip
+
+
+def _filter_of(topic: str) -> str:
+    """The core's filter for one topic."""
+    return f"{TOPIC} = {string_text(topic)}"
+
+
+def _wake(client: str, data: bytes) -> MqttSession:
+    told = _decode(data)
+    subscriptions = [
+        one if one.filter else replace(one, filter=_filter_of(one.name)) for one in told.capsule.subscriptions
+    ]
+    session = MqttSession(client, replace(told.capsule, subscriptions=subscriptions), told.owner)
+    session.stream, session.timer, session.will_timer = told.stream, told.timer, told.will_timer
+    session.again_to = told.again_to
+    return session
+
+
+class Sessions(MutableMapping[str, MqttSession]):
+    """Sessions by client. Getting one wakes it; `rest` puts those to sleep that have nothing to do."""
+
+    __slots__ = ("_all", "resting")
+    __state__ = State("mqtt-sessions", saved=("rows",), derived=("_all", "resting"))
+
+    def __init__(self, sessions: dict[str, MqttSession | bytes] | None = None) -> None:
+        self._all: dict[str, MqttSession | bytes] = {} if sessions is None else sessions
+        self.resting: dict[str, None] = {}
+        """Those that are awake and whose clients are away; the first has been awake for longest."""
+
+    @property
+    def rows(self) -> dict[str, MqttSession | bytes]:
+        """What a snapshot holds: as bytes all that could be."""
+        return {
+            client: one if isinstance(one, bytes) else (_put_to_sleep(one) or one)
+            for client, one in self._all.items()
+        }
+
+    @rows.setter
+    def rows(self, rows: dict[str, MqttSession | bytes]) -> None:
+        self.__init__(rows)  # type: ignore[misc]
+
+    def __getitem__(self, client: str) -> MqttSession:
+        found = self._all[client]
+        if isinstance(found, bytes):
+            found = self._all[client] = _wake(client, found)
+            self.resting[client] = None
+        return found
+
+    def get(self, client: str, default: None = None) -> MqttSession | None:  # type: ignore[override]
+        return self[client] if client in self._all else None
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._all
+
+    def __setitem__(self, client: str, session: MqttSession) -> None:
+        self._all[client] = session
+        self.resting[client] = None
+
+    def __delitem__(self, client: str) -> None:
+        del self._all[client]
+        self.resting.pop(client, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def is_asleep(self, client: str) -> bool:
+        return isinstance(self._all.get(client), bytes)
+
+    def awake(self) -> list[MqttSession]:
+        """Those with a connection or a shared subscription, and perhaps others."""
+        return [one for one in self._all.values() if not isinstance(one, bytes)]
+
+    def owners(self) -> Iterator[tuple[str, str]]:
+        """Each client, and the owner of its session."""
+        for client, one in self._all.items():
+            yield client, one.owner if not isinstance(one, bytes) else _decode_head(one).owner
+
+    @property
+    def subscription_count(self) -> int:
+        return sum(
+            len(one.subscriptions) if not isinstance(one, bytes) else _decode_head(one).subscriptions
+            for one in self._all.values()
+        )
+
+    def left(self, session: MqttSession) -> None:
+        """The client of this session has gone."""
+        self.resting[session.client] = None
+
+    def rest(self) -> None:
+        """Put sessions to sleep, but for those that were woken last. Nobody may hold one of them now."""
+        resting = self.resting
+        if len(resting) <= AWAKE_MAX:
+            return
+        for client in list(islice(resting, min(len(resting) - AWAKE_MAX, REST_AT_ONCE))):
+            del resting[client]
+            session = self._all[client]
+            if not isinstance(session, bytes):
+                self._all[client] = _put_to_sleep(session) or session
