@@ -551,6 +551,42 @@ def test_as_published_what_others_want_comes_twice() -> None:
     assert not violations_of(parse_story(COPIES.format(protocol="relocation")))
 
 
+RINGS = """
+brokers a-b
+protocol {protocol}
+cache_notifications 2
+at 0 c attach a
+at 0 p attach a
+at 1 c subscribe kind = 'quiet'
+at 1 c subscribe kind = 'chatty'
+at 2 c leave
+at 3 p publish {{"kind": "quiet"}}
+at 4 p publish {{"kind": "chatty"}}
+at 5 p publish {{"kind": "chatty"}}
+at 6 p publish {{"kind": "chatty"}}
+at 7 c attach b
+"""
+
+
+def test_as_published_each_subscription_has_a_ring_of_its_own() -> None:
+    """A chatty subscription pushes out its own notifications, and not those of a quiet one."""
+    lost = {
+        name: [str(one) for one in verdict(parse_story(RINGS.format(protocol=name))).excused.items()]
+        for name in ("relocation", "relocation:published")
+    }
+    assert lost == {
+        "relocation": ["('lost (overflow)', 2)"],
+        "relocation:published": ["('lost (overflow)', 1)"],
+    }
+
+
+def test_as_published_what_two_subscriptions_have_is_repeated_and_reordered() -> None:
+    violations = [
+        one for seed in range(20) for one in violations_of(draw_story("relocation:published", seed))
+    ]
+    assert kinds_of(violations) == {"duplicate", "out of order"}
+
+
 def test_as_published_nothing_else_goes_wrong() -> None:
     violations = [
         one for seed in range(20) for one in violations_of(draw_story("relocation:repeating", seed))

@@ -9,6 +9,7 @@ from roamcast.mobility import (  # noqa: F401 (each registers itself)
     proactive,
     reactive,
     relocation,
+    relocation_published,
     roam,
     sub_unsub,
 )

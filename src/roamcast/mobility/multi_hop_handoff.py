@@ -547,6 +547,10 @@ class MultiHopHandoff(MobilityProtocol):
             hold.credit = max(hold.credit, CREDIT)
             self.go_on(client, hold)
 
+    def awaits_acknowledgement(self, client: str) -> bool:
+        hold = self.holds.get(client)
+        return hold is not None and hold.own is not None
+
     # --- when brokers are gone for good ---
 
     def on_undeliverable(self, message: Message) -> bool:
