@@ -305,9 +305,9 @@ class Endpoint:
         connection = self._attaching.get(client)
         if connection is None or client in self.sessions or PROVISIONAL + client in self.sessions:
             return False
-        if not MqttSession.is_readable(client, capsule):
+        if not capsule or not self.can_unpack(client, capsule):
             return False  # It is the word of another broker, which may be wrong.
-        session, _ = MqttSession.unpack(client, capsule, connection.identity.owner)
+        session, _ = self._take_unpacked(client, capsule, connection.identity.owner)
         expiry_s, will = session_expiry_of(connection.connect, self.settings), connection.connect.will
         if session.is_over(self.now) or (will is not None and min(will.delay, expiry_s)):
             return False
