@@ -303,6 +303,8 @@ class Endpoint:
         connection = self._attaching.get(client)
         if connection is None or client in self.sessions or PROVISIONAL + client in self.sessions:
             return False
+        if not MqttSession.is_readable(client, capsule):
+            return False  # It is the word of another broker, which may be wrong.
         session, _ = MqttSession.unpack(client, capsule, connection.identity.owner)
         expiry_s, will = session_expiry_of(connection.connect, self.settings), connection.connect.will
         if session.is_over(self.now) or (will is not None and min(will.delay, expiry_s)):
@@ -464,6 +466,8 @@ class Endpoint:
                     self.keeper.give_back(client, subscription, one)
 
     def outlasts_connection(self, client: str) -> bool:
+        if self.sessions.is_asleep(client):
+            return True  # One that does not is never put to sleep.
         session = self.sessions.get(client)
         return session is None or bool(session.expiry_s)
 
@@ -903,10 +907,15 @@ class Endpoint:
     def closed(self, id: int) -> None:
         """The connection is gone, and the client said nothing."""
         connection = self.connections.get(id)
-        last_words = connection.last_words() if connection is not None and id in self.ahead else None
-        if connection is not None and connection.session is not None and last_words is not None:
-            self._on_disconnect(connection, connection.session, last_words)
-        elif connection is not None:
+        if connection is None:
+            return
+        last_words = connection.last_words() if id in self.ahead else None
+        if connection.session is not None and last_words is not None:
+            try:
+                self._on_disconnect(connection, connection.session, last_words)
+            except PacketError as error:
+                self._end(connection, error.reason, str(error))
+        else:
             self.note(connection, "disconnected", "connection lost")
             self._drop(connection, with_will=True)
 
