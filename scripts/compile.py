@@ -117,6 +117,8 @@ class Module:
         # Nothing of the module can have used them before the first of them was defined.
         first, _ = _span(self._body[moved[0]])
         self.lines[first] = f"from {self.name}{SUFFIX} import {', '.join(sorted(names))}"
+        # They say that they are of this module, as those of the sources do.
+        values.append(f"for _one in ({', '.join(structs)},):\n    _one.__module__ = {self.name!r}")
         beside = self.path.with_name(f"{self.path.stem}{SUFFIX}.py")
         beside.write_text("\n".join(values) + "\n")
 

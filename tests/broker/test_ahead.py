@@ -240,6 +240,16 @@ def test_a_clean_start_is_answered_when_no_copy_is_left() -> None:
     assert reader.presents == [False, False], "there is no copy of a session without subscriptions"
 
 
+def test_a_clean_start_waits_for_a_copy_behind_a_link_that_is_down() -> None:
+    world = away()
+    world.cut_link("b0", "b3")
+    world.attach("reader", "b2", clean=True)
+    world.run(1_000)
+    assert world.clients["reader"].presents == [False]
+    world.go_on()
+    assert world.clients["reader"].presents == [False, False]
+
+
 def test_a_session_does_not_expire_under_a_client_that_a_copy_serves() -> None:
     world = away(session_expiry=100)
     world.attach("reader", "b1")
@@ -381,3 +391,31 @@ def test_nothing_is_left_of_a_client_that_was_refused() -> None:
             world.attach("reader", "b3")
         world.settle()
     assert list(known_at(world)) == ["b3"]
+
+
+def test_a_capsule_that_cannot_be_read_serves_nobody() -> None:
+    world = away()
+    world.sites["b2"].broker.protocol.copies["reader"].capsule = b"nonsense"
+    world.hold()
+    world.attach("reader", "b2")
+    world.settle()
+    assert world.clients["reader"].presents == [False]
+    world.go_on()
+    assert world.clients["reader"].presents == [False, True]
+    assert world.came("reader") == told(3)
+
+
+def test_qos_0_keeps_its_order_retained_or_not() -> None:
+    world = away()
+    world.attach("watcher", "b2")
+    world.settle()
+    world.subscribe("watcher", "other", 0)
+    world.settle()
+    world.hold()
+    world.attach("reader", "b2")
+    world.settle()
+    reader = world.clients["reader"]
+    for number, retain in enumerate((True, False, True)):
+        world._send(reader, packets.Publish("other", b"%d" % number, 0, retain))
+    world.settle()
+    assert world.came("watcher") == ["0", "1", "2"], "they need no session"

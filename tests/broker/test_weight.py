@@ -122,3 +122,22 @@ def test_what_a_sleeping_session_carries_is_all_there_is() -> None:
     in_capsule = {field.name for field in msgspec.structs.fields(Capsule)} - {"recalls"}
     wakeful = {"connection", "will", "copied_from"}
     assert set(STATE_CLASSES.of(MqttSession).saved) == carried | in_capsule | wakeful
+
+
+@pytest.mark.slow
+def test_many_clients_come_back_from_a_snapshot_asleep(fleet: Fleet) -> None:
+    """5,000 clients that are away, with ten messages each, as after a restart of a large broker."""
+    for number in range(5_000):
+        fleet.visit(number)
+    publisher = fleet.connect("publisher")
+    for number in range(50_000):
+        topic = f"fleet/{number % 5_000}/{number % TOPICS}"
+        fleet.send(publisher, Publish(topic, b"x" * 64, 1, packet_id=number % 60_000 + 1))
+    fleet.lose(publisher)
+    data = freeze(fleet.machine)
+    assert len(data) / 5_000 < 4_000
+    again = thaw(data)
+    assert state_hash(again) == state_hash(fleet.machine)
+    assert not again.front.sessions.awake()
+    assert not again.broker.clients.here.awake()
+    assert again.queued_bytes == fleet.machine.queued_bytes

@@ -146,7 +146,7 @@ def test_report_is_one_page_with_every_claim(
     assert run(build_app(), ["lab", "report", "adding", "--out", str(tmp_path)]) == 0
     page = (tmp_path / "claims.md").read_text()
     assert "2 claims: 1 hold, 1 do not, 0 are open" in page
-    assert "| [X2](#x2) | shape | does not hold | 4 |" in page
+    assert "| [X2](#x2) | shape | does not hold | full | 4 |" in page
     assert "Experiment `adding`: full setting, computed when the page was made." in page
     assert "![f](claims/adding-f.png)" in page
     assert (tmp_path / "claims" / "adding-f.png").stat().st_size > 0

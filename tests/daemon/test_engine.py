@@ -39,9 +39,10 @@ from roamcast.daemon.engine import (
 )
 from roamcast.daemon.linking import Linking
 from roamcast.errors import InputError
-from roamcast.mqtt.codec.packets import Auth, Connect, Publish
+from roamcast.mqtt.codec.packets import Auth, Connect, Publish, Subscribe, SubscriptionEntry
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
+from roamcast.mqtt.server.endpoint import EndpointSettings
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.effects import Input
 from roamcast.protocol.messages import Settled
@@ -160,6 +161,41 @@ def test_what_comes_after_a_pause_is_dealt_with_at_once_and_the_rest_together(
         return [*turns, engine.turns]
 
     assert asyncio.run(run()) == [1, 2, 2, 2, 2, 2, 3]
+
+
+@pytest.mark.parametrize(("window", "waits"), [(16, True), (1, False)])
+def test_a_lone_acknowledgement_waits_for_another_turn_if_nothing_follows_from_it(
+    monkeypatch: pytest.MonkeyPatch, window: int, waits: bool
+) -> None:
+    monkeypatch.setattr(engine_module, "PAUSE_S", DEADLINE_S)
+    settings = MachineSettings(
+        "a", broker=CoreSettings(window=window), endpoint=EndpointSettings(window=window)
+    )
+    subscribe = write(Subscribe(1, (SubscriptionEntry("t", 1),)), 5)
+    publish = [write(Publish("t", b"x", qos=1, packet_id=number), 5) for number in (1, 2)]
+
+    async def run() -> None:
+        site = BrokerMachine(settings)
+        engine = Engine(site, None, Nowhere())
+        for item in (Started(settings), arrival(1, "c"), ClientFrames(1, subscribe + b"".join(publish))):
+            engine.push(item)
+        engine.turn()
+        await asyncio.sleep(0)
+        in_flight = site.endpoint.sessions["c"].in_flight
+        assert in_flight.count == min(window, 2)
+        before = engine.turns
+        engine.take(ClientFrames(1, b"\x40\x02\0\1"), time.monotonic())
+        await asyncio.sleep(0)
+        assert (engine.turns == before) == waits
+        # The next one takes it along; and if none comes, it is taken soon.
+        await turn(engine, SessionSought("c", 1), lambda: engine.turns > before)
+        assert in_flight.count == 1
+        engine.take(ClientFrames(1, b"\x40\x02\0\2"), time.monotonic())
+        async with asyncio.timeout(DEADLINE_S):
+            while in_flight.count:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(run())
 
 
 async def turn(engine: Engine, item: MachineInput, happened: Callable[[], bool]) -> None:

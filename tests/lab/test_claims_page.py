@@ -30,6 +30,7 @@ def test_the_page(tmp_path: Path) -> None:
     page.write()
     text = (tmp_path / "claims.md").read_text()
     assert text.index("| [G2](#g2) |") < text.index("| [G10](#g10) |"), "by number"
+    assert "| [G2](#g2) | order | holds | full | more |" in text
     assert "Experiment `more`: full setting, 4 runs made by commit abc, def." in text
     assert "| G10 | holds | ours: does not hold |" in text
     assert (

@@ -161,6 +161,7 @@ def test_of_too_many_the_most_probable_are_loaded() -> None:
         ('{"brokers": {"b1": {"b2": {"probability": 1.5}}}}', "P from 0 to 1"),
         ('{"brokers": {"b1": {"b2": {"probability": NaN}}}}', "P from 0 to 1"),
         ('{"brokers": {"b1": {"b1": {"probability": 1}}}}', "'b1': is its own neighbour"),
+        ('{"version": 2, "brokers": {}}', "has version 2: this program reads version 1"),
     ],
 )
 def test_an_error_names_the_place(text: str, expected: str) -> None:

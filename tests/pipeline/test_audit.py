@@ -1,25 +1,31 @@
 """The audit against the simulator's checkers, and on logs that were tampered with."""
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from tests.pipeline.log_maker import Tampered
 
 from roamcast.bench.synthetic_log import Planted, write_synthetic_log
-from roamcast.cli import build_app, run
 from roamcast.mobility import PROTOCOLS
 from roamcast.pipeline.agreement import counts_by_run, disagreements
 from roamcast.pipeline.audit import audit_embedded, protocol_of
+from roamcast.pipeline.audit_sql import is_bad, problem
 from roamcast.pipeline.spark_engine import audit_on_spark
 from roamcast.protocol.notification import encode_attributes
-from roamcast.records.parquet import LogWriter
+from roamcast.protocol.records import KINDS, Row
+from roamcast.records.parquet import LogWriter, schema
 from roamcast.simulator.fuzz_logs import Verdict, write_fuzzed
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -225,11 +231,12 @@ def test_what_was_planted_in_a_larger_log_is_found(audited: Audited) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("java")
-def test_the_command_compares_many_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """With --seeds 0:200 it takes some minutes."""
+def test_the_command_compares_many_runs(tmp_path: Path) -> None:
+    """With --seeds 0:200 it takes some minutes. It has a process of its own: there is one Spark in each."""
     out = tmp_path / "out"
-    assert run(build_app(), ["pipeline", "agree", "--seeds", "0:13", "--out", str(out), "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    program = "import sys; from roamcast.cli import main; sys.exit(main())"
+    command = ["pipeline", "agree", "--seeds", "0:13", "--out", str(out), "--json"]
+    result = json.loads(subprocess.check_output([sys.executable, "-c", program, *command]))
     assert result["runs"] == 13 * len(PROTOCOLS)
     assert (result["disagreements"], result["examples"]) == (0, [])
     assert result["lost"] > 0
@@ -251,3 +258,30 @@ def test_protocols_are_told_by_the_names_of_runs() -> None:
     assert protocol_of("proactive:published-12") == "proactive:published"
     assert protocol_of("mobile=0.2 protocol=none seed=3") == "none"
     assert protocol_of("2026-11-15") == "2026-11-15"
+
+
+def test_what_is_bad_is_what_has_a_problem() -> None:
+    """The audit asks whether a row can be used, `ingest` asks why not."""
+    random = Random(7)
+    good = Row(
+        1, 1.0, "n", "published", client="c", broker="b", peer="p", publisher="p", incarnation=1, number=1,
+        notifications=1, message="m", cause="c", hops=1, size_bytes=1, filter="x = 1", attributes=b"",
+        reason="issued", published_at=1.0,
+    )  # fmt: skip
+    odd = {
+        "number": -1, "notifications": 0, "time": float("nan"), "reason": "other", "kind": "strange",
+    }  # fmt: skip
+    rows = []
+    for kind in KINDS:
+        for _ in range(60):
+            row = {"run": "r", **good._asdict(), "kind": kind}
+            for name in random.sample(list(row), random.choice((0, 0, 1, 2))):
+                row[name] = random.choice((None, odd.get(name)))
+            rows.append(row)
+    with duckdb.connect() as connection:
+        connection.register("log", pa.Table.from_pylist(rows, schema()))
+        for kinds in (KINDS, ("published",), ("subscribed", "moved"), ("acknowledged", "delivered")):
+            query = f"SELECT {is_bad(kinds)} AS bad, {problem(kinds)} AS why FROM log"
+            answers = connection.sql(query).fetchall()
+            assert [bad for bad, _ in answers] == [why is not None for _, why in answers]
+            assert {bad for bad, _ in answers} == {True, False}

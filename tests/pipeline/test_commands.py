@@ -158,14 +158,14 @@ def test_ingest_and_audit_with_executors_in_processes_of_their_own(log: Path, tm
     figures, said, _ = spark_command("ingest", "--log", log, "--out", clean, "--master", "local[1]")
     assert (figures["rows_read"], figures["rows_kept"], figures["quarantined"]) == (rows, rows, 0)
     assert said.splitlines()[:2] == ["Spark is starting (local[1]) ...", "ingesting ..."]
-    assert len(said.splitlines()) == 3, said
+    assert all(line.startswith("ingesting") for line in said.splitlines()[1:]), said
     cluster = "local-cluster[2,1,1536]"
     figures, said, code = spark_command(
         "audit", "--log", clean / "records", "--out", out, "--master", cluster, "--strict"
     )
     assert code == 0
     assert said.splitlines()[0] == f"Spark is starting ({cluster}) ..."
-    assert len(said.splitlines()) == 3, said
+    assert all(line.startswith("auditing") for line in said.splitlines()[1:]), said
     assert {name: figures[name] for name in ("expected", "delivered", "lost", "records")} == {
         "expected": 15, "delivered": 15, "lost": 0, "records": rows,
     }  # fmt: skip

@@ -61,8 +61,9 @@ def matched_by_duckdb(texts: list[str], attributes: list[dict[str, Any]]) -> set
         engine.register("rows", rows)
         engine.register("held", pa.table({"run": ["r"] * len(texts) + ["s"], "filter": [*texts, "TRUE"]}))
         engine.register("boxes", table.boxes)
+        engine.keep("wanted", "SELECT * FROM boxes JOIN held USING (filter)")
         engine.define_values("valued", "SELECT * FROM rows", table.values)
-        query = pairs_sql(table, DUCKDB, ("number",), ("filter",), "valued", "held", "boxes")
+        query = pairs_sql(table, DUCKDB, ("number",), ("filter",), "valued", "wanted", "held")
         return {(row["number"], row["filter"]) for row in engine.fetch(query).to_pylist()}
 
 

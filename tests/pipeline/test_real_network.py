@@ -33,9 +33,9 @@ def findings(out: Path) -> list[Found]:
     return sorted((row["kind"], row["client"], row["publisher"], row["number"]) for row in rows)
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_log(tmp_path_factory.mktemp("network"), seed=5)
+@pytest.fixture(scope="module", params=[5, 11, 12, 13])
+def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_log(tmp_path_factory.mktemp("network"), seed=request.param)
 
 
 def test_a_network_without_faults_has_no_findings(log: Path, tmp_path: Path) -> None:

@@ -10,8 +10,14 @@ from pyspark.sql import SparkSession
 from roamcast.errors import InputError
 from roamcast.pipeline.java import find_java, version_of
 from roamcast.pipeline.master import check_master, is_on_this_machine, is_one_process
-from roamcast.pipeline.session import HEAP_MB_MAX, HEAP_MB_MIN, fitting_heap_mb, fitting_partitions, memory_mb
-from roamcast.pipeline.stages import watched
+from roamcast.pipeline.session import (
+    HEAP_MB_MAX,
+    HEAP_MB_MIN,
+    fitting_heap_mb,
+    fitting_partitions,
+    memory_mb,
+    watched,
+)
 
 pytestmark = pytest.mark.xdist_group("spark")
 

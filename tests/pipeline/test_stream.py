@@ -21,7 +21,8 @@ from tests.pipeline.waiting import wait_until
 
 from roamcast.cli.pipeline_stream import stream as command
 from roamcast.errors import InputError
-from roamcast.pipeline.stream import Progress, StreamSettings, check_stream, start_stream
+from roamcast.pipeline.places import ArrowFiles
+from roamcast.pipeline.stream import Progress, StreamSettings, check_log, check_settings, start_stream
 from roamcast.protocol.records import Row
 from roamcast.simulator.story import parse_story
 
@@ -62,7 +63,7 @@ def follow(spark: SparkSession, log: Path, out: Path, late_s: float = 0.0) -> li
     """Read what is there now; how far each batch came."""
     settings = StreamSettings(late_s=late_s)
     out.mkdir(exist_ok=True)
-    check_stream(log, out, settings)
+    check_log(log)
     reports: list[Progress] = []
     start_stream(spark, log, out, settings, reports.append, once=True).awaitTermination()
     return reports
@@ -123,11 +124,11 @@ def test_minutes_are_closed_and_corrected(spark: SparkSession, write_log: WriteL
 
 def test_what_cannot_be_followed_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no such folder"):
-        check_stream(tmp_path / "nowhere", tmp_path, StreamSettings())
-    check_stream(tmp_path, tmp_path, StreamSettings(late_s=5))
-    check_stream(tmp_path, tmp_path, StreamSettings(late_s=5, every_s=1))
+        check_log(tmp_path / "nowhere")
+    check_settings(tmp_path, tmp_path, StreamSettings(late_s=5), ArrowFiles())
+    check_settings(tmp_path, tmp_path, StreamSettings(late_s=5, every_s=1), ArrowFiles())
     with pytest.raises(InputError, match=r"was begun with late_s 5, now 6"):
-        check_stream(tmp_path, tmp_path, StreamSettings(late_s=6))
+        check_settings(tmp_path, tmp_path, StreamSettings(late_s=6), ArrowFiles())
 
 
 def test_the_command_has_the_defaults_of_the_settings() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +15,7 @@ from roamcast.mqtt.server import delivering, endpoint
 from roamcast.mqtt.server.connection import MqttConnection
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.mqtt.server.sessions import MqttSession
-from roamcast.protocol.messages import READ_IN_VAIN, Hello, Welcome
-from roamcast.protocol.notification import Burst
+from roamcast.protocol.messages import READ_IN_VAIN, Welcome
 from roamcast.simulator.drawing import everyone_next
 from roamcast.simulator.mqtt_draw import draw_mqtt_story
 from roamcast.simulator.story import Story, parse_story, verdict, violations_of
@@ -67,10 +66,6 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def every_qos_is_served(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(endpoint, "sent_once_or_more", lambda *_: True)
-
-
-def unfinished_qos_2_is_served(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MqttSession, "may_be_copied", property(lambda self: not self.connection and self.expiry_s))
 
 
 def sessions_end_before_their_copies(patch: pytest.MonkeyPatch) -> None:
@@ -131,15 +126,6 @@ def acknowledgements_at_copies_do_not_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "follow", forget)
 
 
-def what_is_fed_is_served_at_once(patch: pytest.MonkeyPatch) -> None:
-    feed = Replica.feed
-
-    def at_once(self: Replica, bursts: tuple[Burst, ...], is_aside: bool) -> None:
-        feed(self, bursts, is_aside=False)
-
-    patch.setattr(Replica, "feed", at_once)
-
-
 def what_is_fed_meanwhile_is_lost(patch: pytest.MonkeyPatch) -> None:
     on_feed_copy = Roam.on_feed_copy
 
@@ -152,29 +138,6 @@ def what_is_fed_meanwhile_is_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roam, "on_feed_copy", lose)
 
 
-def a_new_expiry_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """A client that a copy has served leaves before its session comes."""
-    arrived = Endpoint.arrived
-
-    def forget(self: Endpoint, client: str, capsule: bytes, owner: str, reads_on: bool = False) -> None:
-        former = self.sessions.get(client)
-        if former is not None and former.copied_from and not former.connection:
-            self.give_up(client)
-        arrived(self, client, capsule, owner, reads_on)
-
-    patch.setattr(Endpoint, "arrived", forget)
-
-
-def clients_are_served_again_and_again(patch: pytest.MonkeyPatch) -> None:
-    """Also while the request for their last attach is on its way."""
-    serve_ahead = Roam.serve_ahead
-
-    def serve(self: Roam, hello: Hello, is_asked: bool) -> Mapping[str, int]:
-        return serve_ahead(self, hello, is_asked=False)
-
-    patch.setattr(Roam, "serve_ahead", serve)
-
-
 def requests_do_not_wait(patch: pytest.MonkeyPatch) -> None:
     take: Any = MqttConnection._take
     patch.setattr(MqttConnection, "_take_ahead", take)
@@ -182,17 +145,13 @@ def requests_do_not_wait(patch: pytest.MonkeyPatch) -> None:
 
 BREAKAGES: dict[str, Plant] = {
     "QoS 0 and 2 are served from copies": every_qos_is_served,
-    "unfinished QoS 2 is served from copies": unfinished_qos_2_is_served,
     "sessions end before their copies": sessions_end_before_their_copies,
     "copies of sessions that have ended stay": copies_of_ended_sessions_stay,
     "old copies are believed": old_copies_are_believed,
     "repeats are not marked": repeats_are_not_marked,
     "only copies mark repeats": only_copies_mark_repeats,
     "acknowledgements at copies do not count": acknowledgements_at_copies_do_not_count,
-    "what is fed meanwhile is served at once": what_is_fed_is_served_at_once,
     "what is fed meanwhile is lost": what_is_fed_meanwhile_is_lost,
-    "the expiry of a client that has left again is forgotten": a_new_expiry_is_forgotten,
-    "clients are served again and again": clients_are_served_again_and_again,
     "requests do not wait for the session": requests_do_not_wait,
 }
 

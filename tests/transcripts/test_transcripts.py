@@ -10,6 +10,7 @@ compared exactly. After a change that is meant, write them anew and look at the 
 from __future__ import annotations
 
 import os
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,21 @@ from roamcast.simulator.story import parse_story
 FOLDER = Path(__file__).parent
 TRANSCRIPTS = sorted(FOLDER.glob("*.txt"))
 CUT = "---\n"
+STAYS_S = 10.0
+"""How long a transcript of MQTT goes on after the last action."""
 REGENERATE = os.environ.get("ROAMCAST_REGENERATE") == "1"
 
-SKIPPED_FIELDS = {"cause", "published_at", "bodies", "incarnation", "received", "heard", "had", "known_as"}
+SKIPPED_FIELDS = {
+    "cause",
+    "published_at",
+    "bodies",
+    "incarnation",
+    "received",
+    "heard",
+    "had",
+    "known_as",
+    "capsule",
+}
 """Fields that say nothing about who tells whom what."""
 
 
@@ -86,8 +99,10 @@ def told_message(message: msgspec.Struct) -> str:
 class Witness:
     """Writes down what happens: at equal times what was done, then what was sent, then what was got."""
 
-    def __init__(self) -> None:
+    def __init__(self, until_s: float = inf) -> None:
+        """`until_s` if those who look on at the end of a story are to be left out: with MQTT."""
         self.seen: list[tuple[float, int, str]] = []
+        self.until_s = until_s
 
     def on_message(self, now: float, sender: str, receiver: str, message: Message) -> None:
         self.seen.append((now, 1, f"{sender} -> {receiver} {told_message(message)}"))
@@ -112,18 +127,23 @@ class Witness:
                 self.seen.append((row.time, 0, f"{broker} is back"))
             elif row.kind == "attached" and row.node == client:
                 self.seen.append((row.time, 2, f"{client} is welcome at {broker}, number {row.number}"))
+            elif row.kind == "acknowledged" and self.until_s < inf:
+                self.seen.append((row.time, 2, f"{client} has acknowledged {which} at {broker}"))
             elif row.kind == "delivered":
                 self.seen.append((row.time, 2, f"{client} gets {which} from {broker}"))
 
     def lines(self) -> list[str]:
-        return [f"{at:.3f} {what}" for at, _, what in sorted(self.seen, key=lambda one: one[:2])]
+        seen = [one for one in self.seen if one[0] <= self.until_s]
+        return [f"{at:.3f} {what}" for at, _, what in sorted(seen, key=lambda one: one[:2])]
 
 
 def transcript_of(text: str, name: str) -> str:
     """The story with what comes of it; what was there behind the cut is not looked at."""
     story = text.partition(CUT)[0]
-    witness = Witness()
-    result = parse_story(story, name).judge(witness.on_rows, witness.on_message)
+    told_story = parse_story(story, name)
+    is_mqtt = told_story.settings.mqtt is not None
+    witness = Witness(told_story.actions[-1][0] + STAYS_S if is_mqtt else inf)
+    result = told_story.judge(witness.on_rows, witness.on_message)
     figures = {"lost": result.lost, "duplicates": result.duplicates, "out of order": result.out_of_order}
     figures["missed by a client that is too fast"] = result.blacked_out
     verdict = ", ".join(f"{what} {count}" for what, count in figures.items() if count)

@@ -180,6 +180,11 @@ class Clients:
         self.sessions.put(client, here.session)
         self.resting[client] = None
 
+    def glance(self, client: str) -> ClientHere:
+        """A client of which something is to be read, and nothing changed: it is not woken."""
+        found = dict.__getitem__(self.here, client)
+        return found or _unpacked(client, dict.__getitem__(self.sessions, client))  # type: ignore[arg-type]
+
     def rest(self) -> None:
         """Put some to sleep, but for those that were awake last. Nobody may hold one of them now."""
         resting = self.resting

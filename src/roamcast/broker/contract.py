@@ -83,6 +83,9 @@ class AnyMachine(Protocol):
     def journalled(self, over: Collection[str] = ()) -> None:
         """Everything that this site has received is in the journal: its peers may be told."""
 
+    def awaits_acknowledgement(self, client: str) -> bool:
+        """True if something is done for the client as soon as it acknowledges what it was sent."""
+
     # --- for those who look on, and for operators ---
 
     @property

@@ -225,8 +225,9 @@ class Directory:
 
     def _where(self, client: str) -> tuple[Holder, ...]:
         """Who may hold a session. One that has left counts as held here until it has arrived."""
-        here = self._broker.clients.here.get(client)
-        if here is not None and (here.session is not None or here.departed is not None):
+        is_here = client in self._broker.sessions
+        here = self._broker.clients.here.get(client) if not is_here else None
+        if is_here or (here is not None and here.departed is not None):
             return ((self._broker.id, self.told),)
         return self._holders.get(client, ())
 

@@ -203,6 +203,12 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
             return of_broker
         return of_clients if of_broker is None else min(of_broker, of_clients)
 
+    def awaits_acknowledgement(self, client: str) -> bool:
+        broker = self.broker
+        attachment = broker.attachments.get(client)
+        queue = attachment.queue if attachment is not None else None
+        return queue is None or bool(queue.waiting) or broker.protocol.awaits_acknowledgement(client)
+
     # --- for those who look on (see contract.AnyMachine) ---
 
     @property

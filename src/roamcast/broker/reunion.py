@@ -165,7 +165,9 @@ class Reunion:
 
     def _claim_of(self, client: str) -> Claim | None:
         """The claim to the session held here; if it ends, to the one that will begin then."""
-        broker, here, session = self._broker, self._clients.here[client], self._broker.sessions[client]
+        broker, here = self._broker, self._clients.glance(client)
+        session = here.session
+        assert session is not None
         begun = session.begun
         if here.is_ending:
             if here.holding is Holding.REPLACED or here.attachment is None:
@@ -228,6 +230,8 @@ class Reunion:
 
     def session_came(self, here: ClientHere) -> None:
         """What was heard before the session came counts for it, too."""
+        if not self._joining:
+            return
         for claim in [claim for joining in self._joining for claim in joining.claims.get(here.client, ())]:
             if here.session is not None:
                 self._compare(claim)
@@ -314,7 +318,8 @@ class Reunion:
                 # Whoever was to answer may be among them: the other session may have gone there.
                 self._broker.send(here.older, Rival(own))
         self._go_on()
-        self.claim([client for client, one in self._broker.sessions.items() if one.last_broker in gone])
+        held = [(client, self._clients.glance(client).session) for client in self._broker.sessions]
+        self.claim([client for client, one in held if one is not None and one.last_broker in gone])
 
     def claim(self, clients: Iterable[str]) -> None:
         """Tell everyone of these sessions: they were on their way from a broker that is gone for good, and

@@ -28,7 +28,7 @@ class Sync(StrEnum):
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 ROWS_MIN, ROWS_MAX = 1_000, 1_000_000_000
-STEP_PARTS = ("wall_s", "core_s", "shuffle_mb", "spill_mb")
+STEP_PARTS = ("wall_s", "core_s", "shuffle_mb", "spill_mb", "peak_mb")
 
 
 def register(app: typer.Typer) -> None:
@@ -149,8 +149,11 @@ def pipeline(
     ] = None,
     subscribers: Annotated[int, typer.Option(min=10, max=10_000, help="Who receives something.")] = 1_000,
     memory_mb: Annotated[
-        int, typer.Option("--memory-mb", min=1_024, help="What an audit may take, all of its processes.")
-    ] = 6_144,
+        int | None,
+        typer.Option(
+            "--memory-mb", min=1_024, help="What an audit may take in all. [default: 3072, beyond 1e7 8192]"
+        ),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--dir", help="A folder with room for the logs. [default: a temporary one]")
     ] = None,
@@ -212,7 +215,7 @@ def show_pipeline(result: dict[str, Any]) -> None:
     table(["records", "by", "step", *(part.replace("_", " ") for part in STEP_PARTS)], steps)
     if "growth" in result:
         growth, of_cores = result["growth"], result["growth_core"]
-        print(f"a record of the largest log costs {growth} times one of the smallest (of cores {of_cores})")
+        print(f"a record of the largest log costs {growth} times one of the log before (cores: {of_cores})")
     for name, holds in result["holds"].items():
         print(f"{name.replace('_', ' ')}: {verdict(holds)}")
     show_skipped(result)

@@ -9,6 +9,7 @@ from roamcast.cli import (
     pipeline_audit,
     pipeline_models,
     pipeline_report,
+    pipeline_sql,
     pipeline_stream,
 )
 from roamcast.cli.usage import new_group
@@ -25,4 +26,5 @@ def register(app: typer.Typer) -> None:
     pipeline_agree.register(group)
     pipeline_models.register(group)
     pipeline_report.register(group)
+    pipeline_sql.register(group)
     pipeline_stream.register(group)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,11 +13,9 @@ from roamcast.cli.spark import (
     Conf,
     EngineName,
     Log,
-    LogPlace,
     Master,
     MemoryMb,
     Out,
-    OutPlace,
     Where,
     run_audit,
     run_on_spark,
@@ -38,8 +35,6 @@ FAULTS = {
     "clock_jumps": "times a node's clock went back (see breaks.parquet)",
     "misnumbered": "publishers do not number their notifications one by one",
 }
-SHOWN = 10
-"""Findings that are printed; all of them are in a table."""
 
 
 ClockError = Annotated[
@@ -73,12 +68,15 @@ def ingest(
     Run it again, or with files that came late: what is there is completed, never repeated.
     """
 
+    from roamcast.pipeline.places import place_of
+
     def work(spark: Any) -> dict[str, Any]:
         from roamcast.pipeline.ingest import ingest
 
-        return ingest(spark, log, out)
+        return ingest(spark, places[0], places[1])
 
-    figures = run_on_spark("ingesting", Where(master, conf, memory_mb), log, out, work)
+    places = place_of(log), place_of(out)
+    figures = run_on_spark("ingesting", Where(master, conf, memory_mb), *places, work)
     if as_json:
         emit_json(figures)
         return
@@ -86,12 +84,12 @@ def ingest(
     table(["what", "value"], [(name.replace("_", " "), value) for name, value in figures.items()])
     for reason, count in sorted(reasons.items()):
         print(f"  {count} put aside: {reason}")
-    print(f"The clean log is in {out / 'records'}")
+    print(f"The clean log is in {places[1] / 'records'}")
 
 
 def audit(
-    log: LogPlace,
-    out: OutPlace,
+    log: Log,
+    out: Out,
     master: Master = LOCAL,
     conf: Conf = None,
     memory_mb: MemoryMb = None,
@@ -106,20 +104,18 @@ def audit(
     their own are judged by what brokers say they acknowledged. Tables with every finding go to the folder.
     """
     check_seconds("--clock-error", clock_error)
-    from roamcast.pipeline.places import made_for, place_of
+    from roamcast.pipeline.places import place_of
 
-    with made_for(place_of(out)) as made:
-        figures = run_audit(engine, Where(master, conf, memory_mb), place_of(log), made, clock_error)
-        findings = first_findings(made / "findings")
+    figures = run_audit(engine, Where(master, conf, memory_mb), place_of(log), place_of(out), clock_error)
     if as_json:
         emit_json(figures)
     else:
-        show_audit(figures, findings, out)
+        show_audit(figures, out)
     if strict and any(figures[name] for name in (*COUNTS[2:], *FAULTS)):
         raise typer.Exit(EXIT_FINDINGS)
 
 
-def show_audit(figures: dict[str, Any], findings: list[str], out: str) -> None:
+def show_audit(figures: dict[str, Any], out: str) -> None:
     """The audit as a person reads it."""
     groups = figures["protocols"]
     if len(groups) > 1:
@@ -141,21 +137,12 @@ def show_audit(figures: dict[str, Any], findings: list[str], out: str) -> None:
         )
     if figures["unacknowledged"]:
         print(f"{figures['unacknowledged']:,} notifications wait for their clients, or for a word of them")
-    for line in findings:
-        print(f"  {line}")
+    for row in figures["examples"]:
+        print(
+            f"  {row['kind']}: {row['client']} and {row['publisher']}/{row['number']}"
+            f" at {row['time']:.6f} ({row['run']}, {row['node']} row {row['sequence']})"
+        )
     print(f"audited with {figures['engine']} in {figures['wall_s']:.1f} s; the tables are in {out}")
-
-
-def first_findings(folder: Path) -> list[str]:
-    """Some findings in words, so that a reader sees what they are like."""
-    import pyarrow.dataset as ds
-
-    rows = ds.dataset(folder, format="parquet").head(SHOWN).to_pylist()
-    return [
-        f"{row['kind']}: {row['client']} and {row['publisher']}/{row['number']}"
-        f" at {row['time']:.6f} ({row['run']}, {row['node']} row {row['sequence']})"
-        for row in rows
-    ]
 
 
 def metrics(
@@ -177,12 +164,15 @@ def metrics(
     check_seconds("--clock-error", clock_error)
     check_seconds("--neighbour-timeout", neighbour_timeout)
 
+    from roamcast.pipeline.places import place_of
+
     def work(spark: Any) -> dict[str, Any]:
         from roamcast.pipeline.metrics import metrics
 
-        return metrics(spark, log, out, neighbour_timeout_s=neighbour_timeout, clock_error_s=clock_error)
+        return metrics(spark, *places, neighbour_timeout_s=neighbour_timeout, clock_error_s=clock_error)
 
-    figures = run_on_spark("measuring", Where(master, conf, memory_mb), log, out, work)
+    places = place_of(log), place_of(out)
+    figures = run_on_spark("measuring", Where(master, conf, memory_mb), *places, work)
     if as_json:
         emit_json(figures)
         return

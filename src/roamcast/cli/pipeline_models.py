@@ -40,6 +40,12 @@ def neighbours(
     handoff: Annotated[
         float, typer.Option(help="Who takes longer to another broker was disconnected, in seconds.")
     ] = 60.0,
+    evaluate: Annotated[
+        bool,
+        typer.Option(
+            "--evaluate", help="Also judge models of higher order, by client and time of day; takes a while."
+        ),
+    ] = False,
     figures: Annotated[Path | None, typer.Option(help="Folder for pictures.")] = None,
     master: Master = "local[*]",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -53,14 +59,14 @@ def neighbours(
     from roamcast.lab.summary import write_json
     from roamcast.pipeline.mobility_model import ModelSettings, learn
 
-    settings = ModelSettings(learn_share, degree, mass, k, handoff)
+    settings = ModelSettings(learn_share, degree, mass, k, handoff, evaluate)
     settings.check()
     prepare_out_file(out)
     if figures is not None:
         prepare_out_folder(figures, option="--figures")
     with spark_session(master, small=small) as spark:
+        from roamcast.pipeline.session import watched
         from roamcast.pipeline.spark_engine import read_log
-        from roamcast.pipeline.stages import watched
         from roamcast.pipeline.visits import read_visits, visits_of_log
 
         visits = visits_of_log(read_log(spark, log)) if log else read_visits(spark, trace or Path())
@@ -109,6 +115,8 @@ def show(document: dict[str, Any], as_json: bool) -> None:
         columns = list(about["hit_rates"][0])
         rows = [list(row.values()) for row in about["hit_rates"]]
         table(columns, rows, title="Next broker among the first k, later moves")
+    if "evaluation" in about:
+        show_evaluation(about["evaluation"])
     residence = about["residence"]
     test = residence.get("exponential") or {}
     shown = ("mean_s", "p50_s", "p95_s", "variation")
@@ -121,3 +129,13 @@ def show(document: dict[str, Any], as_json: bool) -> None:
     table(["where clients are later, by", "wrong share"], [list(one) for one in errors])
     spots = [[row["broker"], row["share"], row["clients"], row["most_at_once"]] for row in about["hot_spots"]]
     table(["hot spot", "share of the time", "clients", "most at once"], spots[:10])
+
+
+def show_evaluation(found: dict[str, Any]) -> None:
+    """Models beside each other, and how right predictions of when were."""
+    columns = list(next(iter(found["models"].values()), {}))
+    rows = [[name, *row.values()] for name, row in found["models"].items()]
+    title = f"Later moves: {found['moves']:,}; the bound of clients' own ways is {found['bound_of_own_way']}"
+    table(["model", *(name.replace("_", " ") for name in columns)], rows, title=title)
+    calibrated = [list(row.values()) for row in found["calibration"]]
+    table(["stays", "said to end within 5 min", "did"], calibrated)

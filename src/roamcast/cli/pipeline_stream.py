@@ -9,20 +9,31 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roamcast.cli.output import emit_json, prepare_out_folder
+from roamcast.cli.output import emit_json
 from roamcast.cli.pipeline_audit import ClockError, check_seconds
-from roamcast.cli.spark import LOCAL, AsJson, Conf, Log, Master, MemoryMb, need_spark, spark_session
+from roamcast.cli.spark import (
+    LOCAL,
+    AsJson,
+    Conf,
+    Log,
+    Master,
+    MemoryMb,
+    need_spark,
+    prepare_out_place,
+    spark_session,
+)
 from roamcast.cli.tables import table_in_parts
 from roamcast.cli.usage import show_examples
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from roamcast.pipeline.places import Place
     from roamcast.pipeline.stream import Progress
 
 ONCE = "roamcast pipeline stream --log run/log --out stream --once"
@@ -41,7 +52,7 @@ def register(group: typer.Typer) -> None:
 def stream(
     log: Log,
     out: Annotated[
-        Path, typer.Option("--out", help="Folder for the minutes and the checkpoint, with which it goes on.")
+        str, typer.Option("--out", help="Folder or URL for minutes and checkpoint, with which it goes on.")
     ],
     master: Master = LOCAL,
     conf: Conf = None,
@@ -64,20 +75,23 @@ def stream(
     """
     need_spark()
     from roamcast.pipeline.master import check_master
-    from roamcast.pipeline.stream import StreamSettings, check_stream, start_stream
+    from roamcast.pipeline.places import place_of
+    from roamcast.pipeline.stream import StreamSettings, check_log, start_stream
 
     for name, value in (("--late", late), ("--forget", forget), ("--every", every)):
         check_seconds(name, value)
     check_seconds("--clock-error", clock_error)
     check_master(master)
     settings = StreamSettings(late, forget, clock_error, every)
-    prepare_out_folder(out)
-    check_stream(log, out, settings)
+    source, target = place_of(log), place_of(out)
+    prepare_out_place(target)
+    check_log(source)
     with spark_session(master, conf=conf, memory_mb=memory_mb, small=True) as spark:
-        query = start_stream(spark, log, out, settings, say, once=once)
+        query = start_stream(spark, source, target, settings, say, once=once)
         with asked_to_end() as is_asked:
             wait(query, is_asked)
-    conclude(out, as_json)
+        figures, minutes = shown_so_far(spark, target)
+    conclude(out, figures, minutes, as_json)
 
 
 def say(progress: Progress) -> None:
@@ -109,27 +123,28 @@ def wait(query: StreamingQuery, is_asked: threading.Event) -> None:
     query.awaitTermination()  # Raises what ended it, if something did.
 
 
-def conclude(out: Path, as_json: bool) -> None:
-    file = out / "stream.json"
-    if not file.exists():
-        figures: dict[str, Any] = {"minutes": 0, "records": 0, "batches": 0}
-    else:
-        figures = json.loads(file.read_text(encoding="utf-8"))
+def shown_so_far(spark: SparkSession, out: Place) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The figures of a stream, and its last minutes."""
+    from roamcast.pipeline.output import read_text
+    from roamcast.pipeline.places import ArrowFiles, url_of
+    from roamcast.pipeline.spark_engine import files_of
+
+    told = read_text(out / "stream.json", files_of(spark, out) or ArrowFiles())
+    if told is None:
+        return {"minutes": 0, "records": 0, "batches": 0}, []
+    table = spark.read.parquet(url_of(out / "minutes.parquet")).orderBy("run", "minute").toArrow()
+    return json.loads(told), table.slice(max(0, table.num_rows - SHOWN)).to_pylist()
+
+
+def conclude(out: str, figures: dict[str, Any], minutes: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         emit_json({**figures, "out": out})
         return
-    if figures["minutes"]:
-        show_minutes(out / "minutes.parquet")
-    minutes = f"{figures['minutes']:,} minutes of {figures['records']:,} rows"
-    print(f"{minutes}; they are in {out / 'minutes.parquet'}")
-
-
-def show_minutes(file: Path) -> None:
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(file).to_pylist()
-    columns = ("run", "expected", "delivered", "lost", "duplicates", "unexpected",
-               "handoff_delay_p95_s", "transfer_p95_s")  # fmt: skip
-    last = [[f"{row['minute']:%Y-%m-%d %H:%M}", *(row[name] for name in columns)] for row in rows[-SHOWN:]]
-    title = f"The last {len(last)} of {len(rows)} minutes"
-    table_in_parts(["minute", *(name.replace("_", " ") for name in columns)], last, title=title)
+    if minutes:
+        columns = ("run", "expected", "delivered", "lost", "duplicates", "unexpected",
+                   "handoff_delay_p95_s", "transfer_p95_s")  # fmt: skip
+        rows = [[f"{row['minute']:%Y-%m-%d %H:%M}", *(row[name] for name in columns)] for row in minutes]
+        title = f"The last {len(rows)} of {figures['minutes']} minutes"
+        table_in_parts(["minute", *(name.replace("_", " ") for name in columns)], rows, title=title)
+    counted = f"{figures['minutes']:,} minutes of {figures['records']:,} rows"
+    print(f"{counted}; they are in {out}/minutes.parquet")

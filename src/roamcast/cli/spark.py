@@ -28,6 +28,8 @@ Figures = TypeVar("Figures", bound=dict[str, Any])
 SMALL_ROWS = 2_000_000
 """Rows up to which a log is done before Java has compiled what would make it faster."""
 
+STORED_ROWS = 50_000_000
+"""What a log in a store is taken to have; Spark revises its plans when it has seen the first rows."""
 TINY_ROWS = 100_000
 """Up to here Spark takes longer to compile its plans, and to revise them on the way, than to follow them."""
 INTERPRETED = (
@@ -36,14 +38,10 @@ INTERPRETED = (
     "spark.sql.adaptive.enabled=false",
 )
 
-Log = Annotated[Path, typer.Option("--log", help="Folder with event logs, of any number of runs and nodes.")]
+Log = Annotated[
+    str, typer.Option("--log", help="Folder with event logs of any number of nodes, or its URL (s3://, ...).")
+]
 Out = Annotated[
-    Path, typer.Option("--out", help="Folder for the results; those of an earlier run are replaced.")
-]
-LogPlace = Annotated[
-    str, typer.Option("--log", help="Folder with event logs, or its URL (file://, s3://, ...).")
-]
-OutPlace = Annotated[
     str, typer.Option("--out", help="Folder for the results, or its URL; earlier results are replaced.")
 ]
 Master = Annotated[
@@ -82,18 +80,22 @@ class Where:
         return self.master == LOCAL and not self.conf
 
 
-def takes_embedded(engine: str, where: Where, rows: int) -> bool:
-    """True if a log of this size is for the embedded engine, which starts at once on this machine alone."""
-    if engine == "auto":
-        return is_installed("duckdb") and rows <= SMALL_ROWS and where.is_default
-    return engine == "duckdb"
+def takes_embedded(engine: str, where: Where, log: Place) -> bool:
+    """True if a log is for the embedded engine, which starts at once on this machine alone."""
+    if engine != "auto":
+        return engine == "duckdb"
+    if not is_installed("duckdb") or not where.is_default:
+        return False
+    from roamcast.pipeline.places import Store, rows_in
+
+    return (not isinstance(log, Store) or log.is_known_to_arrow) and rows_in(log) <= SMALL_ROWS
 
 
-def run_audit(engine: str, where: Where, log: Place, out: Path, clock_error_s: float = 0.0) -> dict[str, Any]:
+def run_audit(
+    engine: str, where: Where, log: Place, out: Place, clock_error_s: float = 0.0
+) -> dict[str, Any]:
     """Audit a log with the engine that fits it; adds which that was and how long it took."""
-    from roamcast.pipeline.places import rows_in
-
-    if not takes_embedded(engine, where, rows_in(log)):
+    if not takes_embedded(engine, where, log):
 
         def work(spark: SparkSession) -> dict[str, Any]:
             from roamcast.pipeline.spark_engine import audit_on_spark
@@ -105,11 +107,16 @@ def run_audit(engine: str, where: Where, log: Place, out: Path, clock_error_s: f
         raise InputError("DuckDB is not installed; it comes with: pip install 'roamcast[pipeline]'")
     from roamcast.pipeline.audit import audit_embedded
 
-    prepare_out_folder(out)
+    prepare_out_place(out)
     begun = time.perf_counter()
     with progress("auditing"):
         figures = audit_embedded(log, out, clock_error_s=clock_error_s, memory_mb=where.memory_mb)
     return {**figures, "wall_s": round(time.perf_counter() - begun, 3), "engine": "duckdb"}
+
+
+def prepare_out_place(out: Place) -> None:
+    if isinstance(out, Path):
+        prepare_out_folder(out)
 
 
 def is_installed(library: str = "pyspark") -> bool:
@@ -122,17 +129,20 @@ def need_spark() -> None:
 
 
 def run_on_spark(
-    title: str, where: Where, log: Place, out: Path, work: Callable[[SparkSession], Figures]
+    title: str, where: Where, log: Place, out: Place, work: Callable[[SparkSession], Figures]
 ) -> Figures:
-    """Look at the log, start Spark, do the work with a progress bar; adds how long both took."""
+    """Look at the log, start Spark, do the work with a progress bar; adds how long both took.
+
+    Logs in stores are looked at through Spark, which alone knows how to reach them.
+    """
     need_spark()
     from roamcast.pipeline.master import check_master
     from roamcast.pipeline.places import rows_in
     from roamcast.pipeline.session import fitting_partitions
 
     check_master(where.master)
-    rows = rows_in(log)
-    prepare_out_folder(out)
+    rows = rows_in(log) if isinstance(log, Path) else STORED_ROWS
+    prepare_out_place(out)
     started = time.perf_counter()
     small = rows <= SMALL_ROWS
     conf = [] if small else [f"spark.sql.shuffle.partitions={fitting_partitions(rows)}"]
@@ -146,7 +156,7 @@ def run_on_spark(
 
 
 def watched_work(title: str, spark: SparkSession, work: Callable[[SparkSession], Figures]) -> Figures:
-    from roamcast.pipeline.stages import watched
+    from roamcast.pipeline.session import watched
 
     with progress(title) as report, watched(spark, report):
         return work(spark)

@@ -41,6 +41,7 @@ from roamcast.daemon.clock import BrokerClock
 from roamcast.daemon.pressure import Pressure
 from roamcast.errors import InputError
 from roamcast.mqtt.codec.packets import Auth
+from roamcast.mqtt.server.connection import PUBACK
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.records import Row
 from roamcast.protocol.snapshot import freezing
@@ -58,6 +59,8 @@ PACKETS_PER_TURN_MIN, PACKETS_PER_TURN_MAX = 8, 4096
 """… at least and at most."""
 MARK_S = 0.02
 """How long the watermark of the journal may stay behind: moving it costs a block of the next sync."""
+ACKNOWLEDGED_S = 0.005
+"""How long the acknowledgement of a client may wait for another turn, if nothing follows from it."""
 PAUSE_S = 0.0002
 """After a pause like this a message is alone; where more are coming, they share a turn and a sync."""
 
@@ -162,7 +165,7 @@ def _never_again() -> int:
 
 class Engine:
     __slots__ = (
-        "_before_snapshot", "_context", "_deadline", "_endpoint", "_failure", "_gate",
+        "_acknowledging", "_before_snapshot", "_context", "_deadline", "_endpoint", "_failure", "_gate",
         "_has_failed", "_held", "_idle_since_s", "_inputs", "_is_scheduled", "_late", "_loop",
         "_marking", "_now", "_on_failure", "_output", "_pending", "_poll", "_records", "_retry",
         "_timer", "_unwatched_bytes", "_waiting", "_wanted_at", "clock", "journal", "on_snapshot",
@@ -220,6 +223,7 @@ class Engine:
         self._retry: asyncio.TimerHandle | None = None
         self._poll: asyncio.TimerHandle | None = None
         self._marking: asyncio.TimerHandle | None = None
+        self._acknowledging: asyncio.TimerHandle | None = None
         self._is_scheduled = False
         self._idle_since_s = 0.0
         """When the last turn ended, on the clock that never goes back."""
@@ -248,16 +252,34 @@ class Engine:
             self._is_scheduled = True
             self._loop.call_soon(self.turn, context=self._context)
 
-    def take(self, item: MachineInput, now_s: float) -> None:
-        """As `push`; but at once, if the loop had nothing to do for a while: then nobody waits behind it."""
+    def take(self, item: ClientFrames, now_s: float) -> None:
+        """As `push`; but at once, if the loop had nothing to do for a while: then nobody waits behind it.
+
+        A lone PUBACK from which nothing follows waits for the next turn: one of its own would cost as much as
+        the message did, and with `sync = "group"` a sync. After a crash the message may be sent again.
+        """
         self._pending.append(item)
         if self._is_scheduled:
             return
-        if now_s - self._idle_since_s > PAUSE_S:
+        data = item.data
+        if len(data) == 4 and data[0] == PUBACK and not self._is_awaited(item.connection):
+            if self._acknowledging is None:
+                self._acknowledging = self._loop.call_later(ACKNOWLEDGED_S, self._acknowledge)
+        elif now_s - self._idle_since_s > PAUSE_S:
             self.turn()
         else:
             self._is_scheduled = True
             self._loop.call_soon(self.turn, context=self._context)
+
+    def _is_awaited(self, connection: int) -> bool:
+        """True if something is sent to the client as soon as it has acknowledged what it has."""
+        found = self._endpoint.connections.get(connection)
+        return found is None or self.site.awaits_acknowledgement(found.client)
+
+    def _acknowledge(self) -> None:
+        self._acknowledging = None
+        if self._pending and not self._is_scheduled:
+            self.turn()
 
     def turn(self) -> None:
         self._is_scheduled = False
@@ -542,7 +564,7 @@ class Engine:
     def stop(self) -> None:
         """Finish what is pending and leave a snapshot, so that the next start has nothing to replay."""
         self.turn()
-        for timer in (self._timer, self._retry, self._poll, self._marking):
+        for timer in (self._timer, self._retry, self._poll, self._marking, self._acknowledging):
             if timer is not None:
                 timer.cancel()
         if self.journal is not None and self.is_promising:

@@ -154,6 +154,7 @@ def recover(config: Config, recovered: Recovered, events: EventLog | None) -> An
             if not isinstance(first, Started):
                 raise InputError(f"{where}: it does not begin with a start")
             machine = make_machine(first.settings)
+        machine.endpoint.encoder.is_mute = True
         try:
             effects = machine.step(entry.now, entry.inputs)
         except StateDiverged as error:
@@ -165,6 +166,8 @@ def recover(config: Config, recovered: Recovered, events: EventLog | None) -> An
             raise cannot_replay(config, error, data) from None
         if events is not None and effects.records:
             events.take(effects.records)
+    if machine is not None:
+        machine.endpoint.encoder.is_mute = False
     return machine
 
 

@@ -172,6 +172,7 @@ class Following:
                 first = entry.inputs[0]
                 assert isinstance(first, Started)
                 self._host.site = make_machine(first.settings)
+            self._host.site.endpoint.encoder.is_mute = True
             effects = self._host.site.step(entry.now, entry.inputs)
             if effects.records and self._host.records is not None:
                 self._host.records(effects.records)

@@ -123,6 +123,8 @@ class Replicating:
         """Follow; the copy of the site's machine, once it is the one that counts."""
         await self._promoted.wait()
         self.following.close("this replica leads now")
+        if self.site is not None:
+            self.site.endpoint.encoder.is_mute = False
         log.warning(
             "replica %s leads the site %s with epoch %d, from entry %d; in sync: %s",
             self.replica.name, self.config.id, self.replica.epoch, self.replica.last,

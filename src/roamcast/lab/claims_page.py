@@ -24,7 +24,7 @@ DOCUMENTS = {
 }  # fmt: skip
 FIGURES_MAX = 40
 """Measured values that a claim shows on the page."""
-ROWS_MAX = 150
+ROWS_MAX = 60
 """Rows of a table that is written beside the page; tables of single runs have more."""
 DOTS_PER_INCH = 100
 
@@ -78,6 +78,7 @@ class ClaimsPage:
     def _lines(self) -> list[str]:
         outcomes = [outcome for part in self._parts for outcome in part.findings.outcomes]
         outcomes.sort(key=lambda one: (one.claim[0], len(one.claim), one.claim))
+        settings = {one.claim: part.setting for part in self._parts for one in part.findings.outcomes}
         documents = dict.fromkeys(map(document_of, [*DOCUMENTS, *(one.claim for one in outcomes)]))
         counts = Counter(outcome.verdict for outcome in outcomes)
         lines = [
@@ -90,14 +91,17 @@ class ClaimsPage:
             "are shown. Where the setting of a document is not the one chosen here, a claim is judged in "
             "both, and the verdict is the one in the document's own setting. Brackets after a mean are its "
             "95 % interval. What the documents show in pictures only has no printed values to draw beside "
-            "ours; there the text's words are the claim.",
+            "ours; there the text's words are the claim. The column *runs* says how much of an experiment "
+            "was run for this page: *full* is the document's size, *quick* a smaller one (`--quick`), *once* "
+            "without repetitions, so without intervals. `roamcast lab report --runs FOLDER --out docs` makes "
+            "all in full.",
         ]  # fmt: skip
         for document in documents:
-            if of_it := [summary(one) for one in outcomes if document_of(one.claim) == document]:
+            if of_it := [summary(one, settings) for one in outcomes if document_of(one.claim) == document]:
                 lines += ["", f"## {document}", ""]
                 lines += [
-                    "| claim | kind | verdict | the document | where not, why |",
-                    "|---|---|---|---|---|",
+                    "| claim | kind | verdict | runs | the document | where not, why |",
+                    "|---|---|---|---|---|---|",
                 ]
                 lines += of_it
         lines += self._settings(outcomes)
@@ -154,8 +158,9 @@ def tables_of(findings: Findings) -> list[str]:
     return [name for name, rows in findings.tables.items() if len(rows) <= ROWS_MAX]
 
 
-def summary(outcome: Outcome) -> str:
-    cells = (f"[{outcome.claim}](#{outcome.claim.lower()})", outcome.kind, outcome.verdict,
+def summary(outcome: Outcome, settings: Mapping[str, str]) -> str:
+    runs = settings[outcome.claim].replace(" setting", "")
+    cells = (f"[{outcome.claim}](#{outcome.claim.lower()})", outcome.kind, outcome.verdict, runs,
              escaped(outcome.paper), escaped(outcome.note))  # fmt: skip
     return f"| {' | '.join(cells)} |"
 

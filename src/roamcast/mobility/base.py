@@ -360,6 +360,10 @@ class MobilityProtocol:
     def on_acknowledged(self, client: str) -> None:
         """The attached client has acknowledged something: there is room for more."""
 
+    def awaits_acknowledgement(self, client: str) -> bool:
+        """True if more is fetched for the client as soon as it has acknowledged something."""
+        return False
+
     def on_message(self, sender: str, message: Message) -> None:
         """One of the protocol's own messages; `sender` may be any broker.
 

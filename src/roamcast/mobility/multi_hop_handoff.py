@@ -547,6 +547,10 @@ class MultiHopHandoff(MobilityProtocol):
             hold.credit = max(hold.credit, CREDIT)
             self.go_on(client, hold)
 
+    def awaits_acknowledgement(self, client: str) -> bool:
+        hold = self.holds.get(client)
+        return hold is not None and hold.own is not None
+
     # --- when brokers are gone for good ---
 
     def on_undeliverable(self, message: Message) -> bool:
@@ -612,6 +616,8 @@ class MultiHopHandoff(MobilityProtocol):
         not known whether that arrived.
         """
         waits = reader.granted > 0
+        if not reader.segments:
+            return
         reader.segments = [
             one for place, one in enumerate(reader.segments)
             if self.host.is_reachable(one[0]) or (waits and place == 0)
@@ -692,7 +698,7 @@ def _take(bursts: deque[Burst], want: int) -> tuple[Burst, ...]:
 
 def _is_counted(*counts: int) -> bool:
     """Whether these are numbers of notifications."""
-    return all(0 <= count < 1 << 62 for count in counts)
+    return min(counts) >= 0 and max(counts) < 1 << 62
 
 
 class MultiHopHandoffUnacknowledged(MultiHopHandoff):

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 from roamcast.errors import InputError
 from roamcast.state import State
 
+MODEL_VERSION = 1
+"""Of the files that `parse_graph` reads; one that names none is of the first."""
 EVENTS_KEPT_MAX = 10_000
 """Moves, and removed edges, that are remembered for the figures; older ones are forgotten."""
 
@@ -35,6 +37,9 @@ def parse_graph(text: str, name: str = "neighbour graph") -> Graph:
         document = json.loads(text)
     except ValueError as error:
         raise InputError(f"{name}: {error}; expected JSON") from None
+    version = document.get("version", MODEL_VERSION) if isinstance(document, dict) else MODEL_VERSION
+    if version != MODEL_VERSION:
+        raise InputError(f"{name}: has version {version!r}: this program reads version {MODEL_VERSION}")
     rows = document.get("brokers") if isinstance(document, dict) else None
     if not isinstance(rows, dict):
         raise InputError(f'{name}: expected an object like {{"brokers": {{"b1": {{…}}}}}}')

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 from roamcast.errors import InputError
 
+MODEL_VERSION = 1
+"""Of the model file; a reader refuses a later one."""
+
 
 class Edge(NamedTuple):
     """Moves from one broker to another: how many, and when the last one was."""
@@ -75,8 +78,8 @@ def _bounded_row(
 def graph_document(
     graph: Mapping[str, Mapping[str, Mapping[str, float]]], about: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What is written to a file that `proactive` reads; it looks at nothing but the brokers."""
-    return {**({"about": dict(about)} if about else {}), "brokers": graph}
+    """What is written to a file that `proactive` and `roam` read."""
+    return {"version": MODEL_VERSION, **({"about": dict(about)} if about else {}), "brokers": graph}
 
 
 def learned_document(visits: Iterable[Iterable[tuple[str, float]]], until_s: float) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class Door(Protocol):
         """What may wait for one client."""
 
     def push(self, item: MachineInput) -> None: ...
-    def take(self, item: MachineInput, now_s: float) -> None:
+    def take(self, item: ClientFrames, now_s: float) -> None:
         """Bytes of a client, come at this time."""
 
     def opened(self, client: ClientConnection) -> int:

@@ -150,7 +150,7 @@ class Doorway:
         one.setblocking(False)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._waiting[one] = stranger
-        self._loop.add_reader(one, self._spoke, one)
+        self._spoke(one, is_watched=False)  # Its first bytes have often come with the connection.
 
     def _forget(self, one: socket.socket) -> None:
         """A connection that has not sent a byte ends."""
@@ -158,11 +158,13 @@ class Doorway:
             self._loop.remove_reader(one)
             one.close()
 
-    def _spoke(self, one: socket.socket) -> None:
+    def _spoke(self, one: socket.socket, is_watched: bool = True) -> None:
         stranger = self._waiting[one]
         try:
             has_spoken = bool(one.recv(1, socket.MSG_PEEK))
         except (BlockingIOError, InterruptedError):
+            if not is_watched:
+                self._loop.add_reader(one, self._spoke, one)
             return
         except OSError:
             has_spoken = False
@@ -171,7 +173,8 @@ class Doorway:
             self._forget(one)
             return
         del self._waiting[one]
-        self._loop.remove_reader(one)
+        if is_watched:
+            self._loop.remove_reader(one)
         self._strangers.spoke(stranger)
         task = self._loop.create_task(self._enter(one, stranger))
         stranger.leave = partial(self._break_off, task)

@@ -13,7 +13,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -26,9 +26,10 @@ import pyarrow.parquet as pq
 from roamcast.filters.selector import parse
 from roamcast.pipeline import audit_sql as sql
 from roamcast.pipeline.audit_sql import CLIENT, COUNTS, INCARNATION, NODE, ROW
-from roamcast.pipeline.engines import Engine, duck_engine
+from roamcast.pipeline.dialects import DUCKDB
+from roamcast.pipeline.engines import KEPT, Desk, Engine, duck_engine
 from roamcast.pipeline.matching import filter_table, problem_of_filter
-from roamcast.pipeline.output import replace_parts, unfinished
+from roamcast.pipeline.output import results
 from roamcast.pipeline.places import Place
 from roamcast.protocol.records import NO_LOCAL, SHARED, UNPROMISED
 
@@ -36,6 +37,8 @@ EVERY_ROW_MAX = 1_000_000
 """Up to here every row is compared with the one before it; in larger logs only where blocks look odd."""
 
 PROTOCOL = re.compile(r"(?:.*\bprotocol=)?([a-z]\w*(?::[a-z]\w*)?)")
+EXAMPLES = 10
+"""Findings that are among the figures; all of them are in a table."""
 LONG_AGO = -1e300
 ON_ITS_WAY_S = 10.0
 """How long a notification may take from the broker of its publisher to that of a new subscriber."""
@@ -58,19 +61,20 @@ def protocol_of(run: str) -> str:
 def audit(engine: Engine, made: Path, clock_error_s: float = 0.0) -> dict[str, Any]:
     """Audit the table `log`, and write the tables and the figures into a folder."""
     made.mkdir(exist_ok=True)
-    steps = Steps(engine)
+    desk, steps = engine.desk, Steps(engine)
     with steps.step("nodes"):
         health = _look_at_nodes(engine, made)
     with steps.step("names"):
         names = _name(engine, health)
     with steps.step("verdicts"):
         _judge(engine, names, clock_error_s, health.has_bursts)
-        suspicions = engine.fetch(sql.SUSPICIONS).to_pylist()[0]
     with steps.step("findings"):
-        _find(engine, suspicions, made)
+        _find(engine)
+        desk.write("findings", made / "findings")
     with steps.step("tables"):
-        clients, handoffs = _write_tables(engine, names, made)
-        broken = _write(engine, _breaks(engine, health), made / "breaks.parquet")
+        clients, handoffs = _write_tables(desk, names, made)
+        broken = _breaks(engine, health)
+        pq.write_table(broken, made / "breaks.parquet")
     by_brokers = pc.equal(clients.column("judged_by"), "brokers")
     figures = {
         **_totals(clients),
@@ -87,6 +91,7 @@ def audit(engine: Engine, made: Path, clock_error_s: float = 0.0) -> dict[str, A
         "clock_jumps": pc.sum(pc.greater(broken.column("went_back_s"), 0)).as_py() or 0,
         "misnumbered": names.misnumbered,
         "protocols": _by_protocol(clients),
+        "examples": desk.fetch(f"SELECT * FROM findings LIMIT {EXAMPLES}").to_pylist(),
         "steps": steps.taken,
     }
     (made / "audit.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
@@ -94,7 +99,7 @@ def audit(engine: Engine, made: Path, clock_error_s: float = 0.0) -> dict[str, A
 
 
 class Steps:
-    """What each step of a job takes: seconds, and what its engine counts."""
+    """What each step of a job takes: seconds, what its engine counts, and memory at most."""
 
     def __init__(self, engine: Engine) -> None:
         self.taken: dict[str, dict[str, float]] = {}
@@ -103,20 +108,36 @@ class Steps:
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         begun, before = time.perf_counter(), self._engine.counters()
+        for process in self._engine.processes():
+            reset_peak(process)
         yield
         after = self._engine.counters()
         taken = {count: round(value - before[count], 2) for count, value in after.items()}
-        self.taken[name] = {"wall_s": round(time.perf_counter() - begun, 3), **taken}
+        peak_mb = sum(map(peak_mb_of, self._engine.processes()))
+        self.taken[name] = {"wall_s": round(time.perf_counter() - begun, 3), **taken, "peak_mb": peak_mb}
+
+
+def reset_peak(process: int) -> None:
+    """Begin to count the memory of a process anew; Linux lets us do so for our own ones."""
+    with suppress(OSError):
+        Path(f"/proc/{process}/clear_refs").write_text("5")
+
+
+def peak_mb_of(process: int) -> int:
+    """The most memory that a process had since; 0 where nobody says."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{process}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) >> 10
+    return 0
 
 
 def audit_embedded(
-    log: Place, out: Path, *, clock_error_s: float = 0.0, memory_mb: int | None = None
+    log: Place, out: Place, *, clock_error_s: float = 0.0, memory_mb: int | None = None
 ) -> dict[str, Any]:
     """The same with DuckDB, in this process: for logs that fit this machine."""
-    with unfinished(out) as made, duck_engine(log, memory_mb) as engine:
-        figures = audit(engine, made, clock_error_s)
-        replace_parts(made, out)
-    return figures
+    with results(out) as output, duck_engine(log, output.folder / KEPT, memory_mb) as engine:
+        return audit(engine, output.folder, clock_error_s)
 
 
 # --- the rows ---
@@ -146,26 +167,28 @@ def _look_at_nodes(engine: Engine, made: Path) -> Health:
     """What the log of each node looks like; each row is there once from then on."""
     health = Health(engine.fetch(sql.NODES))
     pq.write_table(health.nodes, made / "nodes.parquet")
-    engine.register("nodes", health.nodes)
+    engine.desk.register("nodes", health.nodes)
     once = engine.dialect.once("log", ROW) if health.total("repeated") else "SELECT * FROM log"
     engine.define("rows", once)
-    engine.keep("rare", sql.RARE_ROWS)
+    engine.gather("rare", sql.RARE_ROWS)
     for kind in ("published", "delivered", "acknowledged"):
         known = " AND publisher IS NOT NULL AND incarnation IS NOT NULL" if kind == "acknowledged" else ""
         engine.define(kind, f"SELECT * FROM rows WHERE {sql.usable(kind)}{known}")
     return health
 
 
-def _breaks(engine: Engine, health: Health) -> str:
+def _breaks(engine: Engine, health: Health) -> pa.Table:
     """Where rows are missing from the log of a node, or its clock went back."""
     if health.total("rows") <= EVERY_ROW_MAX:
-        return sql.breaks(engine.dialect, "rows")
+        return engine.fetch(sql.breaks(engine.dialect, "rows"))
     broken = health.broken
     if not broken.num_rows:
-        return sql.breaks(engine.dialect, "(SELECT * FROM rows WHERE false) AS none")
-    engine.register("broken", broken)
+        return engine.desk.fetch(sql.NO_BREAKS)
+    engine.share("broken", broken)
     join = "rows AS r JOIN broken AS b ON b.run = r.run AND b.node = r.node"
-    return sql.breaks(engine.dialect, f"(SELECT /*+ BROADCAST(b) */ r.* FROM {join}) AS broken_rows")
+    return engine.fetch(
+        sql.breaks(engine.dialect, f"(SELECT /*+ BROADCAST(b) */ r.* FROM {join}) AS broken_rows")
+    )
 
 
 # --- names ---
@@ -199,8 +222,9 @@ class Names:
 
 def _name(engine: Engine, health: Health) -> Names:
     """Give numbers to names, and register the tables of them."""
-    held = _issued_early(engine.fetch(sql.subscriptions(engine.dialect)).cast(HELD_SCHEMA), health)
-    terms = engine.fetch(sql.TERMS).to_pylist()
+    desk = engine.desk
+    held = _issued_early(desk.fetch(sql.subscriptions(DUCKDB)).cast(HELD_SCHEMA), health)
+    terms = desk.fetch(sql.TERMS).to_pylist()
     joined = [_joined(row) for row in terms if row["reason"] == SHARED]
     held = pa.concat_tables([held, pa.Table.from_pylist(joined, HELD_SCHEMA)])
     texts = held.column("filter").unique().to_pylist()
@@ -211,10 +235,10 @@ def _name(engine: Engine, health: Health) -> Names:
     publishers = _publishers(engine.fetch(sql.PUBLISHERS))
     held = held.join(clients, list(CLIENT)).combine_chunks()
     held = _with_own(_never_settled(held, terms), publishers, terms)
-    engine.register("clients", clients)
-    engine.register("publishers", publishers.select([*INCARNATION, "publisher_id", "incarnation_rank"]))
-    engine.register("held", held.drop_columns("client"))
-    return Names(clients, publishers, held, _rows_with(engine, unreadable))
+    engine.share("clients", clients)
+    engine.share("publishers", publishers.select([*INCARNATION, "publisher_id", "incarnation_rank"]))
+    desk.register("held", held.drop_columns("client"))
+    return Names(clients, publishers, held, _rows_with(desk, unreadable))
 
 
 def _issued_early(held: pa.Table, health: Health) -> pa.Table:
@@ -277,13 +301,13 @@ def _publishers(found: pa.Table) -> pa.Table:
     )
 
 
-def _rows_with(engine: Engine, filters: list[str]) -> int:
+def _rows_with(desk: Desk, filters: list[str]) -> int:
     """How many rows carry one of these filters."""
     if not filters:
         return 0
-    engine.register("unreadable", pa.table({"filter": pa.array(filters, pa.string())}))
+    desk.register("unreadable", pa.table({"filter": pa.array(filters, pa.string())}))
     query = "SELECT count(*) AS rows FROM rare AS r JOIN unreadable AS u ON u.filter = r.filter"
-    rows: int = engine.fetch(query).to_pylist()[0]["rows"]
+    rows: int = desk.fetch(query).to_pylist()[0]["rows"]
     return rows
 
 
@@ -291,64 +315,76 @@ def _rows_with(engine: Engine, filters: list[str]) -> int:
 
 
 def _judge(engine: Engine, names: Names, clock_error_s: float, has_bursts: bool) -> None:
-    """Make the tables `witnesses` and `verdicts`."""
-    witnesses = engine.fetch(sql.WITNESSES)
-    engine.register("witnesses", witnesses)
-    lives = engine.fetch(sql.LIVES)
-    engine.register("lives", lives)
+    """Make the table `verdicts`."""
+    desk = engine.desk
+    witnesses, lives = desk.fetch(sql.WITNESSES), desk.fetch(sql.LIVES)
     asks_brokers = bool(pc.any(pc.not_equal(witnesses.column("witness"), sql.WHOLE)).as_py())
+    has_lives = bool(lives.num_rows)
+    engine.share("witnesses", witnesses)
+    if has_lives:
+        engine.share("lives", lives)
     table = filter_table(names.held.column("filter").unique().to_pylist())
-    engine.register("boxes", table.boxes)
+    desk.register("boxes", table.boxes)
+    engine.share("wanted", desk.fetch("SELECT * FROM boxes JOIN held USING (filter)"))
+    if table.unboxed:
+        engine.share("held", desk.fetch("SELECT * FROM held"))
     engine.define_values("valued", sql.NUMBERED, table.values)
     engine.define("readable", "SELECT * FROM valued WHERE readable")
     engine.define("owed", sql.owed(table, engine.dialect, clock_error_s))
-    engine.define("told", sql.told(bool(lives.num_rows), asks_brokers))
+    engine.define("told", sql.told(has_lives, asks_brokers))
     engine.define("known", sql.TOLD)
     engine.define("came", sql.CAME)
-    engine.define("excused", sql.EXCUSED_ONES)
-    sides = ("owed", "came", "excused")
-    engine.keep("verdicts", sql.verdicts(sides, engine.dialect, has_bursts, bool(lives.num_rows)))
+    sides = ["owed", "came"]
+    excused = desk.fetch(sql.EXCUSED_ONES)
+    if excused.num_rows:
+        engine.share("excused", excused)
+        sides.append("excused")
+    engine.gather(
+        "verdicts",
+        sql.verdicts(
+            sides, engine.dialect, has_bursts=has_bursts, has_lives=has_lives, asks_brokers=asks_brokers
+        ),
+    )
 
 
-def _find(engine: Engine, suspicions: Mapping[str, int], made: Path) -> None:
-    """Write the table `findings`."""
-    engine.define("visits", sql.VISITS)
-    engine.define("each_published", sql.each_published(engine.dialect))
-    parts = []
-    if suspicions["missing"]:
-        engine.define("missing_ones", sql.MISSING_ONES)
-        parts.append("missing_ones")
-    if suspicions["repeated_or_late"] or suspicions["unwanted"]:
-        engine.keep("suspects", sql.suspects(engine.dialect))
-        engine.define("unwanted_ones", sql.UNWANTED_ONES)
-        parts.append("unwanted_ones")
-    engine.define("findings", sql.findings(engine.dialect, parts))
-    engine.write("findings", made / "findings")
+def _find(engine: Engine) -> None:
+    """Make the table `findings`: look at the log again for whatever is suspicious, and only then."""
+    desk = engine.desk
+    suspicions = desk.fetch(sql.SUSPICIONS).to_pylist()[0]
+    if suspicions["came"]:
+        engine.share("suspicious", desk.fetch(sql.SUSPICIOUS))
+        engine.gather("suspects", sql.suspects(engine.dialect))
+    else:
+        desk.keep("suspects", sql.NONE_FOUND)
+    asked_for = desk.fetch(sql.ASKED_FOR)
+    if asked_for.num_rows:
+        engine.share("asked_for", asked_for)
+        engine.gather("published_ones", sql.published_ones(engine.dialect))
+    else:
+        desk.keep("published_ones", sql.NONE_FOUND)
+    desk.keep("visits", sql.VISITS)
+    desk.keep("findings", sql.FINDINGS)
 
 
 # --- tables ---
 
 
-def _write_tables(engine: Engine, names: Names, made: Path) -> tuple[pa.Table, pa.Table]:
+def _write_tables(desk: Desk, names: Names, made: Path) -> tuple[pa.Table, pa.Table]:
     """Write what became of streams, clients, publishers and handoffs; the tables of clients and handoffs."""
-    engine.define("streams", sql.STREAMS)
-    engine.write("streams", made / "streams")
-    clients = engine.fetch(sql.CLIENTS)
+    desk.keep("streams", sql.STREAMS)
+    desk.write("streams", made / "streams")
+    clients = desk.fetch(sql.CLIENTS)
     pq.write_table(clients, made / "clients.parquet")
     key = ["run", "publisher"]
     published = names.publishers.group_by(key).aggregate([("published", "sum")])
-    sums = engine.fetch(sql.sums(*key))
+    sums = desk.fetch(sql.sums(*key))
     both = published.rename_columns([*key, "published"]).join(sums, key, join_type="full outer")
     counts = {name: pc.fill_null(both.column(name), 0) for name in ("published", *COUNTS)}
     publishers = pa.table({**{name: both.column(name) for name in key}, **counts})
     pq.write_table(publishers.sort_by([(name, "ascending") for name in key]), made / "publishers.parquet")
-    return clients, _write(engine, sql.HANDOFFS, made / "handoffs.parquet")
-
-
-def _write(engine: Engine, query: str, file: Path) -> pa.Table:
-    table = engine.fetch(query)
-    pq.write_table(table, file)
-    return table
+    handoffs = desk.fetch(sql.HANDOFFS)
+    pq.write_table(handoffs, made / "handoffs.parquet")
+    return clients, handoffs
 
 
 # --- figures ---

@@ -1,5 +1,8 @@
 """The audit as SQL that Spark and DuckDB both run: one text, so that one set of rules decides.
 
+Queries over `log` run in the engine. What they leave has the size of the network (nodes, subscriptions,
+moves, streams, findings), and all other queries run at the desk (see engines.py).
+
 Everything that joins or sorts millions of rows does so by numbers: client and publisher are one (`stream`),
 incarnation and number of a notification another (`place`), counted down, so that the later comes first.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from roamcast.pipeline.dialects import Dialect
+from roamcast.pipeline.dialects import DUCKDB, Dialect
 from roamcast.pipeline.matching import FilterTable, pairs_sql
 from roamcast.protocol.records import (
     FREQUENT_KINDS,
@@ -40,9 +43,15 @@ EXCUSES = ("session ended", "expired")
 """Reasons for which a broker drops what it need not deliver any more."""
 
 CHANGES = ("subscribed", "unsubscribed")
-CHANGE_REASONS = ("issued", "settled", UNPROMISED, NO_LOCAL, SHARED)
-RARE = (*CHANGES, "moved", "dropped", "attached", "detached")
+CHANGES_OF_FILTERS = (*CHANGES, "advertised", "unadvertised")
+_CHANGE_REASONS = ", ".join(f"'{reason}'" for reason in ("issued", "settled", UNPROMISED, NO_LOCAL, SHARED))
+_IS_NO_TIME = "isnan(time) OR abs(time) = CAST('Infinity' AS DOUBLE)"
+RARE = (*CHANGES, "moved", "dropped", "detached")
 """Kinds that are picked out of the log in one pass: it takes as long for a few rows as for many."""
+RARE_COLUMNS = (
+    "run", "sequence", "time", "node", "kind", "client", "broker", "publisher", "incarnation", "number",
+    "notifications", "filter", "reason",
+)  # fmt: skip
 
 EDGES = ("issued", "settled", "ending", "ended")
 """What happens to a subscription, in order; each has a place in the log, or none."""
@@ -69,16 +78,45 @@ COUNTS = ("expected", "delivered", *KINDS_OF_FINDINGS.values())
 # --- one row ---
 
 
+OFTEN = ("forwarded", "delivered", "published", "acknowledged", *sorted(FREQUENT_KINDS - {"forwarded"}))
+"""Kinds of which there are most: they are asked about first."""
+
+
+def _in_order(kinds: Iterable[str]) -> list[str]:
+    return sorted(kinds, key=lambda name: OFTEN.index(name) if name in OFTEN else len(OFTEN))
+
+
+def is_bad(kinds: Iterable[str] = KINDS) -> str:
+    """The condition that `problem` would name one, in fewer words: it is asked of every row of a log."""
+    kinds = tuple(kinds)
+    by_needs: dict[str, list[str]] = {}
+    for kind in _in_order(kinds):
+        lacks = [f"{field} IS NULL" for field in NEEDED[kind]]
+        if kind in CHANGES_OF_FILTERS:
+            lacks.append(f"reason NOT IN ({_CHANGE_REASONS})")
+        by_needs.setdefault(" OR ".join(lacks) or "false", []).append(kind)
+    whens = [f"WHEN {name} IS NULL THEN true" for name in (*ROW, "time", "kind")]
+    whens.append(f"WHEN {_IS_NO_TIME} THEN true")
+    fields = {field for kind in kinds for field in NEEDED[kind]}
+    if "number" in fields:
+        whens.append(f"WHEN number < 0 OR number >= {1 << NUMBER_BITS} THEN true")
+    if "notifications" in fields:
+        whens.append(f"WHEN notifications < 1 OR notifications > {NOTIFICATIONS_MAX} THEN true")
+    whens += [f"WHEN {_is_one_of(names)} THEN {needs}" for needs, names in by_needs.items()]
+    return f"(CASE {' '.join(whens)} ELSE true END)"
+
+
+def _is_one_of(kinds: Sequence[str]) -> str:
+    return f"kind IN ({', '.join(repr(kind) for kind in kinds)})"
+
+
 def problem(kinds: Iterable[str] = KINDS) -> str:
     """Why a row cannot be used, as a text; null if it can. `kinds` are those it can be of."""
     kinds = tuple(kinds)
     any_row = [f"WHEN {name} IS NULL THEN 'no {name}'" for name in (*ROW, "time", "kind")]
-    any_row.append("WHEN isnan(time) OR abs(time) = CAST('Infinity' AS DOUBLE) THEN 'time is no number'")
+    any_row.append(f"WHEN {_IS_NO_TIME} THEN 'time is no number'")
     fields = {field for kind in kinds for field in NEEDED[kind]}
-    # The kinds of which there are most are asked about first.
-    often = ("forwarded", "delivered", "published", "acknowledged", *sorted(FREQUENT_KINDS))
-    in_order = sorted(kinds, key=lambda name: often.index(name) if name in often else len(often))
-    lacking = " ".join(f"WHEN '{kind}' THEN {_lacking(kind)}" for kind in in_order)
+    lacking = " ".join(f"WHEN '{kind}' THEN {_lacking(kind)}" for kind in _in_order(kinds))
     parts = [f"CASE {' '.join(any_row)} END", f"CASE kind {lacking} ELSE 'unknown kind ' || kind END"]
     if "number" in fields:
         limit = 1 << NUMBER_BITS
@@ -95,29 +133,28 @@ def problem(kinds: Iterable[str] = KINDS) -> str:
 
 def _lacking(kind: str) -> str:
     whens = [f"WHEN {field} IS NULL THEN '{kind} without {field}'" for field in NEEDED[kind]]
-    if kind in (*CHANGES, "advertised", "unadvertised"):
-        known = ", ".join(f"'{reason}'" for reason in CHANGE_REASONS)
-        whens.append(f"WHEN reason NOT IN ({known}) THEN '{kind} neither issued nor settled'")
+    if kind in CHANGES_OF_FILTERS:
+        whens.append(f"WHEN reason NOT IN ({_CHANGE_REASONS}) THEN '{kind} neither issued nor settled'")
     return f"CASE {' '.join(whens)} END" if whens else "CAST(NULL AS STRING)"
 
 
 def usable(*kinds: str) -> str:
     """The condition that a row is of these kinds and can be used."""
-    names = ", ".join(f"'{kind}'" for kind in kinds)
-    return f"kind IN ({names}) AND {problem(kinds)} IS NULL"
+    return f"{_is_one_of(kinds)} AND NOT {is_bad(kinds)}"
 
 
 # --- the rows of a node ---
 
 NODES = f"""
 WITH blocks AS (
-    SELECT run, node, sequence >> {BLOCK_BITS} AS block, count(*) AS rows, count(problem) AS bad,
+    SELECT run, node, sequence >> {BLOCK_BITS} AS block, count(*) AS rows,
+        count(CASE WHEN is_bad THEN 1 END) AS bad,
         bit_or(CAST(1 AS BIGINT) << CAST(sequence & {(1 << BLOCK_BITS) - 1} AS INT)) AS bits,
         min(sequence) AS first, max(sequence) AS last, min(good_time) AS earliest, max(good_time) AS latest,
         min_by(good_time, sequence) AS time_of_first, max_by(good_time, sequence) AS time_of_last,
         max(notifications) AS longest
-    FROM (SELECT *, CASE WHEN problem IS NULL THEN time END AS good_time
-        FROM (SELECT *, {problem()} AS problem FROM log) AS checked) AS timed
+    FROM (SELECT *, CASE WHEN NOT is_bad THEN time END AS good_time
+        FROM (SELECT *, {is_bad()} AS is_bad FROM log) AS checked) AS timed
     GROUP BY run, node, sequence >> {BLOCK_BITS}
 ), seen AS (
     SELECT *, coalesce(bit_count(bits), rows) AS different,
@@ -154,9 +191,16 @@ SELECT run, node, sequence, time, missing, went_back_s FROM (
 """
 
 
+NO_BREAKS = """
+SELECT CAST(NULL AS STRING) AS run, CAST(NULL AS STRING) AS node, CAST(NULL AS BIGINT) AS sequence,
+    CAST(NULL AS DOUBLE) AS time, CAST(NULL AS BIGINT) AS missing, CAST(NULL AS DOUBLE) AS went_back_s
+WHERE false
+"""
+
+
 # --- who, and what they asked for ---
 
-RARE_ROWS = f"SELECT * FROM rows WHERE {usable(*RARE)}"
+RARE_ROWS = f"SELECT {', '.join(RARE_COLUMNS)} FROM rows WHERE {usable(*RARE)}"
 
 
 def subscriptions(dialect: Dialect, rare: str = "rare") -> str:
@@ -276,7 +320,7 @@ def owed(table: FilterTable, dialect: Dialect, clock_error_s: float) -> str:
         "run", "node", "sequence", "time", "publisher_id", "incarnation_rank", "number", "notifications",
     )  # fmt: skip
     edges = [f"{edge}_{part}" for edge in EDGES for part in PLACE]
-    pairs = pairs_sql(table, dialect, kept, ("client_id", "own_id", *edges), "readable", "held", "boxes")
+    pairs = pairs_sql(table, dialect, kept, ("client_id", "own_id", *edges), "readable", "wanted", "held")
     return f"""
 SELECT {_STREAM} AS stream, {_PLACE} AS place, notifications, CAST(-standing AS BIGINT) AS mark
 FROM (SELECT *, {standing(clock_error_s)} AS standing FROM ({pairs}) AS pairs) AS judged
@@ -349,7 +393,7 @@ FROM known WHERE stream IS NOT NULL OR (kind = 'delivered' AND reason IS NULL)
 """
 
 EXCUSED_ONES = f"""
-SELECT /*+ BROADCAST(c), BROADCAST(p) */ {_STREAM} AS stream, {_PLACE} AS place, notifications,
+SELECT {_STREAM} AS stream, {_PLACE} AS place, notifications,
     CAST(-{EXCUSED} AS BIGINT) AS mark
 FROM rare AS r JOIN clients AS c ON {_OF_CLIENT} JOIN publishers AS p ON {_OF_PUBLISHER}
 WHERE r.kind = 'dropped' AND number > 0 AND notifications IS NOT NULL
@@ -357,7 +401,9 @@ WHERE r.kind = 'dropped' AND number > 0 AND notifications IS NOT NULL
 """
 
 
-def verdicts(sides: Sequence[str], dialect: Dialect, has_bursts: bool, has_lives: bool) -> str:
+def verdicts(
+    sides: Sequence[str], dialect: Dialect, *, has_bursts: bool, has_lives: bool, asks_brokers: bool
+) -> str:
     """Every notification that is worth a second look, and (without a place) the rest of each stream.
 
     A verdict says how the notification stands (null: the client was not entitled to it), how many
@@ -367,45 +413,52 @@ def verdicts(sides: Sequence[str], dialect: Dialect, has_bursts: bool, has_lives
     What is on its way when a session ends is owed to nobody, and no row tells how far it was. So a client
     whose sessions end has lost a notification if its broker has the acknowledgement, or if one process of the
     client got what was before it and what was behind it.
+
+    Rows travel once, to where their stream is judged: all that follows is grouped by the stream.
     """
-    following = "ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING"
     of_entitled = "CASE WHEN standing IS NOT NULL THEN first END"
-    earlier = f"max({of_entitled}) OVER (PARTITION BY stream ORDER BY place {following})"
+    before = "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING"
+    # Spark takes the square of the rows for a frame that ends with the last one: the order is turned round.
+    earlier = f"max({of_entitled}) OVER (PARTITION BY stream ORDER BY place DESC {before})"
     if not has_lives:
         earlier = "CAST(NULL AS BIGINT)"
-    together = " UNION ALL ".join(f"SELECT stream, place, notifications, mark FROM {side}" for side in sides)
-    place = "place"
+    # What cannot be in a log is not counted for each of its notifications.
+    acknowledged = f"bool_or(mark = -{ACKNOWLEDGED})" if asks_brokers else "false"
+    excused = f"bool_or(mark = -{EXCUSED})" if "excused" in sides else "false"
+    burst = ", notifications" if has_bursts else ""
+    together = " UNION ALL ".join(f"SELECT stream, place, mark{burst} FROM {side}" for side in sides)
     if has_bursts:
         # Strangers have no place in an order: theirs are counted as they come.
         place = dialect.unnest_range("place - notifications + 1", "place")
-    lost_of = (
-        f"CASE witness WHEN {WHOLE} THEN true"
-        f" WHEN {AWAY} THEN acknowledged OR later IS NOT NULL ELSE false END"
-    )
+        together = f"SELECT stream, {place} AS place, mark FROM ({together}) AS bursts"
+    witnessed = "SELECT *, true AS is_certain, false AS is_over FROM ordered"
+    if asks_brokers:
+        witnessed = f"""
+    SELECT /*+ BROADCAST(w) */ o.*, CASE witness WHEN {WHOLE} THEN true
+            WHEN {AWAY} THEN acknowledged OR later IS NOT NULL ELSE false END AS is_certain,
+        witness <> {WHOLE} AND is_fleeting AND is_missing
+        AND NOT acknowledged AND coalesce(later >> {NUMBER_BITS} <> earlier >> {NUMBER_BITS}, true) AS is_over
+    FROM ordered AS o LEFT JOIN witnesses AS w ON w.client_id = o.stream >> {CLIENT_BITS}"""
     return f"""
-WITH sides AS (SELECT stream, {place} AS place, mark FROM ({together}) AS together),
+WITH sides AS (SELECT /*+ REPARTITION(stream) */ * FROM ({together}) AS together),
 notifications AS (
     SELECT stream, place, max(CASE WHEN mark IN (-{MUST}, -{MAY}) THEN -mark END) AS standing,
         count(CASE WHEN mark >= 0 THEN 1 END) AS deliveries, min(CASE WHEN mark >= 0 THEN mark END) AS first,
         count(CASE WHEN mark = -{APART} THEN 1 END) AS apart,
-        bool_or(mark = -{ACKNOWLEDGED}) AS acknowledged, bool_or(mark = -{EXCUSED}) AS excused
+        {acknowledged} AS acknowledged, {excused} AS excused
     FROM sides GROUP BY stream, place
 ), ordered AS (
-    SELECT *, min({of_entitled}) OVER (PARTITION BY stream ORDER BY place
-        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS later, {earlier} AS earlier,
-        deliveries + apart = 0 AS is_missing
+    SELECT *, min({of_entitled}) OVER (PARTITION BY stream ORDER BY place {before}) AS later,
+        {earlier} AS earlier, deliveries + apart = 0 AS is_missing
     FROM notifications
-), witnessed AS (
-    SELECT /*+ BROADCAST(w) */ o.*, witness, witness <> {WHOLE} AND is_fleeting AND is_missing
-        AND NOT acknowledged AND coalesce(later >> {NUMBER_BITS} <> earlier >> {NUMBER_BITS}, true) AS is_over
-    FROM ordered AS o LEFT JOIN witnesses AS w ON w.client_id = o.stream >> {CLIENT_BITS}
-), owing AS (
+), witnessed AS ({witnessed}),
+owing AS (
     SELECT *, coalesce(standing = {MUST} AND NOT excused AND NOT is_over, false) AS is_owed,
         coalesce(later < first AND standing IS NOT NULL, false) AS overtaken
     FROM witnessed
 ), judged AS (
     SELECT *, CASE
-        WHEN is_owed AND is_missing AND {lost_of} THEN 'lost'
+        WHEN is_owed AND is_missing AND is_certain THEN 'lost'
         WHEN is_owed AND is_missing AND NOT acknowledged THEN 'unacknowledged'
         WHEN standing IS NULL AND (deliveries > 0 OR (acknowledged AND apart = 0)) THEN 'unwanted'
         WHEN deliveries > 1 OR overtaken THEN 'again or late' END AS suspicion
@@ -420,43 +473,57 @@ FROM judged GROUP BY stream, CASE WHEN suspicion IS NOT NULL THEN place END
 """
 
 
-SUSPICIONS = """
-SELECT count(CASE WHEN suspicion IN ('lost', 'unacknowledged') THEN 1 END) AS missing,
-    count(CASE WHEN suspicion = 'again or late' THEN 1 END) AS repeated_or_late,
-    count(CASE WHEN suspicion = 'unwanted' THEN 1 END) AS unwanted
-FROM verdicts
-"""
+SUSPICIONS = "SELECT count(*) AS came FROM verdicts WHERE suspicion IN ('again or late', 'unwanted')"
 """What to look for; where there is nothing, nobody has to look."""
 
 
 # --- from what looks wrong to the rows that are ---
 
 _IDENTITY = "publisher, incarnation, number"
-DETAILS = (
-    "kind", *CLIENT, "publisher", "incarnation", "number",
-    "time", "broker", "node", "sequence", "published_at",
-)  # fmt: skip
+DETAILS = {
+    "kind": "STRING", "run": "STRING", "client": "STRING", "publisher": "STRING", "incarnation": "BIGINT",
+    "number": "BIGINT", "time": "DOUBLE", "broker": "STRING", "node": "STRING", "sequence": "BIGINT",
+    "published_at": "DOUBLE",
+}  # fmt: skip
 """Of the offending row: what was delivered; of what is missing, the row that says it was published."""
+_SUSPECT = {**DETAILS, "publisher_id": "INT", "place": "BIGINT"}
+_ALL_NULL = ", ".join(f"CAST(NULL AS {kind}) AS {name}" for name, kind in _SUSPECT.items())
+NONE_FOUND = f"SELECT {_ALL_NULL} WHERE false"
+"""No suspects, and no published notifications, with their columns."""
 
 
-def each_published(dialect: Dialect) -> str:
-    """Every notification that was published, by itself."""
+def published_ones(dialect: Dialect) -> str:
+    """Those of the published notifications, each by itself, that the table `asked_for` names."""
     number = dialect.unnest_range("number", "number + notifications - 1")
     return f"""
-SELECT *, {_PLACE} AS place FROM (
-    SELECT /*+ BROADCAST(p) */ r.run AS run, r.publisher AS publisher, r.incarnation AS incarnation, time,
-        broker, node, sequence, published_at, publisher_id, incarnation_rank, {number} AS number
-    FROM published AS r JOIN publishers AS p ON {_OF_PUBLISHER}) AS one_by_one
+SELECT e.* FROM (
+    SELECT *, {_PLACE} AS place FROM (
+        SELECT /*+ BROADCAST(p) */ r.run AS run, r.publisher AS publisher, r.incarnation AS incarnation, time,
+            broker, node, sequence, published_at, publisher_id, incarnation_rank, {number} AS number
+        FROM published AS r JOIN publishers AS p ON {_OF_PUBLISHER}) AS one_by_one
+) AS e JOIN asked_for AS a ON a.publisher_id = e.publisher_id AND a.place = e.place
 """
 
 
+_MISSING = "suspicion IN ('lost', 'unacknowledged')"
+ASKED_FOR = f"""
+SELECT stream & {(1 << CLIENT_BITS) - 1} AS publisher_id, place FROM verdicts WHERE {_MISSING}
+UNION SELECT publisher_id, place FROM suspects WHERE kind = 'unexpected' AND place IS NOT NULL
+"""
+"""What is missing, and what came to somebody who had not asked for it: was it ever published?"""
+
 MISSING_ONES = f"""
-SELECT /*+ BROADCAST(s), BROADCAST(c) */ s.suspicion AS kind, p.run AS run, c.client AS client, publisher,
+SELECT s.suspicion AS kind, p.run AS run, c.client AS client, publisher,
     incarnation, number, time, broker, node, sequence, published_at
-FROM verdicts AS s JOIN each_published AS p
+FROM verdicts AS s JOIN published_ones AS p
     ON p.publisher_id = s.stream & {(1 << CLIENT_BITS) - 1} AND p.place = s.place
 JOIN clients AS c ON c.client_id = s.stream >> {CLIENT_BITS}
-WHERE s.suspicion IN ('lost', 'unacknowledged')
+WHERE s.{_MISSING}
+"""
+
+SUSPICIOUS = f"""
+SELECT stream, place, suspicion, deliveries, first, overtaken FROM verdicts
+WHERE place IS NOT NULL AND NOT {_MISSING}
 """
 
 
@@ -466,17 +533,16 @@ def suspects(dialect: Dialect) -> str:
     return f"""
 WITH one_by_one AS (
     SELECT kind AS told_by, run, client, publisher, incarnation, time, broker, node, sequence, published_at,
-        reason, came, stream, publisher_id, incarnation_rank, {number} AS number
+        came, stream, publisher_id, incarnation_rank, {number} AS number
     FROM known WHERE reason IS NULL
 ), placed AS (SELECT *, {_PLACE} AS place FROM one_by_one),
 compared AS (
-    SELECT /*+ BROADCAST(s) */ p.*, CASE
+    SELECT p.*, CASE
         WHEN p.stream IS NULL AND told_by = 'delivered' THEN 'unexpected'
         WHEN suspicion = 'unwanted' AND (told_by = 'delivered' OR deliveries = 0) THEN 'unexpected'
         WHEN told_by = 'delivered' AND suspicion IS NOT NULL AND came > first THEN 'duplicate'
         WHEN told_by = 'delivered' AND overtaken AND came = first THEN 'out of order' END AS kind
-    FROM placed AS p LEFT JOIN (SELECT * FROM verdicts WHERE place IS NOT NULL) AS s
-        ON s.stream = p.stream AND s.place = p.place
+    FROM placed AS p LEFT JOIN suspicious AS s ON s.stream = p.stream AND s.place = p.place
 )
 SELECT kind, run, client, publisher, incarnation, number, time, broker, node, sequence, published_at,
     publisher_id, place
@@ -485,19 +551,17 @@ FROM compared WHERE kind IS NOT NULL
 
 
 UNWANTED_ONES = """
-WITH real AS (
-    SELECT /*+ BROADCAST(f) */ DISTINCT p.publisher_id, p.place
-    FROM each_published AS p JOIN (SELECT publisher_id, place FROM suspects WHERE kind = 'unexpected') AS f
-        ON f.publisher_id = p.publisher_id AND f.place = p.place
-)
 SELECT CASE WHEN f.kind = 'unexpected' AND real.place IS NULL THEN 'invented' ELSE f.kind END AS kind,
     run, client, publisher, incarnation, number, time, broker, node, sequence, published_at
-FROM suspects AS f LEFT JOIN real ON real.publisher_id = f.publisher_id AND real.place = f.place
+FROM suspects AS f LEFT JOIN (SELECT DISTINCT publisher_id, place FROM published_ones) AS real
+    ON real.publisher_id = f.publisher_id AND real.place = f.place
 """
 """Tells what was published, if not for this client, from what nobody ever published."""
 
 
-VISITS = """
+def visits(moves: str) -> str:
+    """One row for each visit of a client: see visits.py, which makes the same for other uses."""
+    return f"""
 SELECT run, client, broker, came_from, left_at, attached_at, until, is_handoff, handoff FROM (
     SELECT *, lead(time) OVER steps AS until,
         max(CASE WHEN is_left THEN time END) OVER (PARTITION BY run, client ORDER BY time, sequence
@@ -506,41 +570,34 @@ SELECT run, client, broker, came_from, left_at, attached_at, until, is_handoff, 
     FROM (SELECT run, client, broker, sequence, time, coalesce(reason = 'left', false) AS is_left,
             CASE WHEN reason <> 'left' THEN reason END AS came_from,
             coalesce(reason <> 'left' AND reason <> broker, false) AS is_handoff
-        FROM rare WHERE kind = 'moved') AS moved
+        FROM {moves}) AS moved
     WINDOW steps AS (PARTITION BY run, client ORDER BY time, sequence)
 ) AS stepped WHERE NOT is_left
 """
-"""One row for each visit of a client: see visits.py, which makes the same for other uses."""
 
 
-def findings(dialect: Dialect, parts: Sequence[str]) -> str:
-    """One row for each thing that is wrong with what clients got.
+VISITS = visits("rare WHERE kind = 'moved'")
 
-    It says to which handoff of its client it belongs, whether the client was away, and a broker's excuse.
-    """
-    columns = ", ".join(DETAILS)
-    nothing = (
-        f"SELECT {columns} FROM (SELECT 'lost' AS kind, {', '.join(DETAILS[1:])} FROM delivered) AS none"
-        " WHERE false"
-    )
-    details = " UNION ALL ".join(f"SELECT {columns} FROM {part}" for part in parts) or nothing
-    number = dialect.unnest_range("number", "number + notifications - 1")
-    of_finding = ", ".join(f"f.{name} AS {name}" for name in DETAILS)
-    return f"""
-WITH details AS ({details}),
+
+FINDINGS = f"""
+WITH details AS ({MISSING_ONES} UNION ALL {UNWANTED_ONES}),
 reasons AS (
     SELECT run, client, publisher, incarnation, number, min(reason) AS dropped_because
-    FROM (SELECT run, client, publisher, incarnation, reason, {number} AS number FROM rare
+    FROM (SELECT run, client, publisher, incarnation, reason,
+            {DUCKDB.unnest_range("number", "number + notifications - 1")} AS number FROM rare
         WHERE kind = 'dropped' AND notifications IS NOT NULL AND number IS NOT NULL) AS given_up
     GROUP BY run, client, publisher, incarnation, number
 )
-SELECT {of_finding}, CAST(v.handoff AS BIGINT) AS handoff,
+SELECT {", ".join(f"f.{name} AS {name}" for name in DETAILS)}, CAST(v.handoff AS BIGINT) AS handoff,
     coalesce(f.time < v.attached_at, false) AS was_away, dropped_because
 FROM details AS f LEFT JOIN visits AS v ON v.run = f.run AND v.client = f.client
     AND f.time >= coalesce(v.left_at, v.attached_at) AND (v.until IS NULL OR f.time < v.until)
 LEFT JOIN reasons AS d ON d.run = f.run AND d.client = f.client AND d.publisher = f.publisher
     AND d.incarnation = f.incarnation AND d.number = f.number
 """
+"""One row for each thing that is wrong with what clients got.
+
+It says to which handoff of its client it belongs, whether the client was away, and a broker's excuse."""
 
 
 # --- tables ---

@@ -1,7 +1,9 @@
 """Where the SQL of a job runs: what it needs of an engine, and the embedded one (DuckDB).
 
 DuckDB answers small logs in a second, in this process; Spark (spark_engine.py) is for everything that does
-not fit, and for clusters. The text of the queries is the same (audit_sql.py).
+not fit, and for clusters. The text of the queries is the same (audit_sql.py). Queries over the log run in the
+engine; what comes of them is as large as the network, not as the log, and is worked on at the desk, which is
+DuckDB in both cases.
 """
 
 from __future__ import annotations
@@ -11,15 +13,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from roamcast.pipeline.dialects import DUCKDB, Dialect
 from roamcast.pipeline.log_files import find_log_files
 from roamcast.pipeline.matching import Asked, decoder
-from roamcast.pipeline.places import Place
+from roamcast.pipeline.places import ArrowFiles, Place
 from roamcast.protocol.records import COLUMNS
 
 if TYPE_CHECKING:
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
 
 MEMORY_SHARE = 0.5
 """Of the machine's memory; beyond that DuckDB goes to the disk."""
+KEPT = ".kept"
+"""Within the folder of unfinished results; names with a dot are no part of them."""
 _TYPES = {"string": "VARCHAR", "binary": "BLOB", "float64": "DOUBLE", "int64": "BIGINT", "int32": "INTEGER"}
 
 
-class Engine(Protocol):
-    """Tables have names; queries speak of them."""
-
-    dialect: Dialect
+class Desk(Protocol):
+    """Tables as large as the network, in DuckDB: a row for each client, subscription, move or finding."""
 
     def define(self, name: str, query: str) -> None:
         """Give a query a name: it is worked out wherever it is used."""
@@ -43,11 +44,31 @@ class Engine(Protocol):
 
     def register(self, name: str, table: pa.Table) -> None: ...
 
+    def fetch(self, query: str) -> pa.Table: ...
+
+    def write(self, name: str, folder: Path) -> None:
+        """Write a table of any size as Parquet into a new folder."""
+
+
+class Engine(Protocol):
+    """Queries over the rows of a log, and a desk for what comes of them."""
+
+    dialect: Dialect
+
+    @property
+    def desk(self) -> Desk: ...
+
+    def define(self, name: str, query: str) -> None:
+        """Give a query over the log a name."""
+
     def fetch(self, query: str) -> pa.Table:
         """A result that has one row for each client, publisher or node, or fewer."""
 
-    def write(self, name: str, folder: Path) -> None:
-        """Write a table of any size as Parquet into a folder; it is read from there afterwards."""
+    def gather(self, name: str, query: str) -> None:
+        """Work a query over the log out once; the desk and later queries have the result under this name."""
+
+    def share(self, name: str, table: pa.Table) -> None:
+        """Give a table of the desk to queries over the log, too."""
 
     def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
         """The rows of a query with the values of these of their attributes (see matching.py)."""
@@ -58,31 +79,45 @@ class Engine(Protocol):
     def counters(self) -> dict[str, float]:
         """What this engine has taken since its start, by name, as far as it knows."""
 
+    def processes(self) -> list[int]:
+        """The processes of this machine that do the work."""
+
 
 class DuckEngine:
+    """DuckDB for everything: the log and the desk are one."""
+
     dialect = DUCKDB
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
-        self._connection = connection
+        self.connection = connection
+        self._unreadable = 0
+
+    @property
+    def desk(self) -> Desk:
+        return self
 
     def define(self, name: str, query: str) -> None:
-        self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {query}")
+        self.connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {query}")
 
     def keep(self, name: str, query: str) -> None:
-        self._connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
+        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
+
+    gather = keep
 
     def register(self, name: str, table: pa.Table) -> None:
-        self._connection.register(f"{name}_registered", table)
+        self.connection.register(f"{name}_registered", table)
         self.keep(name, f"SELECT * FROM {name}_registered")
+        self.connection.unregister(f"{name}_registered")
+
+    share = register
 
     def fetch(self, query: str) -> pa.Table:
-        return self._connection.sql(query).to_arrow_table()
+        return self.connection.sql(query).to_arrow_table()
 
     def write(self, name: str, folder: Path) -> None:
         folder.mkdir()
-        self.keep(f"{name}_kept", f"SELECT * FROM {name}")
-        pq.write_table(self.fetch(f"SELECT * FROM {name}_kept"), folder / "part-00000.parquet")
-        self.define(name, f"SELECT * FROM {name}_kept")
+        file = str(folder / "part-00000.parquet").replace("'", "''")
+        self.connection.execute(f"COPY {name} TO '{file}' (FORMAT parquet, COMPRESSION zstd)")
 
     def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
         rows = self.fetch(query)
@@ -98,20 +133,30 @@ class DuckEngine:
     def counters(self) -> dict[str, float]:
         return {"core_s": time.process_time()}
 
+    def processes(self) -> list[int]:
+        return [os.getpid()]
+
 
 @contextmanager
-def duck_engine(log: Place, memory_mb: int | None = None) -> Iterator[DuckEngine]:
-    """The embedded engine with the rows of a log as the table `log`."""
+def duck_desk(memory_mb: int | None, scratch: Path) -> Iterator[DuckEngine]:
+    """DuckDB in this process, without tables; what does not fit its memory goes to the folder `scratch`."""
     import duckdb
 
     memory = memory_mb or int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20)
-    with duckdb.connect(config={"memory_limit": f"{memory}MB"}) as connection:
+    config: dict[str, Any] = {"memory_limit": f"{memory}MB", "temp_directory": str(scratch)}
+    with duckdb.connect(config=config) as connection:
         connection.execute("SET enable_progress_bar = false")  # It would go to stdout, which is for results.
-        engine = DuckEngine(connection)
+        yield DuckEngine(connection)
+
+
+@contextmanager
+def duck_engine(log: Place, scratch: Path, memory_mb: int | None = None) -> Iterator[DuckEngine]:
+    """The embedded engine with the rows of a log as the table `log`."""
+    with duck_desk(memory_mb, scratch) as engine:
         if isinstance(log, Path):
             engine.define("log", log_query(list(find_log_files(log))))
         else:
-            connection.register("log", log.dataset())
+            engine.connection.register("log", ArrowFiles().dataset(log))
         yield engine
 
 

@@ -1,33 +1,36 @@
 """From the files of any number of runs and nodes to one clean log.
 
-What is ingested is a log again: the columns of the contract, one folder for each
-run. Rows that cannot be used go to a quarantine, with the reason. A run is read
-together with what was ingested of it before, and each row is kept once; so late
-files are added, files that come again change nothing, and so does running again.
+What is ingested is a log again: the columns of the contract, in one folder for each
+day and broker. Rows that cannot be used go to a quarantine, with the reason. New rows
+are read together with what was ingested into their folders before, and each row is kept
+once; so late files are added, files that come again change nothing, and so does running again.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StringType, StructType
 
 from roamcast.pipeline.audit_sql import NODE, ROW
-from roamcast.pipeline.log_files import find_log_files, has_files
+from roamcast.pipeline.log_files import spark_schema
 from roamcast.pipeline.matching import problem_of_filter
-from roamcast.pipeline.output import replace_part, replace_parts, unfinished
-from roamcast.pipeline.rows import problem
-from roamcast.pipeline.schema import spark_schema
-from roamcast.pipeline.spark_engine import read_log, with_values
+from roamcast.pipeline.output import results
+from roamcast.pipeline.places import Files, Place, Store, rows_in, url_of
+from roamcast.pipeline.spark_engine import files_of, problem, read_log, with_values
 from roamcast.protocol.records import COLUMNS
 
 RECORDS, QUARANTINE = "records", "quarantine"
-OF_RUN = "of_run"
-"""The column by which folders are named; `run` itself stays in the files, as the contract has it."""
+LAYOUT = {
+    "date": "date_format(timestamp_seconds(CASE WHEN abs(time) < 1e11 THEN time ELSE 0 END), 'yyyy-MM-dd')",
+    "at_broker": "coalesce(broker, node, 'none')",
+}
+"""Folders of a clean log: a day, and within it a broker, can be read alone. Clients' rows are with the broker
+that they name."""
 TAKEN = "another row of the node has this sequence"
 UNREADABLE_ATTRIBUTES = "attributes cannot be read"
 
@@ -36,29 +39,30 @@ def quarantine_schema() -> StructType:
     return spark_schema().add("problem", StringType())
 
 
-def ingest(spark: SparkSession, log: Path, out: Path) -> dict[str, Any]:
-    """Ingest a log into `out`, and say how many rows were read, kept and put aside."""
+def ingest(spark: SparkSession, log: Place, out: Place) -> dict[str, Any]:
+    """Ingest a log into `out`, and say how many rows were read, and kept and put aside in their folders."""
+    files = files_of(spark, log, out)
     new = read_log(spark, log)
     runs = [row.run for row in new.select("run").distinct().collect()]
+    folders = _folders_of(new)
     checked = _checked(new)
-    good = checked.where("problem is null").drop("problem").unionByName(_known(spark, out / RECORDS, runs))
+    known = {part: _known(spark, out, part, folders, files) for part in (RECORDS, QUARANTINE)}
+    good = checked.where("problem is null").drop("problem").unionByName(known[RECORDS])
     once, conflicts = _once(_readable(good))
     bad = checked.where("problem is not null").unionByName(conflicts)
-    with unfinished(out) as made:
-        kept = _written(once, made / RECORDS)
-        aside = _written(bad.unionByName(_known(spark, out / QUARANTINE, runs)).distinct(), made / QUARANTINE)
+    with results(out, files) as output:
+        kept = _written(once, output.url(RECORDS))
+        aside = _written(bad.unionByName(known[QUARANTINE]).distinct(), output.url(QUARANTINE))
         reasons = {row.problem: row["count"] for row in aside.groupBy("problem").count().collect()}
         figures = {
             "runs": len(runs),
-            "rows_read": sum(find_log_files(log).values()),
+            "rows_read": rows_in(log, files),
             "rows_kept": kept.count(),
             "quarantined": sum(reasons.values()),
             "reasons": reasons,
         }
-        (made / "ingest.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-        for part in (RECORDS, QUARANTINE):
-            replace_parts(made / part, out / part)
-        replace_part(made / "ingest.json", out / "ingest.json")
+        text = json.dumps(figures, indent=2) + "\n"
+        (output.folder / "ingest.json").write_text(text, encoding="utf-8")
     return figures
 
 
@@ -100,17 +104,36 @@ def _once(rows: DataFrame) -> tuple[DataFrame, DataFrame]:
     return kept, told_apart.where("problem is not null").drop("copy")
 
 
-def _known(spark: SparkSession, folder: Path, runs: list[str | None]) -> DataFrame:
-    """What was ingested before of these runs."""
-    schema = spark_schema() if folder.name == RECORDS else quarantine_schema()
-    if not has_files(folder):
+def _folders_of(rows: DataFrame) -> set[tuple[str, ...]]:
+    """The folders that these rows belong into."""
+    columns = [fn.expr(text).alias(name) for name, text in LAYOUT.items()]
+    return {tuple(row) for row in rows.select(*columns).distinct().collect()}
+
+
+def _known(
+    spark: SparkSession, out: Place, part: str, folders: set[tuple[str, ...]], files: Files | None
+) -> DataFrame:
+    """What was ingested before into these folders."""
+    schema = spark_schema() if part == RECORDS else quarantine_schema()
+    if isinstance(out, Store):
+        names = files.listed(out / part) if files is not None else []
+    else:
+        names = [file.relative_to(out / part).as_posix() for file in (out / part).rglob("*.parquet")]
+    there = {name.rpartition("/")[0] for name in names}
+    touched = [name for name in sorted(there) if _values_of(name) in folders]
+    if not touched:
         return spark.createDataFrame([], schema)
-    known = spark.read.schema(schema.add(OF_RUN, "string")).parquet(str(folder.absolute()))
-    named = fn.col(OF_RUN).isin([run for run in runs if run is not None])
-    return known.where(named | (fn.col(OF_RUN).isNull() & fn.lit(None in runs))).drop(OF_RUN)
+    reader = spark.read.schema(schema).option("__globPaths__", "false")
+    return reader.parquet(*(f"{url_of(out / part)}/{name}" for name in touched))
 
 
-def _written(rows: DataFrame, folder: Path) -> DataFrame:
-    """The rows as they were written, a folder for each run."""
-    rows.withColumn(OF_RUN, fn.col("run")).write.partitionBy(OF_RUN).parquet(str(folder))
-    return rows.sparkSession.read.schema(rows.schema).parquet(str(folder))
+def _values_of(folder: str) -> tuple[str, ...]:
+    """What the names of folders within folders, such as date=2026-11-18/at_broker=a, say."""
+    return tuple(unquote(level.partition("=")[2]) for level in folder.split("/"))
+
+
+def _written(rows: DataFrame, url: str) -> DataFrame:
+    """The rows as they were written."""
+    columns = {name: fn.expr(text) for name, text in LAYOUT.items()}
+    rows.withColumns(columns).write.partitionBy(*LAYOUT).parquet(url)
+    return rows.sparkSession.read.schema(rows.schema).parquet(url)

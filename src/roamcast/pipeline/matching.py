@@ -206,26 +206,23 @@ def _value(attributes: Mapping[str, Value], asked: Asked) -> bytes:
 
 def pairs_sql(
     table: FilterTable, dialect: Dialect, kept: Sequence[str], others: Sequence[str], notifications: str,
-    held: str, boxes: str,
+    wanted: str, held: str,
 ) -> str:  # fmt: skip
     """A query for every notification with every subscription of its run whose filter it matches.
 
-    `notifications` have the values of `decoder`; `held` has `run` and `filter`. `kept` are the columns
-    that are wanted of notifications, `others` those of `held`. A pair may come several times.
+    `notifications` have the values of `decoder`; `held` has `run` and `filter`, and `wanted` is `held` joined
+    with the boxes of the filters. `kept` are the columns that are wanted of notifications, `others` those of
+    `held`. A pair may come several times.
     """
     keys = [f"{dialect.blob(slot.to_bytes(SLOT_BYTES))} || value{slot}" for slot in table.keys]
     if table.has_keyless or not keys:
         keys.append(dialect.blob(NO_KEY))
     key = dialect.unnest(keys) if len(keys) > 1 else keys[0]
     columns = ", ".join([*(f"n.{name}" for name in kept), *(f"b.{name}" for name in others)])
-    ends = "".join(f", low{slot}, high{slot}" for slot in range(len(table.names)))
-    wanted = ", ".join(f"h.{name}" for name in others)
     parts = [
         f"""SELECT /*+ BROADCAST(b) */ {columns}
         FROM (SELECT *, {key} AS key FROM {notifications}) AS n
-        JOIN (SELECT h.run, {wanted}, key, rest{ends} FROM {boxes} JOIN {held} AS h
-            ON h.filter = {boxes}.filter) AS b
-        ON n.run = b.run AND n.key = b.key WHERE {_fits(len(table.names), dialect)}"""
+        JOIN {wanted} AS b ON n.run = b.run AND n.key = b.key WHERE {_fits(len(table.names), dialect)}"""
     ]
     slots = {name: f"value{slot}" for slot, name in enumerate(table.names)}
     for text, expression in table.unboxed.items():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
-from roamcast.pipeline.rows import one_by_one, usable
+from roamcast.pipeline.spark_engine import one_by_one, usable
 from roamcast.pipeline.visits import LEFT, is_handoff, visits
 
 OVERHEAD = ("handoff", "transfer")

@@ -24,9 +24,16 @@ from roamcast.models.intervals import mean_interval
 from roamcast.pipeline.audit import audit, protocol_of
 from roamcast.pipeline.audit_sql import CLIENT
 from roamcast.pipeline.measures import Measure, all_measures, handoffs
-from roamcast.pipeline.output import replace_parts, unfinished
-from roamcast.pipeline.rows import one_by_one, usable, without_repetitions
-from roamcast.pipeline.spark_engine import KEPT, read_log, spark_engine
+from roamcast.pipeline.output import results
+from roamcast.pipeline.places import Place, rows_in
+from roamcast.pipeline.spark_engine import (
+    files_of,
+    one_by_one,
+    read_log,
+    spark_engine,
+    usable,
+    without_repetitions,
+)
 
 PERCENTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 ACCURACY = 10_000
@@ -41,16 +48,18 @@ SHARES = {
 
 def metrics(
     spark: SparkSession,
-    log: Path,
-    out: Path,
+    log: Place,
+    out: Place,
     *,
     neighbour_timeout_s: float = 3600.0,
     clock_error_s: float = 0.0,
 ) -> dict[str, Any]:
     """Measure a log; tables go to `out`, the figures come back and are in `out/metrics.json`."""
-    rows = read_log(spark, log)
-    with unfinished(out) as made:
-        with spark_engine(rows, made / KEPT) as engine:
+    files = files_of(spark, log, out)
+    rows, count = read_log(spark, log), rows_in(log, files)
+    with results(out, files) as output:
+        made = output.folder
+        with spark_engine(rows, output, count) as engine:
             audited = audit(engine, made / "audit", clock_error_s)
         rows = without_repetitions(rows) if audited["repeated_rows"] else rows
         measures = all_measures(neighbour_timeout_s)
@@ -61,9 +70,8 @@ def metrics(
             "groups": _groups(pooled, by_run, about),
         }
         pq.write_table(by_run, made / "by_run.parquet")
-        _traces(spark, rows, made / "audit" / "findings").write.parquet(str(made / "traces"))
+        _traces(spark, rows, made / "audit" / "findings").write.parquet(output.url("traces"))
         (made / "metrics.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-        replace_parts(made, out)
     return figures
 
 
@@ -152,7 +160,7 @@ def _traces(spark: SparkSession, rows: DataFrame, findings: Path) -> DataFrame:
     came = one_by_one(usable(rows, "delivered")).select(
         *identity, "published_at", fn.col("time").alias("arrived_at"), "broker"
     )
-    lost = spark.read.parquet(str(findings)).where(fn.col("kind") == "lost")
+    lost = spark.createDataFrame(pq.read_table(findings, filters=[("kind", "=", "lost")]))
     never = lost.select(
         *identity,
         "published_at",

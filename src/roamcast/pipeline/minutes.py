@@ -20,11 +20,17 @@ from pyspark.sql import functions as fn
 
 from roamcast.pipeline.audit_sql import MUST, standing, subscriptions
 from roamcast.pipeline.dialects import SPARK
+from roamcast.pipeline.log_files import spark_schema
 from roamcast.pipeline.matching import filter_table, problem_of_filter
 from roamcast.pipeline.measures import delays
-from roamcast.pipeline.rows import OWN_WORD, one_by_one, usable, without_repetitions
-from roamcast.pipeline.schema import spark_schema
-from roamcast.pipeline.spark_engine import matching_pairs, with_values
+from roamcast.pipeline.spark_engine import (
+    OWN_WORD,
+    matching_pairs,
+    one_by_one,
+    usable,
+    with_values,
+    without_repetitions,
+)
 from roamcast.pipeline.visits import is_handoff
 
 MINUTE_S = 60

@@ -11,6 +11,7 @@ from pyspark.sql import functions as fn
 
 from roamcast.errors import InputError
 from roamcast.models.ctmc import Forks, MeanTimes, neighbouring_chain, presence
+from roamcast.models.mobility import Visit, evaluate
 from roamcast.models.next_broker import bounded_graph, check_bounds, graph_document
 from roamcast.models.residence import KINDS, Stays, fitted_chain, presence_error
 from roamcast.pipeline.neighbours import before, edges, first_order, hit_rates, second_order
@@ -25,6 +26,7 @@ from roamcast.pipeline.residence import (
 from roamcast.pipeline.visits import moves
 
 HOT_SPOTS_MAX = 20
+EVALUATED_MAX = 1_000_000
 SAMPLES_MIN = 30
 """Visits of a broker below which a test would hardly ever reject anything."""
 
@@ -40,6 +42,8 @@ class ModelSettings:
     k_max: int = 8
     handoff_s: float = 60.0
     """Who attaches elsewhere within this time hands off; who takes longer was disconnected."""
+    evaluates: bool = False
+    """Also judge models of higher order, by client and time of day, in this process."""
 
     def check(self) -> None:
         check_bounds(self.degree, self.mass)
@@ -82,10 +86,19 @@ def learn(visits: DataFrame, settings: ModelSettings) -> dict[str, Any]:
             row.asDict() for row in hot_spots(visits, from_s, until_s).limit(HOT_SPOTS_MAX).collect()
         ],
         "second_order": _second_order(learned),
+        **({"evaluation": _evaluation(visits, settings.learn_share)} if settings.evaluates else {}),
     }
     learned.unpersist()
     visits.unpersist()
     return graph_document(graph, about)
+
+
+def _evaluation(visits: DataFrame, learn_share: float) -> dict[str, Any]:
+    """Models of higher order on the same visits; those of several runs are told apart."""
+    rows = visits.select(fn.concat_ws("/", "run", "client"), "broker", "attach_s", "leave_s")
+    if rows.count() > EVALUATED_MAX:
+        raise InputError(f"--evaluate: more than {EVALUATED_MAX:,} visits; learn from a part of them")
+    return evaluate([Visit(*row) for row in rows.collect()], learn_share)
 
 
 def _span(visits: DataFrame) -> tuple[float, float]:

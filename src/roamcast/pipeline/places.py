@@ -1,17 +1,15 @@
 """Where logs lie and results go: a folder of this machine, or a folder of a store that has a URL.
 
-Stores are reached through Arrow's file systems in this process, and through Hadoop's in Spark. Results for
-a store are made in a folder of this machine and copied when they are complete.
+Stores are reached through Arrow's file systems where DuckDB does the work, and through Hadoop's where Spark
+does (spark_engine.py): whatever Spark has a connector for can be named.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -19,60 +17,35 @@ import pyarrow.dataset as ds
 import pyarrow.fs as fs
 
 from roamcast.errors import InputError
-from roamcast.pipeline.log_files import check_file, find_log_files, is_log_file
-from roamcast.pipeline.schema import arrow_schema
+from roamcast.pipeline.log_files import arrow_schema, check_file, find_log_files, is_log_file
 
 HADOOP_ALIASES = {"s3a": "s3", "s3n": "s3"}
 """What Hadoop calls a store to what Arrow calls it."""
-LAST = "audit.json"
-"""Copied behind everything else: where it is, the rest is there."""
+ARROW_SCHEMES = frozenset({"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "mock"})
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 @dataclass(frozen=True)
 class Store:
-    """A folder in a store."""
+    """A folder in a store. What follows a question mark is for Arrow alone."""
 
     url: str
-    filesystem: fs.FileSystem
-    path: str
 
     def __str__(self) -> str:
         return self.url
 
-    def log_files(self) -> dict[str, int]:
-        """Every Parquet file below, checked, and how many rows it holds."""
-        try:
-            entries = self.filesystem.get_file_info(fs.FileSelector(self.path, recursive=True))
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(f"log folder {self.url}: {first_line(error)}") from None
-        found = (entry.path for entry in entries if entry.is_file)
-        paths = sorted(path for path in found if self._is_log_file(path))
-        if not paths:
-            raise InputError(f"log folder {self.url}: there is no Parquet file in it")
-        return {path: check_file(path, self.filesystem) for path in paths}
+    def __truediv__(self, name: str) -> Store:
+        base, mark, query = self.url.partition("?")
+        return Store(f"{base.rstrip('/')}/{name}{mark}{query}")
 
-    def _is_log_file(self, path: str) -> bool:
-        return is_log_file(path.removeprefix(self.path).strip("/").split("/"))
+    @property
+    def hadoop_url(self) -> str:
+        return self.url.partition("?")[0]
 
-    def dataset(self) -> ds.Dataset:
-        """The rows of all log files; columns that an older schema lacks are null."""
-        files = list(self.log_files())
-        return ds.dataset(files, arrow_schema(), format="parquet", filesystem=self.filesystem)
-
-    def take(self, made: Path) -> None:
-        """Replace parts of this folder by those of another, one by one."""
-        try:
-            for part in sorted(made.iterdir(), key=lambda part: part.name == LAST):
-                place = f"{self.path}/{part.name}"
-                if part.is_dir():
-                    if self.filesystem.get_file_info(place).type == fs.FileType.Directory:
-                        self.filesystem.delete_dir(place)
-                    self.filesystem.create_dir(place)
-                    fs.copy_files(str(part), place, destination_filesystem=self.filesystem)
-                else:
-                    fs.copy_files(str(part), place, destination_filesystem=self.filesystem)
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{self.url}: cannot be written ({first_line(error)})") from None
+    @property
+    def is_known_to_arrow(self) -> bool:
+        scheme = urlsplit(self.url).scheme.lower()
+        return HADOOP_ALIASES.get(scheme, scheme) in ARROW_SCHEMES
 
 
 Place = Path | Store
@@ -80,37 +53,117 @@ Place = Path | Store
 
 def place_of(text: str) -> Place:
     """The folder that a path or a URL names."""
-    scheme = urlsplit(text).scheme.lower() if "://" in text else ""
-    if not scheme:
+    found = _SCHEME.match(text)
+    if not found:
         return Path(text)
-    if scheme == "file":
+    if found[1].lower() == "file":
         return Path(unquote(urlsplit(text).path))
-    url = HADOOP_ALIASES.get(scheme, scheme) + text[len(scheme) :]
+    return Store(text)
+
+
+def url_of(place: Place) -> str:
+    """What Spark calls a place."""
+    return str(place.absolute()) if isinstance(place, Path) else place.hadoop_url
+
+
+class Files(Protocol):
+    """The files of stores, for whoever can reach them."""
+
+    def log_files(self, log: Store) -> dict[str, int]:
+        """Every Parquet file below, checked, and how many rows it holds."""
+
+    def listed(self, folder: Store) -> list[str]:
+        """The files below a folder, by their paths within it; none if there is no such folder."""
+
+    def put(self, file: Path, place: Store) -> None:
+        """Copy a file of this machine."""
+
+    def get(self, place: Store, file: Path) -> None:
+        """Copy a file to this machine."""
+
+    def move(self, old: Store, new: Store) -> None:
+        """Give a file another name."""
+
+    def remove(self, place: Store) -> None:
+        """Remove a file, or a folder with all that is in it; nothing happens if it is not there."""
+
+
+class ArrowFiles:
+    """Stores as Arrow reaches them, with the credentials of the environment."""
+
+    def log_files(self, log: Store) -> dict[str, int]:
+        filesystem, path = _reach(log)
+        try:
+            names = self.listed(log)
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"log folder {log}: {first_line(error)}") from None
+        return checked_log(
+            log, {f"{path}/{name}": name for name in names}, lambda file: check_file(file, filesystem)
+        )
+
+    def listed(self, folder: Store) -> list[str]:
+        filesystem, path = _reach(folder)
+        selector = fs.FileSelector(path, recursive=True, allow_not_found=True)
+        entries = filesystem.get_file_info(selector)
+        return sorted(entry.path.removeprefix(path).strip("/") for entry in entries if entry.is_file)
+
+    def put(self, file: Path, place: Store) -> None:
+        filesystem, path = _reach(place)
+        filesystem.create_dir(path.rpartition("/")[0])
+        fs.copy_files(str(file), path, destination_filesystem=filesystem)
+
+    def get(self, place: Store, file: Path) -> None:
+        filesystem, path = _reach(place)
+        fs.copy_files(path, str(file), source_filesystem=filesystem)
+
+    def move(self, old: Store, new: Store) -> None:
+        filesystem, path = _reach(old)
+        filesystem.move(path, _reach(new)[1])
+
+    def remove(self, place: Store) -> None:
+        filesystem, path = _reach(place)
+        kind = filesystem.get_file_info(path).type
+        if kind == fs.FileType.Directory:
+            filesystem.delete_dir(path)
+        elif kind == fs.FileType.File:
+            filesystem.delete_file(path)
+
+    def dataset(self, log: Store) -> ds.Dataset:
+        """The rows of all log files; columns that an older schema lacks are null."""
+        files = list(self.log_files(log))
+        return ds.dataset(files, arrow_schema(), format="parquet", filesystem=_reach(log)[0])
+
+
+def _reach(place: Store) -> tuple[fs.FileSystem, str]:
+    scheme = urlsplit(place.url).scheme
+    url = HADOOP_ALIASES.get(scheme.lower(), scheme) + place.url[len(scheme) :]
     try:
         filesystem, path = fs.FileSystem.from_uri(url)
     except (pa.ArrowException, ValueError, OSError) as error:
-        raise InputError(f"{text}: this is no place that can be reached ({first_line(error)})") from None
-    return Store(text, filesystem, path.rstrip("/"))
+        raise InputError(f"{place}: this is no place that can be reached ({first_line(error)})") from None
+    return filesystem, path.rstrip("/")
 
 
-def rows_in(log: Place) -> int:
+class CountRows(Protocol):
+    def __call__(self, file: str, /) -> int:
+        """How many rows a file holds, if it is whole and a log."""
+
+
+def checked_log(log: Store, files: dict[str, str], count: CountRows) -> dict[str, int]:
+    """Those of the files (path to path within the log) that belong to a log, and how many rows each holds."""
+    found = {file: count(file) for file, name in files.items() if is_log_file(name.split("/"))}
+    if not found:
+        raise InputError(f"log folder {log}: there is no Parquet file in it")
+    if not any(found.values()):
+        raise InputError(f"log folder {log}: its files hold no rows")
+    return found
+
+
+def rows_in(log: Place, files: Files | None = None) -> int:
     """How many rows a log holds; its files are looked at."""
-    return sum((find_log_files(log) if isinstance(log, Path) else log.log_files()).values())
+    found = find_log_files(log) if isinstance(log, Path) else (files or ArrowFiles()).log_files(log)
+    return sum(found.values())
 
 
 def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-@contextmanager
-def made_for(out: Place) -> Iterator[Path]:
-    """A folder of this machine for the results; they are copied to a store when the block has ended well."""
-    if isinstance(out, Path):
-        yield out
-        return
-    made = Path(tempfile.mkdtemp(prefix="roamcast-results-"))
-    try:
-        yield made
-        out.take(made)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)

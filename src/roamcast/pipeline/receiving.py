@@ -102,6 +102,25 @@ async def waiting_for(options: Options) -> list[Received]:
         return [received(one, time.time()) for one in await client.peek(PEEK_MAX)] if count else []
 
 
+async def retained(options: Options, where: str | None) -> list[Received]:
+    """The retained messages that match, by a client that is gone afterwards."""
+    found: list[Received] = []
+    async with options.client(clean=True) as client:
+        for filter in options.filters:
+            await client.subscribe(filter, qos=options.qos, where=where, identify=True)
+        quiet_since = time.monotonic()
+        while time.monotonic() - quiet_since < options.quiet_s:
+            if not client.waiting:
+                await asyncio.sleep(LOOK_EVERY_S)
+                continue
+            arrived = await client.peek(RECEIVE_MAX)
+            # What is published meanwhile is not retained yet.
+            found += [received(one, time.time()) for one in arrived if one.retain]
+            client.acknowledge(len(arrived))
+            quiet_since = time.monotonic()
+    return found
+
+
 def as_rows(notifications: Iterable[Received], position: int | None) -> Iterable[tuple[object, ...]]:
     """As the columns of the source, see source.py; positions count up from the first one's."""
     from datetime import UTC, datetime

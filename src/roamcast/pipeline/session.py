@@ -11,7 +11,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,12 @@ ROWS_PER_ARROW_BATCH = 16_384
 OPEN_COST_BYTES = 1 << 18
 ROWS_PER_PARTITION = 250_000
 PARTITIONS_MIN, PARTITIONS_MAX = 4, 1_000
+
+_NO_EARLY_COLLECTIONS = "-XX:MetaspaceSize=192m -XX:NewSize=192m"
+"""Spark's classes alone make Java collect garbage several times before a job begins."""
+SMALL_JAVA = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {_NO_EARLY_COLLECTIONS}"
+"""Half of the time of a small job goes into compiling what then runs for a moment."""
+LARGE_JAVA = f"-XX:+UseParallelGC {_NO_EARLY_COLLECTIONS}"
 
 _scratch: dict[int, Path] = {}
 """The folder of each session that runs, by the id of its context."""
@@ -144,12 +151,13 @@ def _settings(master: str, memory_mb: int | None, small: bool, scratch: Path) ->
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.local.dir": str(scratch),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_ARROW_BATCH),
+        # Filters on format("roamcast") go to brokers.
+        "spark.sql.python.filterPushdown.enabled": "true",
     }
     if small:
         settings["spark.sql.shuffle.partitions"] = "2"
-        # Half of the time of a small job goes into compiling what then runs for a moment.
-        for part in ("driver", "executor"):
-            settings[f"spark.{part}.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    for part in ("driver", "executor"):
+        settings[f"spark.{part}.extraJavaOptions"] = SMALL_JAVA if small else LARGE_JAVA
     if is_on_this_machine(master):
         # Opening a file takes no time here: many small ones are read in one go.
         settings["spark.sql.files.openCostInBytes"] = str(OPEN_COST_BYTES)
@@ -178,3 +186,37 @@ def memory_mb() -> int:
         except (OSError, ValueError):
             continue  # No such file, or "max".
     return min(limits) // 2**20
+
+
+# --- how far it is ---
+
+LOOK_EVERY_S = 0.2
+
+
+@contextmanager
+def watched(spark: SparkSession, report: Callable[[int, int], None]) -> Iterator[None]:
+    """While the block runs, report how many tasks are done, of how many that are known so far."""
+    done = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(spark, report, done), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _watch(spark: SparkSession, report: Callable[[int, int], None], done: threading.Event) -> None:
+    tracker = spark.sparkContext.statusTracker()
+    tasks: dict[int, tuple[int, int]] = {}
+    """Stage to its tasks that are done, and all of them."""
+    while not done.wait(LOOK_EVERY_S):
+        active = tracker.getActiveStageIds()
+        for stage in active:
+            info = tracker.getStageInfo(stage)
+            if info is not None:
+                tasks[stage] = (info.numCompletedTasks, info.numTasks)
+        for stage, (_, all_of_it) in tasks.items():
+            if stage not in active:
+                tasks[stage] = (all_of_it, all_of_it)
+        report(sum(one for one, _ in tasks.values()), sum(all_of_it for _, all_of_it in tasks.values()))

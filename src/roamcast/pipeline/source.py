@@ -12,7 +12,7 @@ A task that Spark repeats publishes again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
+    Filter,
     InputPartition,
     WriterCommitMessage,
 )
@@ -33,14 +34,16 @@ from pyspark.sql.types import StructType
 from roamcast.client import Client
 from roamcast.errors import InputError
 from roamcast.pipeline.inbox import Inbox, decode
-from roamcast.pipeline.receiving import Receiver, as_rows, waiting_for
-from roamcast.pipeline.source_options import FORMAT, Options, parse_options
+from roamcast.pipeline.receiving import Receiver, as_rows, retained, waiting_for
+from roamcast.pipeline.source_columns import as_column, attribute_columns, attributes_of, selector_of
+from roamcast.pipeline.source_options import FORMAT, RETAINED, Options, parse_options
 
-SCHEMA = (
-    "topic string, payload binary, qos int, retain boolean, properties map<string, string>,"
-    " content_type string, publisher string, incarnation bigint, number bigint, received_at timestamp,"
-    " position bigint"
-)
+COLUMNS = {
+    "topic": "string", "payload": "binary", "qos": "int", "retain": "boolean",
+    "properties": "map<string, string>", "content_type": "string", "publisher": "string",
+    "incarnation": "bigint", "number": "bigint", "received_at": "timestamp", "position": "bigint",
+}  # fmt: skip
+"""The source's own; any other that a batch is asked for stands for an attribute."""
 WRITABLE = {
     "topic": ("string",),
     "payload": ("binary", "string"),
@@ -64,10 +67,10 @@ class RoamcastSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        return SCHEMA
+        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return WaitingReader(parse_options(self.options).of_reader())
+        return WaitingReader(parse_options(self.options).of_batch_reader(), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         return SessionReader(parse_options(self.options))
@@ -161,16 +164,37 @@ class SessionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class WaitingReader(DataSourceReader):
-    """What a broker keeps for a session, as a table; it is looked at and stays there."""
+    """What a broker keeps for a session, or the retained messages, as a table; all of it stays there.
 
-    def __init__(self, options: Options) -> None:
+    Filters on attributes go to the broker as a selector, but not those on what waits for a session: with
+    another selector, the session would be kept other notifications from then on.
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
+        self._names = [field.name for field in schema.fields]
+        self._attributes = attribute_columns(schema, COLUMNS)
+        self.where = options.where
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        pushed = selector_of(filters, self._attributes) if self._options.read == RETAINED else ""
+        parts = [f"({text})" for text in (self._options.where, pushed) if text]
+        self.where = " AND ".join(parts) or None
+        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
         return [InputPartition(0)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
-        return iter(as_rows(asyncio.run(waiting_for(self._options)), None))
+        if self._options.read == RETAINED:
+            found = asyncio.run(retained(self._options, self.where))
+        else:
+            found = asyncio.run(waiting_for(self._options))
+        for one, row in zip(found, as_rows(found, None), strict=True):
+            columns = dict(zip(COLUMNS, row, strict=True))
+            values = attributes_of(one) if self._attributes else {}
+            columns |= {name: as_column(values.get(name), kind) for name, kind in self._attributes.items()}
+            yield tuple(columns[name] for name in self._names)
 
 
 # --- writing ---

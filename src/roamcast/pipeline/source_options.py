@@ -12,6 +12,8 @@ from roamcast.errors import InputError
 
 FORMAT = "roamcast"
 RECEIVE_MAX = 1_024
+WAITING, RETAINED = READS = ("waiting", "retained")
+"""What a batch reads: what a broker keeps for a session, or the retained messages."""
 PEEK_MAX = 65_535
 """What a broker sends without an acknowledgement, at most: MQTT has no larger number."""
 
@@ -40,6 +42,7 @@ class Options:
     timeout_s: float = _option("timeout", 60.0, 0, 86_400)
     topic: str | None = _option("topic", None)
     retain: bool = _option("retain", False)
+    read: str = _option("read", "waiting")
 
     def client(self, *, clean: bool, suffix: str = "", receive_maximum: int = RECEIVE_MAX) -> Client:
         return connect(
@@ -61,6 +64,13 @@ class Options:
         if not self.client_id:
             raise InputError(f'format("{FORMAT}"): option "clientId" is missing: the name of the session')
         return self
+
+    def of_batch_reader(self) -> Options:
+        if self.read not in READS:
+            raise InputError(f'format("{FORMAT}"): read {self.read!r}: valid are {" and ".join(READS)}')
+        if self.read == RETAINED and not self.filters:
+            raise InputError(f'format("{FORMAT}"): option "filter" is missing, such as city/#')
+        return self if self.read == RETAINED else self.of_reader()
 
     def of_stream_reader(self) -> Path:
         """The folder of the inbox."""

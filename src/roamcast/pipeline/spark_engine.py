@@ -1,7 +1,8 @@
-"""Spark as the engine of a job's SQL, and the evaluation of filters on its frames."""
+"""Spark as the engine of a job: its SQL, the stores it reaches, rows and filters on its frames."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,58 +10,153 @@ from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
 
 from roamcast.errors import InputError
+from roamcast.pipeline import audit_sql as sql
 from roamcast.pipeline.audit import audit
 from roamcast.pipeline.dialects import SPARK
-from roamcast.pipeline.log_files import find_log_files
+from roamcast.pipeline.engines import KEPT, DuckEngine, duck_desk
+from roamcast.pipeline.log_files import VERSION_KEY, find_log_files, spark_schema, version_problem
 from roamcast.pipeline.matching import Asked, FilterTable, decoder, pairs_sql
-from roamcast.pipeline.output import replace_parts, unfinished
-from roamcast.pipeline.places import Place, Store
-from roamcast.pipeline.schema import spark_schema
+from roamcast.pipeline.output import Output, results
+from roamcast.pipeline.places import Files, Place, Store, checked_log, rows_in
+from roamcast.protocol.records import KINDS, LIFE_MARK
 
-KEPT = ".kept"
-"""Within the folder of unfinished results; names with a dot are no part of them."""
+COLLECTED_ROWS = 2_000_000
+"""Rows of a log up to which results come to the driver at once; those of larger ones are written to files."""
+DESK_MB = 768
+"""Memory of the desk; beyond that it goes to the disk."""
+
+
+# --- stores ---
+
+
+class HadoopFiles:
+    """Any store for which Spark has a connector."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        context: Any = spark.sparkContext
+        self._java = context._jvm
+        self._conf = context._jsc.hadoopConfiguration()
+
+    def log_files(self, log: Store) -> dict[str, int]:
+        names = self.listed(log)
+        return checked_log(log, {(log / name).hadoop_url: name for name in names}, self._rows)
+
+    def listed(self, folder: Store) -> list[str]:
+        filesystem, path = self._reach(folder)
+        if not filesystem.exists(path):
+            return []
+        names = []
+        entries = filesystem.listFiles(path, True)
+        whole = filesystem.makeQualified(path).toUri().getPath().rstrip("/")
+        while entries.hasNext():
+            names.append(entries.next().getPath().toUri().getPath().removeprefix(whole).lstrip("/"))
+        return sorted(names)
+
+    def put(self, file: Path, place: Store) -> None:
+        filesystem, path = self._reach(place)
+        filesystem.mkdirs(path.getParent())
+        filesystem.copyFromLocalFile(False, True, self._path(file.absolute().as_uri()), path)
+
+    def get(self, place: Store, file: Path) -> None:
+        filesystem, path = self._reach(place)
+        filesystem.copyToLocalFile(False, path, self._path(file.absolute().as_uri()), True)
+
+    def move(self, old: Store, new: Store) -> None:
+        filesystem, path = self._reach(old)
+        target = self._path(new.hadoop_url)
+        filesystem.mkdirs(target.getParent())
+        if not filesystem.rename(path, target):
+            raise InputError(f"{new}: cannot be written ({old} cannot be renamed)")
+
+    def remove(self, place: Store) -> None:
+        filesystem, path = self._reach(place)
+        filesystem.delete(path, True)
+
+    def _path(self, url: str) -> Any:
+        return self._java.org.apache.hadoop.fs.Path(url)
+
+    def _reach(self, place: Store) -> tuple[Any, Any]:
+        """The file system and the path; one line if Spark lacks it: connectors do not come with PySpark."""
+        try:
+            path = self._path(place.hadoop_url)
+            return path.getFileSystem(self._conf), path
+        except Py4JJavaError as error:
+            reason = str(error.java_exception).partition("\n")[0]
+            raise InputError(
+                f"{place}: Spark has no file system for it ({reason}); give the connector's jars with"
+                " --conf spark.jars=..., or use --engine duckdb"
+            ) from None
+
+    def _rows(self, file: str) -> int:
+        hadoop = self._java.org.apache.parquet.hadoop
+        try:
+            reader = hadoop.ParquetFileReader.open(
+                hadoop.util.HadoopInputFile.fromPath(self._path(file), self._conf)
+            )
+        except Py4JJavaError:
+            raise InputError(f"log file {file}: is no whole Parquet file (truncated or damaged)") from None
+        try:
+            about = reader.getFooter().getFileMetaData()
+            names = [field.getName() for field in about.getSchema().getFields()]
+            problem = version_problem(about.getKeyValueMetaData().get(VERSION_KEY.decode()), names)
+            if problem is not None:
+                raise InputError(f"log file {file} {problem}")
+            return int(reader.getRecordCount())
+        finally:
+            reader.close()
+
+
+# --- the engine ---
 
 
 class SparkEngine:
+    """Spark for the rows of a log, and DuckDB at the desk of the driver for what comes of them."""
+
     dialect = SPARK
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        """`folder`, which every executor can write to, is for what is kept."""
+    def __init__(self, spark: SparkSession, output: Output, desk: DuckEngine, rows: int) -> None:
+        """`rows` is the number of rows in the log."""
         self.spark = spark
-        self._folder = folder
+        self.desk = desk
+        self._output = output
+        self._is_small = rows <= COLLECTED_ROWS
+        self._is_observing = False
+        """Until a query has been written: what is fetched as Arrow tells no observer."""
         self._names: dict[str, None] = {}
 
     def define(self, name: str, query: str) -> None:
         self.name(name, self.spark.sql(query))
 
-    def keep(self, name: str, query: str) -> None:
-        # Not persist(): Spark does not recognise what it holds if Python is part of the plan, and works it
-        # out at each use. A file also keeps plans short, and planning is most of what a small log takes.
-        self.define(name, query)
-        self.write(name, self._folder / name)
-
     def name(self, name: str, frame: DataFrame) -> None:
         frame.createOrReplaceTempView(name)
         self._names[name] = None
 
-    def register(self, name: str, table: pa.Table) -> None:
-        self.name(name, self.spark.createDataFrame(table))
-
     def fetch(self, query: str) -> pa.Table:
         return self.spark.sql(query).toArrow()
 
-    def write(self, name: str, folder: Path) -> None:
-        table = self.spark.table(name)
-        table.write.parquet(str(folder))
-        self.name(name, self.spark.read.schema(table.schema).parquet(str(folder)))
+    def gather(self, name: str, query: str) -> None:
+        # Not persist(): Spark does not recognise what it holds if Python is part of the plan.
+        if self._is_small and not self._is_observing:
+            self.share(name, self.fetch(query))
+            return
+        self._is_observing = False
+        found, part = self.spark.sql(query), f"{KEPT}/{name}"
+        found.write.parquet(self._output.url(part))
+        self.name(name, self.spark.read.schema(found.schema).parquet(self._output.url(part)))
+        files = str(self._output.local(part) / "*.parquet").replace("'", "''")
+        self.desk.define(name, f"SELECT * FROM read_parquet('{files}')")
+
+    def share(self, name: str, table: pa.Table) -> None:
+        self.desk.register(name, table)
+        self.name(name, self.spark.createDataFrame(table))
 
     def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
-        self._observed = Observation()
+        self._observed, self._is_observing = Observation(), True
         count = fn.count(fn.when(~fn.col("readable"), 1)).alias("rows")
         self.name(name, with_values(self.spark.sql(query), names).observe(self._observed, count))
 
@@ -82,54 +178,51 @@ class SparkEngine:
             "spill_mb": sum(stage.diskBytesSpilled() for stage in found) / 2**20,
         }
 
+    def processes(self) -> list[int]:
+        """This one, and Java; Python's workers are small."""
+        context: Any = self.spark.sparkContext
+        return [os.getpid(), context._gateway.proc.pid]
+
     def close(self) -> None:
         for name in self._names:
             self.spark.catalog.dropTempView(name)
 
 
 @contextmanager
-def spark_engine(log: DataFrame, folder: Path) -> Iterator[SparkEngine]:
-    """Spark with these rows as the table `log`, and a folder for what is kept while it works."""
-    engine = SparkEngine(log.sparkSession, folder)
-    engine.name("log", log)
-    try:
-        yield engine
-    finally:
-        engine.close()
+def spark_engine(log: DataFrame, output: Output, rows: int) -> Iterator[SparkEngine]:
+    """Spark with these rows as the table `log`; what is gathered goes beside the results meanwhile."""
+    with duck_desk(DESK_MB, output.folder / KEPT) as desk:
+        engine = SparkEngine(log.sparkSession, output, desk, rows)
+        engine.name("log", log)
+        try:
+            yield engine
+        finally:
+            engine.close()
 
 
-def read_log(spark: SparkSession, folder: Place) -> DataFrame:
+def read_log(spark: SparkSession, log: Place) -> DataFrame:
     """Every row below the folder as it was written; columns that an older schema lacks are null."""
-    if isinstance(folder, Store):
-        check_file_system(spark, folder.url)
-        read = spark.read.schema(spark_schema()).option("recursiveFileLookup", "true")
-        return read.option("pathGlobFilter", "*.parquet").parquet(folder.url)
-    files = [str(file.absolute()) for file in find_log_files(folder)]
+    if isinstance(log, Store):
+        files = list(HadoopFiles(spark).log_files(log))
+    else:
+        files = [str(file.absolute()) for file in find_log_files(log)]
     # Without the option, a bracket or a star in a name would be taken for a pattern.
     return spark.read.schema(spark_schema()).option("__globPaths__", "false").parquet(*files)
 
 
-def check_file_system(spark: SparkSession, url: str) -> None:
-    """Say in one line what Spark lacks to reach a store: Hadoop's connectors do not come with PySpark."""
-    context: Any = spark.sparkContext
-    try:
-        context._jvm.org.apache.hadoop.fs.Path(url).getFileSystem(context._jsc.hadoopConfiguration())
-    except Py4JJavaError as error:
-        reason = str(error.java_exception).partition("\n")[0]
-        raise InputError(
-            f"{url}: Spark has no file system for it ({reason}); give the connector's jars with"
-            " --conf spark.jars=..., or use --engine duckdb"
-        ) from None
-
-
 def audit_on_spark(
-    spark: SparkSession, log: Place, out: Path, *, clock_error_s: float = 0.0
+    spark: SparkSession, log: Place, out: Place, *, clock_error_s: float = 0.0
 ) -> dict[str, Any]:
     """Audit a log; the tables go to `out`, the figures come back and are in `out/audit.json`."""
-    with unfinished(out) as made, spark_engine(read_log(spark, log), made / KEPT) as engine:
-        figures = audit(engine, made, clock_error_s)
-        replace_parts(made, out)
-    return figures
+    files = files_of(spark, log, out)
+    rows = rows_in(log, files)
+    with results(out, files) as output, spark_engine(read_log(spark, log), output, rows) as engine:
+        return audit(engine, output.folder, clock_error_s)
+
+
+def files_of(spark: SparkSession, *places: Place) -> Files | None:
+    """How this session reaches stores, if one of the places is in a store."""
+    return HadoopFiles(spark) if any(isinstance(place, Store) for place in places) else None
 
 
 def with_values(published: DataFrame, names: Sequence[Asked]) -> DataFrame:
@@ -145,6 +238,35 @@ def matching_pairs(
     """Every notification with every subscription of its run whose filter it matches (see `pairs_sql`)."""
     kept = [name for name in notifications.columns if not name.startswith("value")]
     others = [name for name in subscriptions.columns if name != "run"]
-    query = pairs_sql(table, SPARK, kept, others, "{notifications}", "{held}", "{boxes}")
-    boxes = spark.createDataFrame(table.boxes)
-    return spark.sql(query, notifications=notifications, held=subscriptions, boxes=boxes)
+    query = pairs_sql(table, SPARK, kept, others, "{notifications}", "{wanted}", "{held}")
+    wanted = subscriptions.join(spark.createDataFrame(table.boxes), "filter")
+    named: dict[str, Any] = {"held": subscriptions} if table.unboxed else {}
+    return spark.sql(query, notifications=notifications, wanted=wanted, **named)
+
+
+# --- rows as frames ---
+
+
+OWN_WORD = f"(node = client OR substr(node, 1, length(client) + 1) = client || '{LIFE_MARK}')"
+"""The condition that a client wrote the row itself."""
+
+
+def problem(*kinds: str) -> Column:
+    """Why a row cannot be used, as a text; null if it can. `kinds` are those it can be of."""
+    return fn.expr(sql.problem(kinds or KINDS))
+
+
+def usable(rows: DataFrame, *kinds: str) -> DataFrame:
+    """The rows of these kinds that can be used."""
+    return rows.where(sql.usable(*kinds))
+
+
+def without_repetitions(rows: DataFrame) -> DataFrame:
+    """Each row once, however often its file was copied or its node wrote it again after a crash."""
+    return rows.dropDuplicates(list(sql.ROW))
+
+
+def one_by_one(bursts: DataFrame) -> DataFrame:
+    """One row for each notification of a burst, with its own number."""
+    last = fn.col("number") + fn.col("notifications") - 1
+    return bursts.withColumn("number", fn.explode(fn.sequence(fn.col("number"), last)))

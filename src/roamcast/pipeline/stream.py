@@ -13,6 +13,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from pyspark.sql import functions as fn
 from pyspark.sql.streaming.query import StreamingQuery
 
 from roamcast.errors import InputError
-from roamcast.pipeline.log_files import find_log_files, has_files
+from roamcast.pipeline.log_files import find_log_files, has_files, spark_schema
 from roamcast.pipeline.minutes import MINUTE_S, NAMES, MinutesState, close, empty_state, shown
-from roamcast.pipeline.output import replace_part
-from roamcast.pipeline.schema import spark_schema
+from roamcast.pipeline.output import read_text, write_file, write_text
+from roamcast.pipeline.places import ArrowFiles, Files, Place, url_of
+from roamcast.pipeline.spark_engine import files_of
 
 STATES, CHECKPOINT = "state", "checkpoint"
 TOTALS = ("expected", "delivered", "lost", "duplicates", "unexpected")
@@ -63,41 +65,54 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-def check_stream(log: Path, out: Path, settings: StreamSettings) -> None:
-    """Refuse what cannot be streamed, before Spark is started."""
-    if not log.is_dir():
-        raise InputError(f"log folder {log}: there is no such folder")
-    if has_files(log):
-        find_log_files(log)
+def check_log(log: Place) -> None:
+    """Refuse a log of this machine that cannot be streamed, before Spark is started."""
+    if isinstance(log, Path):
+        if not log.is_dir():
+            raise InputError(f"log folder {log}: there is no such folder")
+        if has_files(log):
+            find_log_files(log)
+
+
+def check_settings(log: Place, out: Place, settings: StreamSettings, files: Files) -> None:
+    """Refuse to go on with other settings than a stream was begun with."""
     known = out / "settings.json"
     told = {name: value for name, value in asdict(settings).items() if name != "every_s"}
-    told["log"] = str(log.absolute())
+    told["log"] = url_of(log)
     try:
-        before = json.loads(known.read_text(encoding="utf-8")) if known.exists() else told
+        before = json.loads(read_text(known, files) or json.dumps(told))
     except ValueError:
         raise InputError(f"{known}: is no JSON; name a new folder") from None
     for name, value in told.items():
         if before.get(name) != value:
             was = f"{name} {before.get(name)}"
             raise InputError(f"--out {out}: was begun with {was}, now {value}; name another folder")
-    known.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    write_text(known, files, json.dumps(told, indent=2) + "\n")
 
 
 def start_stream(
-    spark: SparkSession, log: Path, out: Path, settings: StreamSettings, report: Report, *, once: bool = False
+    spark: SparkSession,
+    log: Place,
+    out: Place,
+    settings: StreamSettings,
+    report: Report,
+    *,
+    once: bool = False,
 ) -> StreamingQuery:
     """Follow a log; `once`: end when the files that are there now were read."""
+    files = files_of(spark, log, out) or ArrowFiles()
+    check_settings(log, out, settings, files)
     rows = (
         spark.readStream.schema(spark_schema())
         .option("recursiveFileLookup", "true")
         .option("pathGlobFilter", "*.parquet")
         .option("maxFilesPerTrigger", FILES_PER_BATCH)
         .option("maxFileAge", FILE_AGE)
-        .parquet(str(log.absolute()))
+        .parquet(url_of(log))
     )
-    keeper = _Keeper(out, settings, report)
+    keeper = _Keeper(out, settings, report, files)
     query = rows.writeStream.foreachBatch(keeper.on_batch).option(
-        "checkpointLocation", str((out / CHECKPOINT).absolute())
+        "checkpointLocation", url_of(out / CHECKPOINT)
     )
     if once:
         return query.trigger(availableNow=True).start()
@@ -107,8 +122,9 @@ def start_stream(
 class _Keeper:
     """Leads from state to state."""
 
-    def __init__(self, out: Path, settings: StreamSettings, report: Report) -> None:
-        self._out, self._settings, self._report = out.absolute(), settings, report
+    def __init__(self, out: Place, settings: StreamSettings, report: Report, files: Files) -> None:
+        self._out = out.absolute() if isinstance(out, Path) else out
+        self._settings, self._report, self._files = settings, report, files
 
     def on_batch(self, rows: DataFrame, batch: int) -> None:
         spark = rows.sparkSession
@@ -131,7 +147,8 @@ class _Keeper:
         finally:
             rows.unpersist()
         self._show(spark, progress)
-        self._forget(batch)
+        # All states go but this one and the one before it, from which this batch may be repeated.
+        self._remove(self._folder(batch - 2))
         self._report(progress)
 
     def _closed_until_s(self, before: Progress, newest_s: float | None) -> int:
@@ -140,47 +157,44 @@ class _Keeper:
             return known
         return max(known, int((newest_s - self._settings.late_s) // MINUTE_S) * MINUTE_S)
 
-    # --- states on the disk ---
+    # --- states where the results are ---
 
-    def _folder(self, batch: int) -> Path:
+    def _folder(self, batch: int) -> Place:
         return self._out / STATES / str(batch)
+
+    def _remove(self, folder: Place) -> None:
+        if isinstance(folder, Path):
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            self._files.remove(folder)
 
     def _load(self, spark: SparkSession, batch: int) -> tuple[Progress, MinutesState]:
         folder = self._folder(batch)
         if batch < 0:
             return Progress(-1, 0, None, None), empty_state(spark)
-        if not (folder / "progress.json").exists():
+        told = read_text(folder / "progress.json", self._files)
+        if told is None:
             raise InputError(f"{folder}: the state of the last batch is gone; begin with a new folder")
-        progress = Progress(**json.loads((folder / "progress.json").read_text(encoding="utf-8")))
         schemas = asdict_shallow(empty_state(spark))
-        tables = {name: spark.read.schema(schemas[name].schema).parquet(str(folder / name)) for name in NAMES}
-        return progress, MinutesState(**tables)
+        tables = {
+            name: spark.read.schema(schemas[name].schema).parquet(url_of(folder / name)) for name in NAMES
+        }
+        return Progress(**json.loads(told)), MinutesState(**tables)
 
     def _save(self, state: MinutesState, progress: Progress) -> None:
         folder = self._folder(progress.batch)
-        shutil.rmtree(folder, ignore_errors=True)
+        self._remove(folder)
         for name, table in asdict_shallow(state).items():
-            table.coalesce(1).write.parquet(str(folder / name))
+            table.coalesce(1).write.parquet(url_of(folder / name))
         # Last, and in one piece: with it the state is whole.
-        unfinished = folder / ".progress.json"
-        unfinished.write_text(json.dumps(asdict(progress)), encoding="utf-8")
-        unfinished.replace(folder / "progress.json")
-
-    def _forget(self, batch: int) -> None:
-        """All states but this one and the one before it, from which this batch may be repeated."""
-        for folder in (self._out / STATES).iterdir():
-            if folder.name.isdecimal() and int(folder.name) < batch - 1:
-                shutil.rmtree(folder, ignore_errors=True)
+        write_text(folder / "progress.json", self._files, json.dumps(asdict(progress)))
 
     def _show(self, spark: SparkSession, progress: Progress) -> None:
         _, state = self._load(spark, progress.batch)
         table = shown(state).toArrow().sort_by([("run", "ascending"), ("minute", "ascending")])
-        unfinished = self._out / ".minutes.parquet"
-        pq.write_table(table, unfinished)
-        replace_part(unfinished, self._out / "minutes.parquet")
-        unfinished = self._out / ".stream.json"
-        unfinished.write_text(json.dumps(figures_of(table, progress), indent=2) + "\n", encoding="utf-8")
-        replace_part(unfinished, self._out / "stream.json")
+        write_file(self._out / "minutes.parquet", self._files, partial(pq.write_table, table))
+        text = json.dumps(figures_of(table, progress), indent=2) + "\n"
+        write_text(self._out / "stream.json", self._files, text)
 
 
 def asdict_shallow(state: MinutesState) -> dict[str, DataFrame]:

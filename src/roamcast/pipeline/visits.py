@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
 from roamcast.errors import InputError
-from roamcast.pipeline.rows import usable
+from roamcast.pipeline.spark_engine import usable
 
 LEFT = "left"
 """The reason of a `moved` row that says: it went away."""

@@ -89,6 +89,8 @@ class Update(Message, frozen=True):
     cause: Cause = "subscribe"
     whereabouts: tuple[Whereabouts, ...] = ()
     """Of clients whose own state the sender's entries depend on."""
+    strict: bool = False
+    """Whether the answer waits for brokers whose links are down, too."""
 
     @property
     def weight(self) -> int:

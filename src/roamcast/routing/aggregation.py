@@ -42,6 +42,10 @@ class SimpleAggregate:
     def forwarded(self) -> list[Entry]:
         return list(self._counts)
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._counts
+
 
 class IdentityAggregate(SimpleAggregate):
     """Equal filters are forwarded once, whoever holds them."""
@@ -95,7 +99,7 @@ class ReducedTable(MatchingTable):
     def remove(self, filter: Filter, interface: Interface) -> None:
         if isinstance(interface, str):
             change = self._reduced[interface].remove((filter, ""))
-            if change.unsubscribe and not self._reduced[interface].forwarded():
+            if self._reduced[interface].is_empty:
                 del self._reduced[interface]
             self._apply(interface, change)
         else:

@@ -73,6 +73,10 @@ class CoveringAggregate:
     def forwarded(self) -> list[Entry]:
         return [(root, "") for root in self._roots]
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._counts
+
     def _take_change(self) -> Change:
         net, self._net = self._net, {}
         subscribe = tuple((filter, "") for filter, count in net.items() if count > 0)

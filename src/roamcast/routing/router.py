@@ -144,16 +144,22 @@ class _PeerState:
         return update
 
 
+def _lift_barrier_1(fields: dict[str, Any]) -> None:
+    fields["is_strict"] = False
+
+
 class _Barrier:
     """Something that waits until peers have settled, and what to do then, as data."""
 
-    __slots__ = ("then", "waiting")
+    __slots__ = ("is_strict", "then", "waiting")
 
-    __state__ = State("router-barrier")
+    __state__ = State("router-barrier", 2, lifts={1: _lift_barrier_1})
 
-    def __init__(self, waiting: dict[str, int], then: _Then) -> None:
+    def __init__(self, waiting: dict[str, int], then: _Then, is_strict: bool = False) -> None:
         self.waiting = waiting
         self.then = then
+        self.is_strict = is_strict
+        """Whether it waits for peers whose links are down, too."""
 
 
 def _lift_1(fields: dict[str, Any]) -> None:
@@ -281,7 +287,7 @@ class Router:
             self._unheard.pop(peer, None)
         else:
             self._unheard[peer] = None
-            self._settle(peer, None)
+            self._settle(peer, None, is_down=True)
 
     def remove_peer(self, peer: str) -> None:
         """A neighbour is gone for good: what it wanted and offered is taken back, and nobody waits for it."""
@@ -546,9 +552,9 @@ class Router:
     def settle(self, cause: Cause, token: Token, flush: bool = False) -> None:
         """The token comes back once every broker that must know whatever was said so far does.
 
-        With `flush`, once every broker has dealt with all that was sent to it before.
+        With `flush`, once every broker has dealt with all that was sent to it before, be its link down now.
         """
-        self._commit(cause, then=token, flush=flush)
+        self._commit(cause, then=token, flush=flush, strict=flush)
 
     def depart(self, client: str) -> None:
         """Its session is no longer here."""
@@ -594,7 +600,7 @@ class Router:
         self._apply(peer, update)
         if update.settle:
             answer = _Answer(peer, Settled(update.settle, update.cause))
-            self._commit(update.cause, peer, answer, update.flush)
+            self._commit(update.cause, peer, answer, update.flush, update.strict)
         else:
             self._commit(update.cause)
 
@@ -616,12 +622,12 @@ class Router:
         state.settled = max(state.settled, message.number)
         self._settle(peer, message.number)
 
-    def _settle(self, peer: str, number: int | None) -> None:
+    def _settle(self, peer: str, number: int | None, is_down: bool = False) -> None:
         """Nobody waits any longer for what the peer was told up to this number, or for anything of it."""
         finished = []
         for barrier in self._barriers:
             awaited = barrier.waiting.get(peer)
-            if awaited is None:
+            if awaited is None or (is_down and barrier.is_strict):
                 continue
             if number is not None and awaited > number:
                 # Later ones wait for later answers.
@@ -733,6 +739,7 @@ class Router:
         asker: str | None = None,
         then: _Then | None = None,
         flush: bool = False,
+        strict: bool = False,
     ) -> None:
         """Send what is staged, one update to a peer; go on with `then` when all but the asker have settled.
 
@@ -750,15 +757,15 @@ class Router:
                 state.sent += 1
                 if must_answer:
                     state.asked = state.sent
-                    update = msgspec.structs.replace(update, settle=state.sent)
+                    update = msgspec.structs.replace(update, settle=state.sent, strict=strict)
                 self._send(peer, update)
-            if must_answer and peer not in self._unheard:
+            if must_answer and (strict or peer not in self._unheard):
                 waiting[peer] = state.asked
         self.dependents.forget_unused()
         if then is None:
             return
         if waiting:
-            self._barriers.append(_Barrier(waiting, then))
+            self._barriers.append(_Barrier(waiting, then, strict))
         else:
             self._continue(then)
 

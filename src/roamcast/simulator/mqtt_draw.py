@@ -129,6 +129,8 @@ def draw_mqtt_story(
     if faults:
         fault_rng = random.Random(f"mqtt/{seed}/faults")
         settings = _draw_faults(replace(plot, rng=fault_rng), faults, actions)
+        if find_protocol(protocol).draws_copies and plot.late is None:
+            actions += _draw_old_copies(plot, actions, random.Random(f"mqtt/{seed}/old copies"))
     return topology, settings, in_order(actions)
 
 
@@ -322,6 +324,26 @@ def _draw_repeatable(
         return settings
     mobility = msgspec.structs.replace(settings.mobility, neighbour_graph=everyone_next(topology.brokers))
     return replace(settings, mobility=mobility)
+
+
+def _draw_old_copies(plot: Plot, actions: list[Action], rng: random.Random) -> list[Action]:
+    """A client is elsewhere while a broker with a copy of its session is down, and then comes to it."""
+    drawn: list[Action] = []
+    clients = sorted({client for _, client, item in actions if isinstance(item, Connect)})
+    for start_s, broker, item in actions:
+        others = [one for one in plot.topology.brokers if one != broker]
+        if not isinstance(item, Crash) or not others or rng.random() < 0.3:
+            continue
+        end_s = min(
+            at for at, who, one in actions if who == broker and isinstance(one, Restart) and at > start_s
+        )
+        client, first_s = rng.choice(clients), rng.uniform(start_s, end_s)
+        drawn.append((start_s - rng.uniform(0.05, 0.5), client, Disconnect()))
+        drawn.append((first_s, client, Connect(rng.choice(others), 0, clean=rng.random() < 0.3)))
+        if rng.random() < 0.3:
+            drawn.append((rng.uniform(first_s, end_s), client, PublishMessage(rng.choice(TOPICS), qos=2)))
+        drawn.append((rng.uniform(first_s, end_s), client, Connect(broker, 0)))
+    return drawn
 
 
 def _draw_places(plot: Plot, actions: list[Action], rng: random.Random) -> LocationSettings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from roamcast.broker.inputs import MachineEffects, MachineInput, decode_entry
+from roamcast.broker.inputs import MachineEffects, MachineInput, OverlayGiven, decode_entry
 from roamcast.broker.machine import BrokerMachine
 from roamcast.protocol.effects import Input
 from roamcast.protocol.snapshot import thaw
@@ -58,6 +58,8 @@ class ReplicatedNetwork(Network):
     def _step_site(self, site: Site, node: Node, inputs: Sequence[MachineInput | Input]) -> None:
         if node.replica.role == "leader":
             site.step(node, inputs)
+            if isinstance(inputs[-1], OverlayGiven):
+                site.share_beginning(node)
 
     def let_out(self, broker: str, machine: BrokerMachine, effects: MachineEffects, position: int) -> None:
         """What the replicas of a site have, and everybody may see."""
@@ -99,6 +101,15 @@ class ReplicatedNetwork(Network):
             self._bring_up(broker, peer, broker)
         if broker not in self._down:
             self.access.broker_started(broker)
+
+    def _shake_hands(self, one: str, other: str) -> None:
+        """A process that stands still answers nobody: the other end asks again."""
+        sites = [self.sites[id] for id in (one, other) if id in self.sites]
+        halted = [site for site in sites if site.leader is not None and site.leader.is_halted]
+        if halted:
+            self.push(self.now + halted[0].timing.lease_s / 10, self._shake_hands, one, other)
+        else:
+            super()._shake_hands(one, other)
 
     def _happen(self, broker: str, fault: Fault) -> None:
         site = self.sites.get(broker)

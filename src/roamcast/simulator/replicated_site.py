@@ -347,6 +347,17 @@ class Site:
         else:
             self.release(node)
 
+    def share_beginning(self, leader: Node) -> None:
+        """The network has existed for long: every disk has the entry with its links."""
+        for node in self.nodes.values():
+            if node is not leader:
+                node.disk.entries, node.disk.log = list(leader.disk.entries), list(leader.disk.log)
+                node.disk.rows, node.disk.synced = list(leader.disk.rows), leader.disk.last
+                node.machine = self.network.replayed_disk(self.broker, node.disk)
+                node.replica.last = node.disk.last
+                node.disk.terms = list(leader.replica.terms.terms)
+                node.replica.terms = Terms(list(node.disk.terms))
+
     def _counts_down(self, node: Node) -> bool:
         """Whether the leader dies with this entry."""
         if not self.kill_after or not node.serves:

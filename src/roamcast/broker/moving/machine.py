@@ -161,6 +161,9 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
         times = [self.front.timers.next(), self.sessions.next_time()]
         return min((one for one in times if one is not None), default=None)
 
+    def awaits_acknowledgement(self, client: str) -> bool:
+        return True  # Nobody asks the queues of brokers that move.
+
     # --- for those who look on (see contract.AnyMachine) ---
 
     @property

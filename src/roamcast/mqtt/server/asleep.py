@@ -52,7 +52,7 @@ _decode_head = msgspec.msgpack.Decoder(_SleepingHead).decode
 
 def _put_to_sleep(session: MqttSession) -> bytes | None:
     """The session as bytes; None if it has to stay awake: others rely on what it is doing."""
-    if session.connection or session.will is not None or session.copied_from:
+    if session.connection or not session.expiry_s or session.will is not None or session.copied_from:
         return None
     subscriptions: list[Subscription] = []
     for one in session.subscriptions.values():

@@ -312,7 +312,7 @@ class MqttConnection:
                 break
             first, start, end = whole
             body = data[start:end]
-            if first == QOS_0 and not (self.waiting and self._has_alias(endpoint, body)):
+            if first & ~1 == QOS_0 and self._can_go_ahead(endpoint, body):
                 parse(first, body, self.version, limits=endpoint.limits)
                 topic, _, at, stop, payload_at = split_publish(body, 0, self.version)
                 self._publish(endpoint, first, topic, body[at:stop], 0, [body[payload_at:]])
@@ -326,10 +326,12 @@ class MqttConnection:
                 return len(data)
         return position
 
-    def _has_alias(self, endpoint: PacketTaker, body: bytes) -> bool:
-        """Whether a QoS 0 publish may depend on one that is kept."""
+    def _can_go_ahead(self, endpoint: PacketTaker, body: bytes) -> bool:
+        """Whether a QoS 0 publish depends on none that is kept: by an alias, or because it was before it."""
+        if any(kept[0] & ~1 == QOS_0 for kept in self.waiting):
+            return False
         _, _, start, stop, _ = split_publish(body, 0, self.version)
-        return stop > start and endpoint.described(body[start:stop])[2] != 0
+        return not (self.waiting and stop > start and endpoint.described(body[start:stop]).alias)
 
     def _take(self, endpoint: PacketTaker, data: bytes) -> int:
         position, size, packet_max, version = 0, len(data), endpoint.packet_max, self.version

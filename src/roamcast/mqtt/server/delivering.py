@@ -64,10 +64,11 @@ def deliver(endpoint: Sender, connection: MqttConnection, message: Deliver) -> i
         packet_id = session.in_flight.send_together(burst, sequence, plan[0]) if sequence else 1
         if packet_id:
             endpoint.traffic.sent[plan[0]] += burst.count
-            if burst.count == 1 and len(burst.bodies[0]) < APART_BYTES:
+            encoder = endpoint.encoder
+            if burst.count == 1 and len(burst.bodies[0]) < APART_BYTES and not encoder.is_mute:
                 connection.out.append(plan[2].write_one(burst.bodies[0], packet_id))
             else:
-                connection.out += endpoint.encoder.write(burst, plan[2], packet_id)
+                connection.out += encoder.write(burst, plan[2], packet_id)
             return 0
     return _deliver_uniform(endpoint, connection, session, burst, sequence, own)
 
@@ -166,6 +167,8 @@ def _deliver_varied(
         _pass_over(endpoint, connection, session, burst, sequence)
         return 0
     runs = session.in_flight.send(burst, sequence, qos)
+    if endpoint.encoder.is_mute:
+        return 0
     ids = [one for packet_id, count in runs for one in consecutive(packet_id, count)]
     frames = [writer.write_one(body, one) for writer, body, one in zip(writers, bodies, ids, strict=True)]
     connection.out.append(b"".join(frames))

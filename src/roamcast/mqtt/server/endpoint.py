@@ -202,8 +202,8 @@ class Endpoint:
         ),
         unhashed=("now",),
         derived=(
-            "_attributes", "_owned", "_wills_bytes", "ahead", "auths", "packets_max", "packets_per_turn",
-            "traffic", "unfinished", "unread",
+            "_attributes", "_owned", "_unpacked", "_wills_bytes", "ahead", "auths", "packets_max",
+            "packets_per_turn", "traffic", "unfinished", "unread",
         ),
         lifts={1: _lift_1},
     )  # fmt: skip
@@ -249,6 +249,8 @@ class Endpoint:
         self.traffic = Traffic()
         self.unfinished: Mapping[int, object] = self._subscribing.unfinished
         self._attributes: dict[bytes, tuple[str, bytes]] = {}
+        self._unpacked: tuple[bytes, MqttSession, list[Recall]] | None = None
+        """The last capsule that was looked at, and what was in it: most often its session arrives next."""
         self.ahead: dict[int, None] = {
             one.connection: None for one in self.sessions.awake() if one.copied_from and one.connection
         }
@@ -303,7 +305,9 @@ class Endpoint:
         connection = self._attaching.get(client)
         if connection is None or client in self.sessions or PROVISIONAL + client in self.sessions:
             return False
-        session, _ = MqttSession.unpack(client, capsule, connection.identity.owner)
+        if not capsule or not self.can_unpack(client, capsule):
+            return False  # It is the word of another broker, which may be wrong.
+        session, _ = self._take_unpacked(client, capsule, connection.identity.owner)
         expiry_s, will = session_expiry_of(connection.connect, self.settings), connection.connect.will
         if session.is_over(self.now) or (will is not None and min(will.delay, expiry_s)):
             return False
@@ -331,13 +335,26 @@ class Endpoint:
             self._present.pop(client, None)
 
     def can_unpack(self, client: str, capsule: bytes) -> bool:
-        return not capsule or MqttSession.is_readable(client, capsule)
+        """Whether a capsule can be unpacked: it may come from a broker that is not to be trusted."""
+        try:
+            if capsule:
+                self._unpacked = capsule, *MqttSession.unpack(client, capsule)
+        except (InputError, PacketError, ValueError, IndexError, KeyError, TypeError):
+            return False
+        return True
+
+    def _take_unpacked(self, client: str, capsule: bytes, owner: str) -> tuple[MqttSession, list[Recall]]:
+        unpacked, self._unpacked = self._unpacked, None
+        if unpacked is None or unpacked[0] is not capsule or unpacked[1].client != client:
+            return MqttSession.unpack(client, capsule, owner)
+        unpacked[1].owner = owner
+        return unpacked[1:]
 
     def arrived(self, client: str, capsule: bytes, owner: str, reads_on: bool = False) -> None:
         self._present[client] = bool(capsule)
         recalls: list[Recall] = []
         if capsule:
-            session, recalls = MqttSession.unpack(client, capsule, owner)
+            session, recalls = self._take_unpacked(client, capsule, owner)
         else:
             session = MqttSession(client, owner=owner)
         if session.identity is not None and session.identity.owner != owner:
@@ -464,6 +481,8 @@ class Endpoint:
                     self.keeper.give_back(client, subscription, one)
 
     def outlasts_connection(self, client: str) -> bool:
+        if self.sessions.is_asleep(client):
+            return True  # One that does not is never put to sleep.
         session = self.sessions.get(client)
         return session is None or bool(session.expiry_s)
 
@@ -588,8 +607,11 @@ class Endpoint:
 
     def _others_of(self, client: str) -> list[MqttConnection | None]:
         """The connections that this client may still have here."""
-        names = (client, PROVISIONAL + client)
-        return [find(name) for name in names for find in (self._attaching.get, self._connection_of)]
+        found: list[MqttConnection | None] = []
+        for name in (client, PROVISIONAL + client):
+            if name in self._attaching or name in self.sessions:
+                found += self._attaching.get(name), self._connection_of(name)
+        return found
 
     def _connection_of(self, client: str) -> MqttConnection | None:
         session = self.sessions.get(client)
@@ -619,9 +641,10 @@ class Endpoint:
         client = connection.client
         self._attaching.pop(client, None)
         session.identity = connection.identity
-        self._count(session, -1)
-        session.owner = connection.identity.owner
-        self._count(session, +1)
+        if session.owner != connection.identity.owner:
+            self._count(session, -1)
+            session.owner = connection.identity.owner
+            self._count(session, +1)
         session.connection, session.timer, session.since = connection.id, 0, self.now
         session.forget_plans()
         self._join_groups(session)
@@ -903,10 +926,15 @@ class Endpoint:
     def closed(self, id: int) -> None:
         """The connection is gone, and the client said nothing."""
         connection = self.connections.get(id)
-        last_words = connection.last_words() if connection is not None and id in self.ahead else None
-        if connection is not None and connection.session is not None and last_words is not None:
-            self._on_disconnect(connection, connection.session, last_words)
-        elif connection is not None:
+        if connection is None:
+            return
+        last_words = connection.last_words() if id in self.ahead else None
+        if connection.session is not None and last_words is not None:
+            try:
+                self._on_disconnect(connection, connection.session, last_words)
+            except PacketError as error:
+                self._end(connection, error.reason, str(error))
+        else:
             self.note(connection, "disconnected", "connection lost")
             self._drop(connection, with_will=True)
 

@@ -27,12 +27,15 @@ APART_BYTES = 16_384
 class Encoder:
     """Writes bursts; the same burst for several clients is written once, where it can be."""
 
-    __state__ = State("mqtt-encoder", derived=("_bursts", "_topics", "_writers", "written"))
+    __state__ = State("mqtt-encoder", derived=("_bursts", "_topics", "_writers", "is_mute", "written"))
 
     def __init__(self) -> None:
         self._restore()
 
     def _restore(self) -> None:
+        self.is_mute = False
+        """True where nobody would read what is written: at a follower, and while a journal is replayed. The
+        state does not depend on it."""
         self._topics: dict[bytes, str] = {}
         self._writers: dict[tuple[bytes, bytes, int, int, Options, int], FrameWriter] = {}
         self.written: dict[tuple[int, int, int], bytes] = {}
@@ -56,6 +59,8 @@ class Encoder:
 
     def write(self, burst: Burst, writer: FrameWriter, packet_id: int) -> tuple[bytes, ...]:
         """The PUBLISH packets of a burst, with consecutive packet ids, in one part or more."""
+        if self.is_mute:
+            return ()
         if burst.count == 1:
             body = burst.bodies[0]
             if len(body) >= APART_BYTES:
