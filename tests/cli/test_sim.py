@@ -120,7 +120,7 @@ def test_every_field_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     # Of `mobility` there are options for single settings; the others are for stories and experiments.
     others = {
         "network", "mobility", "location", "loss", "link_delays", "reach", "tree", "mqtt", "hostile",
-        "lease_s", "replicas",
+        "lease_s", "replicas", "access_shared",
     }  # fmt: skip
     fields = before.keys() - others
     assert [name for name in sorted(fields) if before[name] == after[name]] == []

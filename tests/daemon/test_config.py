@@ -373,7 +373,7 @@ def test_a_file_that_is_no_file_is_one_line(tmp_path: Path) -> None:
         ),
         ("[mobility]\nprotocol = 'zzz'", "mobility.protocol = zzz: there is no such protocol; valid are "),
         ("[mobility]\nrouting = 'zzz'", "mobility: routing strategy 'zzz': valid are flooding"),
-        ("[mobility]\nprotocol = 'phoenix'\nrouting = 'merging'", "phoenix does not work with merging"),
+        ("[mobility]\nprotocol = 'phoenix'\nrouting = 'flooding'", "phoenix does not work with flooding"),
         ("[mobility]\nprotocol = 'sub_unsub'", "mobility: protocol sub_unsub needs a bound"),
         ("[mobility.settings]\ncache_ttl_s = -1", "mobility.settings.cache_ttl_s = -1.0: valid is 0 or more"),
         ("[access]\nusers = 'absent'", "access.users = absent: cannot be read (No such file or directory)"),

@@ -256,6 +256,8 @@ class MobilityProtocol:
 
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
+    is_as_published: ClassVar[bool] = False
+    """Whether it keeps a rule of its document that breaks the document's own promise; for comparison."""
     promise: ClassVar[Promise] = Promise(lost=frozenset({"away", "overflow"}))
     strategies: ClassVar[tuple[str, ...]] = ("identity", "simple", "covering", "merging", "flooding")
     """Routing strategies it works with; the first is its default."""

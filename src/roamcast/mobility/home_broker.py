@@ -401,6 +401,7 @@ class HomeBroker(MobilityProtocol):
 
 class HomeBrokerPublished(HomeBroker):
     name = "home_broker:published"
+    is_as_published = True
     summary = "as published, without deregistration: also loses what is published while the client is away"
 
     __state__ = State("home-broker-published")

@@ -712,6 +712,7 @@ class MultiHopHandoffUnacknowledged(MultiHopHandoff):
     """
 
     name = "multi_hop_handoff:unacknowledged"
+    is_as_published = True
     summary = "waits for no acknowledgement: loses what is on the air, and what a temporary queue gets late"
 
     __state__ = State("multi-hop-handoff-published")

@@ -494,6 +494,7 @@ class PhoenixPublished(Phoenix):
     """Algorithms 2.2 and 2.3 to the letter: every event is sent to s as it comes."""
 
     name = "phoenix:published"
+    is_as_published = True
     summary = "as published: clocks as timestamps, nothing held back, returning ends the storing"
     promise = Promise(
         lost=frozenset({"timestamp", "not_local", "overflow"}),

@@ -825,6 +825,7 @@ def _first(bursts: Iterable[Burst], count: int) -> tuple[Burst, ...]:
 
 class ProactiveOneCounter(Proactive):
     name = "proactive:one_counter"
+    is_as_published = True
     summary = "one last number for all publishers, so what came from others may be lost"
 
     __state__ = State("proactive-published")

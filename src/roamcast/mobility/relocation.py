@@ -432,6 +432,7 @@ class Relocation(MobilityProtocol):
 
 class RelocationRepeating(Relocation):
     name = "relocation:repeating"
+    is_as_published = True
     summary = "as section 4 tells it: delivers twice what came to the new broker on behalf of others there"
 
     __state__ = State("relocation-published")

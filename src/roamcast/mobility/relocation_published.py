@@ -48,6 +48,7 @@ from roamcast.state import State
 
 class RelocationPublished(Relocation):
     name = "relocation:published"
+    is_as_published = True
     summary = "as section 4 tells it: a cache and a fetch for each subscription, and what they repeat"
 
     __state__ = State(

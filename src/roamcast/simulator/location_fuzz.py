@@ -63,7 +63,7 @@ def protocols() -> list[str]:
     return [
         name
         for name, protocol in sorted(PROTOCOLS.items())
-        if delivers_once(protocol.promise) and protocol.own_state and not name.endswith(":published")
+        if delivers_once(protocol.promise) and protocol.own_state and not protocol.is_as_published
     ]
 
 

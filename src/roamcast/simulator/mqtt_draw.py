@@ -103,7 +103,7 @@ def protocols() -> list[str]:
         if protocol.promise.lost <= excuses
         and not (protocol.promise.duplicate or protocol.promise.reordered)
         and protocol.assumes <= {"honest_peers"}
-        and not name.endswith(":published")
+        and not protocol.is_as_published
     ]
 
 
