@@ -123,3 +123,8 @@ def test_two_sessions_that_go_on_with_higher_numbers_are_told_apart(seed: int) -
 )
 def test_nobody_waits_for_a_rival_that_was_lost(protocol: str, seed: int) -> None:
     check(protocol, seed)
+
+
+def test_a_session_that_nobody_comes_for_rests_at_a_foreign_broker() -> None:
+    """It was taken back from a broker that is lost, while its twin had already arrived."""
+    check("home_broker", 344)

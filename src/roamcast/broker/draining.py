@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
 from roamcast.protocol.messages import Cause
@@ -52,9 +53,10 @@ class Draining:
             return
         here = broker.clients.here
         claimed = dict.fromkeys(one.client for one in here.awake() if one.claim is not None)
-        leaving = [
+        away = (
             client for client in broker.sessions if client not in broker.attachments and client not in claimed
-        ]
+        )
+        leaving = list(islice(away, SLICE_SESSIONS + 1))
         for client in leaving[:SLICE_SESSIONS]:
             broker.handoffs.send_ahead(here[client], command.destination, {})
         self.are_left = len(leaving) > SLICE_SESSIONS

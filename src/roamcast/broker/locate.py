@@ -104,7 +104,7 @@ class Locator:
     __state__ = State(
         "locator",
         saved=("_broker", "_clients", "_gathering", "_rounds", "unmet", "is_complete"),
-        derived=("handlers",),
+        derived=("handlers", "_own"),
     )
 
     def __init__(self, broker: BrokerCore) -> None:
@@ -120,6 +120,8 @@ class Locator:
         self._restore()
 
     def _restore(self) -> None:
+        self._own = {key[0]: key for key, one in self._gathering.items() if one.asker is None}
+        """This broker's own questions by client: thousands may be under way, and only the last counts."""
         self.handlers: dict[type[Message], Callable[[str, Message], None]] = {
             AttachRequest: self.on_request,  # type: ignore[dict-item]
             HolderUnknown: self.on_holder_unknown,  # type: ignore[dict-item]
@@ -161,9 +163,8 @@ class Locator:
         here.on(Event.ASKED_EVERYONE)
         here.asked = here.rival = ""
         # Answers to an earlier round say nothing about where the session is now.
-        for key, one in list(self._gathering.items()):
-            if one.asker is None and key[0] == here.client:
-                del self._gathering[key]
+        if here.client in self._own:
+            self._forget(self._own[here.client])
         self._broker.directory.changed(here.client)
         self._spread_anew(request, may_leave_out=True)
 
@@ -180,11 +181,19 @@ class Locator:
         known = broker.directory.may_hold(request.client)
         gathering = Gathering(sender, (*others, *self.unmet), question, broker.next_incarnation, claim, known)
         self._gathering[key] = gathering
+        if sender is None:
+            self._own[request.client] = key
         for peer in others:
             if not self._leave_out(gathering, peer):
                 broker.send(peer, question)
         if not gathering.waiting:
             self._answer(key)
+
+    def _forget(self, key: Key) -> None:
+        """A question is answered, or its answers are of no use any more."""
+        self._gathering.pop(key, None)
+        if self._own.get(key[0]) == key:
+            del self._own[key[0]]
 
     # --- peers whose links are down ---
 
@@ -241,12 +250,8 @@ class Locator:
             return list(holders)
         if here is not None and here.departed is not None:
             return [here.departed.destination]
-        waiting = {
-            peer: None
-            for key, gathering in self._gathering.items()
-            if key[0] == client and gathering.asker is None
-            for peer in gathering.waiting
-        }
+        own = self._own.get(client)
+        waiting = self._gathering[own].waiting if own in self._gathering else {}
         return [f"{peer} (never met)" if peer in self.unmet else peer for peer in waiting]
 
     def attached_again(self, here: ClientHere) -> None:
@@ -307,7 +312,7 @@ class Locator:
         is_known = here.session is not None or here.departed is not None
         for key, gathering in list(self._gathering.items()):
             if is_known and key[0] == client and gathering.asker is not None:
-                self._gathering.pop(key, None)
+                self._forget(key)
                 self._broker.send(gathering.asker, Located(*key, found=True))
                 self.on_request(gathering.request.broker, gathering.request)
         self._clients.forget_unused(here)
@@ -408,7 +413,7 @@ class Locator:
         if gathering is None:
             return
         if message.found:
-            del self._gathering[key]
+            self._forget(key)
             here = self._clients.here.get(message.client)
             if gathering.asker is not None:
                 self._broker.send(gathering.asker, message)
@@ -429,7 +434,8 @@ class Locator:
 
         The broker that asked makes it, or leaves that to the lowest of those who ask everyone.
         """
-        gathering = self._gathering.pop(key)
+        gathering = self._gathering[key]
+        self._forget(key)
         if gathering.asker is not None:
             answer = Located(
                 *key, found=False, claim=gathering.claim, incarnation=gathering.incarnation,
@@ -466,7 +472,7 @@ class Locator:
         peers, brokers = dict.fromkeys(peers), dict.fromkeys(brokers)
         for key, gathering in list(self._gathering.items()):
             if gathering.asker in peers or key[1] in brokers:
-                del self._gathering[key]
+                self._forget(key)
         known = self._clients.here.awake()
         for here in known:
             if here.departed is not None and here.departed.destination in brokers:

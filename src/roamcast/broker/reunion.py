@@ -230,6 +230,8 @@ class Reunion:
 
     def session_came(self, here: ClientHere) -> None:
         """What was heard before the session came counts for it, too."""
+        if not self._joining:
+            return
         for claim in [claim for joining in self._joining for claim in joining.claims.get(here.client, ())]:
             if here.session is not None:
                 self._compare(claim)

@@ -208,7 +208,9 @@ class HomeBroker(MobilityProtocol):
             home_broker, begun_at = home_of(session)
             host.send(home_broker, Register(client, session.number, begun_at, dict(session.subscriptions)))
         else:
+            # It rests here until its client comes, here or elsewhere; perhaps that never happens.
             self.ahead[client] = session
+            host.handoff_finished(client)
 
     def make_home(self, owner: Owner, subscriptions: Mapping[str, float]) -> Home:
         """The home of a session: as it is, or new."""

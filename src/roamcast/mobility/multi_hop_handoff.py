@@ -616,6 +616,8 @@ class MultiHopHandoff(MobilityProtocol):
         not known whether that arrived.
         """
         waits = reader.granted > 0
+        if not reader.segments:
+            return
         reader.segments = [
             one for place, one in enumerate(reader.segments)
             if self.host.is_reachable(one[0]) or (waits and place == 0)
@@ -696,7 +698,7 @@ def _take(bursts: deque[Burst], want: int) -> tuple[Burst, ...]:
 
 def _is_counted(*counts: int) -> bool:
     """Whether these are numbers of notifications."""
-    return all(0 <= count < 1 << 62 for count in counts)
+    return min(counts) >= 0 and max(counts) < 1 << 62
 
 
 class MultiHopHandoffUnacknowledged(MultiHopHandoff):

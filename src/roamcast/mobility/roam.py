@@ -3,7 +3,7 @@
 The holder of a session keeps copies of the head of the client's queue at the few brokers where
 the client is likely to appear next (`prediction.py`). A copy begins when the client leaves
 (or has stayed for `copies_after_s`), and the holder feeds it with what it queues, in the order
-in which it queues it, until the copy has `HEAD_MAX` notifications. So every copy is a prefix of
+in which it queues it, until all copies together have `HEAD_MAX` notifications. So every copy is a prefix of
 one sequence, and what a client says it has received means the same at every broker.
 
 A client that attaches where its copy is reads at once, from what it has not received: zero
@@ -49,7 +49,8 @@ TRIM_AFTER_S = 1.0
 """While a client reads at the holder, its copies hear of that once in this time."""
 
 HEAD_MAX = 4
-"""Notifications in a copy, at most. A client reads these while the rest of its queue is pulled."""
+"""Notifications in all copies of a session together, at most, but one in each. A client reads these while the
+rest of its queue is pulled. The surer the prediction, the fewer copies, and the more is in each."""
 
 MASS = 0.8
 """Copies are begun at no more brokers than make up this probability."""
@@ -60,6 +61,11 @@ COPY_HERE = "#copy"
 COPY, HEAD = "copy", "head"
 """In a list of segments: the first is the copy at the destination, under the attach number of its stay, and
 has all that the second has, or only the head of it."""
+
+
+def head_max(copies: int) -> int:
+    """Notifications in each of so many copies, at most."""
+    return max(1, HEAD_MAX // max(1, copies))
 
 
 class ToCopies(Message, frozen=True, tag=False):
@@ -286,12 +292,12 @@ class Roam(MultiHopHandoff):
             return
         if self.host.is_attached(client) and queue.waiting:
             return  # What a slow client leaves in a full queue gets other sequences than in a copy.
-        bursts = self.head_of(queue, queue.base)
         predicted = self.predictor.predict(session.last_broker, MASS)
         likely = [
             broker for broker in predicted if broker != self.host.id and self.host.is_reachable(broker)
         ][: self.settings.copies_max]  # fmt: skip
         is_wide = len(predicted) > len(likely)
+        bursts = self.head_of(queue, queue.base, head_max(len(likely)))
         if not likely or (queue and not bursts):
             return
         copied = queue.base + count_of(bursts)
@@ -314,7 +320,7 @@ class Roam(MultiHopHandoff):
             session.copied = max(session.copied, spread.copied)
         return capsule
 
-    def head_of(self, queue: DeliveryQueue, after: int, count: int = HEAD_MAX) -> tuple[Burst, ...]:
+    def head_of(self, queue: DeliveryQueue, after: int, count: int) -> tuple[Burst, ...]:
         """What a copy that ends with the sequence `after` lacks of the first notifications of the queue."""
         skip, room, taken = max(after - queue.base, 0), self.settings.copy_bytes_max, []
         for burst in queue.up_to(queue.base + count):
@@ -353,7 +359,7 @@ class Roam(MultiHopHandoff):
         """Feed the copies with what they lack of the head of the queue; False if that is nothing."""
         queue = self.holds[client].queue
         spread.copied = max(spread.copied, queue.base)
-        lacking = self.head_of(queue, spread.copied)
+        lacking = self.head_of(queue, spread.copied, head_max(len(spread.brokers)))
         if lacking:
             spread.copied += count_of(lacking)
             self.send_feed(client, spread, lacking)

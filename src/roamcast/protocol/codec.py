@@ -8,6 +8,7 @@ ones take their defaults, and a message with an unknown tag that begins with "?"
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Union
 
 import msgspec
@@ -88,6 +89,15 @@ def message_types() -> list[type[Message]]:
     return [found[tag] for tag in sorted(found)]
 
 
+@lru_cache(maxsize=2)
+def _decoders(kinds: tuple[type[Message], ...]) -> tuple[Any, Any]:
+    """Decoders of one message and of a batch; making them takes a millisecond."""
+    plain = (one for one in kinds if one not in _WRAPPERS)
+    known: Any = Union[(*plain, *_FRAMES)]
+    one = msgspec.msgpack.Decoder(known, dec_hook=_decode_hook)
+    return one, msgspec.msgpack.Decoder(list[known], dec_hook=_decode_hook)
+
+
 class Codec:
     """Knows every type of message that exists when it is made; no command, and nothing that clients say."""
 
@@ -101,12 +111,9 @@ class Codec:
 
     def _restore(self) -> None:
         kinds = message_types()
-        plain = (one for one in kinds if one not in _WRAPPERS)
-        known: Any = Union[(*plain, *_FRAMES)]
         self._tags = frozenset(map(tag_of, kinds))
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
-        self._decoder = msgspec.msgpack.Decoder(known, dec_hook=_decode_hook)
-        self._batch_decoder = msgspec.msgpack.Decoder(list[known], dec_hook=_decode_hook)
+        self._decoder, self._batch_decoder = _decoders(tuple(kinds))
 
     @property
     def tags(self) -> frozenset[str]:

@@ -126,7 +126,7 @@ class DeliveryQueue:
         self._limits = buffer.limits if buffer is not None else None
         self.size_bytes = 0
         """Counted only where there are limits."""
-        self._restore()
+        self.in_flight_bytes = 0
 
     def _restore(self) -> None:
         self.in_flight = list(self.in_flight)  # A deque in older snapshots.
@@ -305,8 +305,8 @@ class DeliveryQueue:
             self.acknowledge(received)
         if self.in_flight:
             self.waiting = deque((*self.in_flight, *self.waiting))
-        self.in_flight.clear()
-        self.in_flight_bytes = 0
+            self.in_flight.clear()
+            self.in_flight_bytes = 0
         self.sent = self.base
 
     def drain(self) -> list[Burst]:

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from enum import Enum, IntEnum
+from functools import cache
 from inspect import get_annotations
 from operator import attrgetter
 from typing import Any, NamedTuple, get_type_hints
@@ -274,6 +275,7 @@ def is_compiled(cls: type) -> bool:
     return any("__mypyc_attrs__" in base.__dict__ for base in cls.__mro__)
 
 
+@cache
 def holds_containers(cls: type) -> bool:
     """Whether a struct has fields that are dicts or lists."""
     types = [str(one) for base in cls.__mro__ for one in get_annotations(base).values()]

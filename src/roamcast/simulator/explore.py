@@ -9,13 +9,16 @@ and how far each script has come. A broker's state is its snapshot. What one inp
 state is worked out once and remembered, because most interleavings meet the same local steps again. Worlds
 that were visited before are not visited again.
 
-**Partial order reduction.** A client with nothing left to do takes input from one place only, its
-connection. So the order of its steps and anybody else's makes no difference, and what it receives is
-received at once. The same holds for a broker with a single link and no clients. Neither applies while a
-crash may still come: that would take away what is on its way.
+**Partial order reduction.** A step whose order with anybody else's steps makes no difference is taken at
+once, alone. A client with nothing left to do takes input from one place only, its connection; so does a
+client that only publishes from where it is, and answers nothing. What such a client publishes, and the next
+attach of a client that has left, is said at once: how long it is on its way to the broker is another step. A
+broker with a single link and no clients takes its frames at once. None of this applies while a crash may
+still come: that would take away what is on its way.
 
 **Links** do not acknowledge what they receive before a crash. The numbers of acknowledgements would tell
-apart worlds that differ in nothing else.
+apart worlds that differ in nothing else. What links keep for their peers is part of a state only as long as
+a crash may come: nobody asks for it afterwards.
 """
 
 from __future__ import annotations
@@ -191,7 +194,9 @@ class Explorer:
         self._client_locals: dict[
             tuple[int, Any], tuple[int, tuple[int, ...], tuple[tuple[str, int], ...]]
         ] = {}
+        self._handshakes: dict[tuple[int, int], tuple[Local, Local]] = {}
         self._holders: dict[int, tuple[str, ...]] = {}
+        self._unfinished: dict[int, str] = {}
         self._published = {
             client: sum(what == "publish" for what, _ in script) for client, script in world.scripts.items()
         }
@@ -244,29 +249,43 @@ class Explorer:
 
     def _next_steps(self, moment: Moment) -> list[Step]:
         """Everything that can happen now, or one thing whose order makes no difference."""
-        steps: list[Step] = []
-        scripts = self.world.scripts
         may_crash = moment.crashes_left > 0
+        alone = None if may_crash else self._alone(moment)
+        if alone is not None:
+            return [alone]
+        steps = self._all_steps(moment)
+        if may_crash and steps:
+            # A crash alone is no reason to go on: nothing is left that it could harm.
+            steps += [("crash", self._brokers.index(broker)) for broker in self.world.crashes]
+        return steps
+
+    def _all_steps(self, moment: Moment) -> list[Step]:
+        """Everything that can happen now but a crash."""
+        steps: list[Step] = []
         for index, client in enumerate(self._clients):
-            is_idle = moment.done[index] == len(scripts[client])
             if moment.connections[index].down:
-                if is_idle and not may_crash:
-                    return [("down", index)]
                 steps.append(("down", index))
             if moment.connections[index].up:
                 steps.append(("up", index))
-            if not is_idle:
+            if moment.done[index] < len(self.world.scripts[client]):
                 steps.append(("do", index))
+        steps += [("link", way) for way, frames in enumerate(moment.links) if frames]
+        return steps + [("leaving", number) for number in range(len(moment.leaving))]
+
+    def _alone(self, moment: Moment) -> Step | None:
+        """A step that can be taken at once, whatever else can happen now."""
+        for index, client in enumerate(self._clients):
+            connection, left = moment.connections[index], self.world.scripts[client][moment.done[index] :]
+            stays = all(what == "publish" for what, _ in left)
+            if connection.down and stays and (not left or client not in self.world.subscribers):
+                return "down", index
+            # Where a client both publishes and acknowledges, the order of what it says is to be explored.
+            if left and (connection.broker < 0 or (stays and client not in self.world.subscribers)):
+                return "do", index
         for way, frames in enumerate(moment.links):
-            if frames:
-                if not may_crash and self._hears_one_link(self._ways[way][1], moment):
-                    return [("link", way)]
-                steps.append(("link", way))
-        steps += [("leaving", number) for number in range(len(moment.leaving))]
-        if may_crash:
-            steps += [("crash", self._brokers.index(broker)) for broker in self.world.crashes]
-        # A crash alone is no reason to go on: nothing is left that it could harm.
-        return steps if any(step[0] != "crash" for step in steps) else []
+            if frames and self._hears_one_link(self._ways[way][1], moment):
+                return "link", way
+        return None
 
     def _hears_one_link(self, broker: int, moment: Moment) -> bool:
         """Whether nothing but frames of one link ever reaches the broker again."""
@@ -399,7 +418,9 @@ class Explorer:
         state = moment.brokers[broker]
         found = self._locals.get((state, key))
         if found is None:
-            found = self._locals[state, key] = self._local(broker, thaw(self._states.values[state]), item())
+            machine = thaw(self._states.values[state])
+            found = self._local(broker, machine, item(), may_crash=moment.crashes_left > 0)
+            self._locals[state, key] = found
         return self._performed(moment, broker, found)
 
     def _performed(self, moment: Moment, broker: int, local: Local) -> Moment:
@@ -419,7 +440,9 @@ class Explorer:
         brokers = _with(moment.brokers, broker, local.state)
         return moment._replace(brokers=brokers, links=links, connections=connections)
 
-    def _local(self, broker: int, machine: BrokerMachine, *items: MachineInput | Input) -> Local:
+    def _local(
+        self, broker: int, machine: BrokerMachine, *items: MachineInput | Input, may_crash: bool
+    ) -> Local:
         """Let the machine take the inputs."""
         id = self._brokers[broker]
         try:
@@ -439,15 +462,22 @@ class Explorer:
         said = tuple(
             (client, number, self._message(message)) for client, number, message in effects.to_clients
         )
-        return Local(self._state(machine), tuple(frames), said, tuple(effects.client_closes))
+        return Local(self._state(machine, may_crash), tuple(frames), said, tuple(effects.client_closes))
 
     def _message(self, message: Said) -> int:
         return self._messages.number(repr(message), message)
 
-    def _state(self, machine: BrokerMachine) -> int:
+    def _state(self, machine: BrokerMachine, may_crash: bool) -> int:
         frozen = freeze(machine)
         # The hash leaves out what links keep for their peers, which matters only where a crash may come.
-        return self._states.number(frozen if self.world.crashes else hash_of(frozen), frozen)
+        number = self._states.number(frozen if may_crash else hash_of(frozen), frozen)
+        if number not in self._holders:
+            self._holders[number] = tuple(
+                client
+                for client, here in machine.broker.clients.here.items()
+                if here.holding is Holding.HELD and here.session is not None
+            )
+        return number
 
     def _client_state(self, client: Client) -> int:
         slots = {name: getattr(client, name) for name in Client.__slots__ if name != "_out"}
@@ -462,32 +492,43 @@ class Explorer:
             () if broker in way else frames for way, frames in zip(self._ways, moment.links, strict=True)
         )
         leaving = tuple(one for one in moment.leaving if one.broker != broker)
-        moment = moment._replace(links=links, leaving=leaving, crashes_left=moment.crashes_left - 1)
+        moment = moment._replace(links=links, leaving=leaving)
         attached = [index for index, one in enumerate(moment.connections) if one.broker == broker]
         for index in attached:
             gone = Connection(moment.connections[index].number)
             moment = moment._replace(connections=_with(moment.connections, index, gone))
             moment = self._client_step(moment, index, ("l", ""), LeaveFor())
-        machine: BrokerMachine = thaw(self._states.values[moment.brokers[broker]])
-        start = Started(machine.settings, _start_id(id, machine.starts + 1))
-        moment = self._performed(moment, broker, self._local(broker, machine, start))
+        # It has started once before, when the world began.
+        start = Started(self._settings_of(id), _start_id(id, 2))
+        moment = self._step(moment, broker, "start", lambda: start)
         for peer in self._topology.peers(id):
             moment = self._shake_hands(moment, broker, self._brokers.index(peer))
         for index in attached:
             moment = self._attach(moment, index, id)
-        return moment
+        frozen = [self._states.values[state] for state in moment.brokers]
+        brokers = tuple(self._states.number(hash_of(one), one) for one in frozen)
+        for state, before in zip(brokers, moment.brokers, strict=True):
+            self._holders.setdefault(state, self._holders[before])
+        return moment._replace(brokers=brokers, crashes_left=moment.crashes_left - 1)
 
     def _shake_hands(self, moment: Moment, broker: int, peer: int) -> Moment:
         ids = self._brokers[broker], self._brokers[peer]
         moment = self._step(moment, peer, ("down", broker), lambda: LinkDown(ids[0]))
-        machines = [thaw(self._states.values[moment.brokers[one]]) for one in (broker, peer)]
-        offers = machines[1].offer(ids[0]), machines[0].offer(ids[1])
-        for machine, other, offer in zip(machines, reversed(ids), offers, strict=True):
-            refusal = machine.doubt(other, offer) or machine.refusal(other, offer)
-            if refusal:
-                raise Broken(f"{machine.id} refuses the link to {other}: {refusal}")
-        for one, machine, other, offer in zip((broker, peer), machines, reversed(ids), offers, strict=True):
-            moment = self._performed(moment, one, self._local(one, machine, LinkUp(other, offer, 0)))
+        states = moment.brokers[broker], moment.brokers[peer]
+        if states not in self._handshakes:
+            machines = [thaw(self._states.values[state]) for state in states]
+            offers = machines[1].offer(ids[0]), machines[0].offer(ids[1])
+            for machine, other, offer in zip(machines, reversed(ids), offers, strict=True):
+                refusal = machine.doubt(other, offer) or machine.refusal(other, offer)
+                if refusal:
+                    raise Broken(f"{machine.id} refuses the link to {other}: {refusal}")
+            ups = [LinkUp(other, offer, 0) for other, offer in zip(reversed(ids), offers, strict=True)]
+            self._handshakes[states] = (
+                self._local(broker, machines[0], ups[0], may_crash=True),
+                self._local(peer, machines[1], ups[1], may_crash=True),
+            )
+        for one, local in zip((broker, peer), self._handshakes[states], strict=True):
+            moment = self._performed(moment, one, local)
         return moment
 
     # --- the beginning ---
@@ -498,15 +539,14 @@ class Explorer:
         sent: list[Local] = []
         for index, id in enumerate(self._brokers):
             machine = BrokerMachine(self._settings_of(id))
-            sent.append(
-                self._local(index, machine, Started(machine.settings, _start_id(id, 1)), self._given(id))
-            )
+            started = Started(machine.settings, _start_id(id, 1))
+            sent.append(self._local(index, machine, started, self._given(id), may_crash=True))
             brokers.append(sent[-1].state)
         clients = tuple(self._client_state(Client(id)) for id in self._clients)
         nothing = ((),) * len(self._clients)
         moment = Moment(
             tuple(brokers), clients, ((),) * len(self._ways), (Connection(),) * len(clients), (),
-            (0,) * len(clients), nothing, 0,
+            (0,) * len(clients), nothing, len(self.world.crashes) and 1,
         )  # fmt: skip
         for index, local in enumerate(sent):
             moment = self._performed(moment, index, local)
@@ -514,11 +554,11 @@ class Explorer:
             moment = self._at_rest(self._attach(moment, index, self.world.starts[client]))
             if client in self.world.subscribers:
                 moment = self._at_rest(self._client_step(moment, index, "subscribe", SubscribeTo("x = 1")))
-        return moment._replace(crashes_left=1 if self.world.crashes else 0)
+        return moment
 
     def _at_rest(self, moment: Moment) -> Moment:
         while True:
-            steps = [step for step in self._next_steps(moment) if step[0] != "do"]
+            steps = [step for step in self._all_steps(moment) if step[0] != "do"]
             if not steps:
                 return moment
             moment = self._after(moment, steps[0])
@@ -553,20 +593,9 @@ class Explorer:
         return before
 
     def _check_holders(self, moment: Moment) -> None:
-        held = [client for state in moment.brokers for client in self._held(state)]
+        held = [client for state in moment.brokers for client in self._holders[state]]
         if len(held) != len(set(held)):
             raise Broken(f"two brokers hold the session of {max(held, key=held.count)}")
-
-    def _held(self, state: int) -> tuple[str, ...]:
-        found = self._holders.get(state)
-        if found is None:
-            core = thaw(self._states.values[state]).broker
-            found = self._holders[state] = tuple(
-                client
-                for client, here in core.clients.here.items()
-                if here.holding is Holding.HELD and here.session is not None
-            )
-        return found
 
     def _check_rest(self, moment: Moment) -> None:
         for client, received in zip(self._clients, moment.received, strict=True):
@@ -574,17 +603,25 @@ class Explorer:
                 owed = sum(self._published.values())
                 if len(received) != owed:
                     raise Broken(f"{client} has received {len(received)} of {owed} notifications")
-        for state, id in zip(moment.brokers, self._brokers, strict=True):
-            core = thaw(self._states.values[state]).broker
-            for text in core.unfinished():
-                if not text.startswith("timers at"):  # Time stands still, so no timer runs out.
-                    raise Broken(f"at rest, {text}")
-            for client, queue in core.protocol.stored():
-                if queue:
-                    raise Broken(f"at rest, {len(queue)} notifications for {client} are left at {id}")
-        held = [client for state in moment.brokers for client in self._held(state)]
+        for state in moment.brokers:
+            if state not in self._unfinished:
+                self._unfinished[state] = self._left_at(thaw(self._states.values[state]))
+            if self._unfinished[state]:
+                raise Broken(f"at rest, {self._unfinished[state]}")
+        held = [client for state in moment.brokers for client in self._holders[state]]
         if sorted(held) != sorted(self._clients):
             raise Broken(f"at rest, the sessions that are held are {', '.join(held)}")
+
+    def _left_at(self, machine: BrokerMachine) -> str:
+        """What is under way or stored at a broker, although nothing more can happen."""
+        core = machine.broker
+        for text in core.unfinished():
+            if not text.startswith("timers at"):  # Time stands still, so no timer runs out.
+                return text
+        for client, queue in core.protocol.stored():
+            if queue:
+                return f"{len(queue)} notifications for {client} are left at {machine.id}"
+        return ""
 
     # --- words ---
 

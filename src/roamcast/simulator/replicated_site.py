@@ -355,6 +355,8 @@ class Site:
                 node.disk.rows, node.disk.synced = list(leader.disk.rows), leader.disk.last
                 node.machine = self.network.replayed_disk(self.broker, node.disk)
                 node.replica.last = node.disk.last
+                node.disk.terms = list(leader.replica.terms.terms)
+                node.replica.terms = Terms(list(node.disk.terms))
 
     def _counts_down(self, node: Node) -> bool:
         """Whether the leader dies with this entry."""

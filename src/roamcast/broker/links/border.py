@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -355,35 +355,41 @@ class Border:
         return self._inner(peer, peer, guard, message, is_here=True)
 
     def _inner(self, peer: str, origin: str, guard: Guard, message: Message, is_here: bool) -> Message:
-        if isinstance(message, About):
+        if type(message) is About:
             if isinstance(message.message, About | Relayed | Burst) or message.message.area == "overlay":
                 raise Refused("form")
             self._check_client(guard, message.whereabouts.client)
             checked = self._inner(peer, origin, guard, message.message, is_here)
             return message if checked is message.message else About(message.whereabouts, checked)
+        shape = _shape_of(type(message))
         if message.area not in guard.rules.may or (guard.is_guest and _is_among_members(message)):
             raise Refused("area")
         if not self._broker.understands(message):
             raise Refused("form")  # All brokers have one protocol: nobody else would understand it either.
-        client = client_of(message)
+        client = client_of(message) if shape.has_client else ""
         if client:
-            self._check_client(guard, client)
-        elif hasattr(message, "client"):
+            if not guard.clients.allow_everyone:
+                self._check_client(guard, client)
+        elif shape.needs_client:
             raise Refused("form")
-        message = self._with_bursts(guard, message)
+        if shape.carrying:
+            message = self._with_bursts(guard, message, shape.carrying)
         if message.area == "data":
             return self._retain(peer, guard, message)  # type: ignore[arg-type]
         check = self._checks.get(type(message))
         if check is not None:
             message = check(peer, origin, guard, message)
-        update, session = getattr(message, "update", None), getattr(message, "session", None)
-        if is_here and isinstance(update, Update):
+        if not is_here:
+            return message
+        update = message.update if shape.has_update else None  # type: ignore[attr-defined]
+        if isinstance(update, Update) and (update.is_news or update.settle):
             checked = self._check_update(peer, origin, guard, update)
             if checked is not update:
                 message = msgspec.structs.replace(message, update=checked)
-        if is_here and isinstance(session, Session):
+        session = message.session if shape.has_session else None  # type: ignore[attr-defined]
+        if isinstance(session, Session):
             self._check_session(peer, guard, session)
-        if is_here and not self._broker.expects(origin, message):
+        if not self._broker.expects(origin, message):
             raise Refused("form")
         return message
 
@@ -391,14 +397,11 @@ class Border:
         if not guard.clients.allow(client):
             raise Refused("client")
 
-    def _with_bursts(self, guard: Guard, message: Message) -> Message:
+    def _with_bursts(self, guard: Guard, message: Message, names: Iterable[str]) -> Message:
         """Notifications that a message carries for a session: what may not pass is withheld.
 
         Their number stays what it is, because protocols count what they fetch.
         """
-        names = _carrying(type(message))
-        if not names:
-            return message
         changes: dict[str, Any] = {}
         for name in names:
             carried = getattr(message, name)
@@ -554,7 +557,13 @@ class Border:
         """
         if not 0 <= update.settle < NUMBER_MAX:
             raise Refused("form")
-        held, advertised = self._broker.router.collected(peer), self._broker.router.advertised(peer)
+        held = self._broker.router.collected(peer)
+        if _is_small(update) and guard.is_open_outwards:
+            # Nearly always: one subscription moves.
+            has_room = not update.subscribe or len(held) < guard.rules.subscriptions_max
+            if has_room and (not update.unsubscribe or held.get(update.unsubscribe[0], 0) > 0):
+                return update
+        advertised = self._broker.router.advertised(peer)
         changed: Counter[Entry] = Counter()
         subscribe: list[Entry] = []
         for entry in self._entries(guard, update.subscribe):
@@ -742,10 +751,30 @@ def _picked(burst: Burst, varied: list[bytes | None]) -> Burst | None:
     return msgspec.structs.replace(burst.pick(places), varied=left)
 
 
+class MessageShape(NamedTuple):
+    """The fields of a type of message that the border looks at."""
+
+    carrying: tuple[str, ...]
+    """Those in which notifications may travel."""
+    has_client: bool
+    """Whether it is about a client, and …"""
+    needs_client: bool
+    """… whether it must say which."""
+    has_update: bool
+    has_session: bool
+
+
 @cache
-def _carrying(kind: type[Message]) -> tuple[str, ...]:
-    """The fields of a message in which notifications may travel."""
-    return tuple(name for name in ("burst", "bursts", "waiting") if name in kind.__struct_fields__)
+def _shape_of(kind: type[Message]) -> MessageShape:
+    fields = kind.__struct_fields__
+    carrying = tuple(name for name in ("burst", "bursts", "waiting") if name in fields)
+    return MessageShape(
+        carrying,
+        has_client=any(hasattr(kind, name) for name in ("client", "subscriber", "session")),
+        needs_client=hasattr(kind, "client"),
+        has_update="update" in fields,
+        has_session="session" in fields,
+    )
 
 
 def _withheld(burst: Burst) -> Burst:
@@ -772,10 +801,16 @@ def _check_claim(claim: Claim) -> None:
         raise Refused("form")
 
 
+def _is_small(update: Update) -> bool:
+    """Whether an update changes one subscription at most of each kind, and nothing else."""
+    others = update.advertise or update.unadvertise or update.whereabouts
+    return not others and len(update.subscribe) < 2 and len(update.unsubscribe) < 2
+
+
 def _is_session(session: Session) -> bool:
     """Whether a session can be one: its counters are in range, and its filters can be read."""
     counters = (session.number, session.moves + 1, session.incarnation, session.published, session.accepted)
-    if not all(0 <= one < NUMBER_MAX for one in counters) or not session.client:
+    if min(counters) < 0 or max(counters) >= NUMBER_MAX or not session.client:
         return False
     try:
         for text in (*session.subscriptions, *session.advertisements):

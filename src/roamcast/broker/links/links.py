@@ -209,11 +209,12 @@ class Links:
         last: Message | None = None
         is_fleeting, needs = False, 0
         border = self.border if self.border is not None and self.border.is_on else None
+        looked_at = {peer for peer in self.ends if border is not None and border.looks_at(peer)}
         for peer, message in sends:
             end = self.ends.get(peer)
             if end is None:
                 continue  # The link was given up in this very turn.
-            if border is not None and border.looks_at(peer):
+            if border is not None and peer in looked_at:
                 released = border.release(peer, message)
                 if released is None:
                     continue

@@ -202,8 +202,8 @@ class Endpoint:
         ),
         unhashed=("now",),
         derived=(
-            "_attributes", "_owned", "_wills_bytes", "ahead", "auths", "packets_max", "packets_per_turn",
-            "traffic", "unfinished", "unread",
+            "_attributes", "_owned", "_unpacked", "_wills_bytes", "ahead", "auths", "packets_max",
+            "packets_per_turn", "traffic", "unfinished", "unread",
         ),
         lifts={1: _lift_1},
     )  # fmt: skip
@@ -249,6 +249,8 @@ class Endpoint:
         self.traffic = Traffic()
         self.unfinished: Mapping[int, object] = self._subscribing.unfinished
         self._attributes: dict[bytes, tuple[str, bytes]] = {}
+        self._unpacked: tuple[bytes, MqttSession, list[Recall]] | None = None
+        """The last capsule that was looked at, and what was in it: most often its session arrives next."""
         self.ahead: dict[int, None] = {
             one.connection: None for one in self.sessions.awake() if one.copied_from and one.connection
         }
@@ -303,9 +305,9 @@ class Endpoint:
         connection = self._attaching.get(client)
         if connection is None or client in self.sessions or PROVISIONAL + client in self.sessions:
             return False
-        if not MqttSession.is_readable(client, capsule):
+        if not capsule or not self.can_unpack(client, capsule):
             return False  # It is the word of another broker, which may be wrong.
-        session, _ = MqttSession.unpack(client, capsule, connection.identity.owner)
+        session, _ = self._take_unpacked(client, capsule, connection.identity.owner)
         expiry_s, will = session_expiry_of(connection.connect, self.settings), connection.connect.will
         if session.is_over(self.now) or (will is not None and min(will.delay, expiry_s)):
             return False
@@ -333,13 +335,26 @@ class Endpoint:
             self._present.pop(client, None)
 
     def can_unpack(self, client: str, capsule: bytes) -> bool:
-        return not capsule or MqttSession.is_readable(client, capsule)
+        """Whether a capsule can be unpacked: it may come from a broker that is not to be trusted."""
+        try:
+            if capsule:
+                self._unpacked = capsule, *MqttSession.unpack(client, capsule)
+        except (InputError, PacketError, ValueError, IndexError, KeyError, TypeError):
+            return False
+        return True
+
+    def _take_unpacked(self, client: str, capsule: bytes, owner: str) -> tuple[MqttSession, list[Recall]]:
+        unpacked, self._unpacked = self._unpacked, None
+        if unpacked is None or unpacked[0] is not capsule or unpacked[1].client != client:
+            return MqttSession.unpack(client, capsule, owner)
+        unpacked[1].owner = owner
+        return unpacked[1:]
 
     def arrived(self, client: str, capsule: bytes, owner: str, reads_on: bool = False) -> None:
         self._present[client] = bool(capsule)
         recalls: list[Recall] = []
         if capsule:
-            session, recalls = MqttSession.unpack(client, capsule, owner)
+            session, recalls = self._take_unpacked(client, capsule, owner)
         else:
             session = MqttSession(client, owner=owner)
         if session.identity is not None and session.identity.owner != owner:
@@ -388,7 +403,7 @@ class Endpoint:
                 self._idle[client] = None
         if stand_in is not None:
             self._reunite(client, session, stand_in)
-            if not is_coming:
+            if not (is_coming and self._attaching[client].connect.clean_start):
                 self._present[client] = True  # The client has seen it: by way of its stand-in.
         if in_vain is not None:
             # What it has read was of an old copy. It connects again, and its session is here then.
@@ -592,8 +607,11 @@ class Endpoint:
 
     def _others_of(self, client: str) -> list[MqttConnection | None]:
         """The connections that this client may still have here."""
-        names = (client, PROVISIONAL + client)
-        return [find(name) for name in names for find in (self._attaching.get, self._connection_of)]
+        found: list[MqttConnection | None] = []
+        for name in (client, PROVISIONAL + client):
+            if name in self._attaching or name in self.sessions:
+                found += self._attaching.get(name), self._connection_of(name)
+        return found
 
     def _connection_of(self, client: str) -> MqttConnection | None:
         session = self.sessions.get(client)
@@ -623,9 +641,10 @@ class Endpoint:
         client = connection.client
         self._attaching.pop(client, None)
         session.identity = connection.identity
-        self._count(session, -1)
-        session.owner = connection.identity.owner
-        self._count(session, +1)
+        if session.owner != connection.identity.owner:
+            self._count(session, -1)
+            session.owner = connection.identity.owner
+            self._count(session, +1)
         session.connection, session.timer, session.since = connection.id, 0, self.now
         session.forget_plans()
         self._join_groups(session)

@@ -52,6 +52,9 @@ class PackedInFlight(msgspec.Struct, frozen=True, array_like=True):
     released: list[int] = []
 
 
+NOTHING_PACKED = PackedInFlight()
+
+
 class InFlight:
     """The state of one session's outgoing QoS 1 and 2."""
 
@@ -60,15 +63,15 @@ class InFlight:
     __state__ = State("mqtt-in-flight", derived=("_places",))
 
     def __init__(self, packed: PackedInFlight | None = None) -> None:
-        packed = packed or PackedInFlight()
+        packed = packed or NOTHING_PACKED
         self._runs: list[Run] = []
         """In the order of sending; together always consecutive packet ids, unless they were sent again.
         A window is short, and most clients have nothing in flight: an empty deque takes 600 bytes more."""
         self.count = 0
         self._next = packed.next_id
-        self._early: dict[int, None] = dict.fromkeys(packed.early)
+        self._early: dict[int, None] = dict.fromkeys(packed.early) if packed.early else {}
         """Acknowledged before others that were sent earlier."""
-        self._released: dict[int, None] = dict.fromkeys(packed.released)
+        self._released: dict[int, None] = dict.fromkeys(packed.released) if packed.released else {}
         """QoS 2: PUBREC has come; the client has it, and never gets it again."""
         self.resend: dict[Identity, list[tuple[int, int]]] = {}
         """What was in flight when the connection ended, and its packet id and QoS. What was passed over in

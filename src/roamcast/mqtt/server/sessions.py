@@ -13,7 +13,6 @@ import msgspec
 from roamcast.errors import InputError
 from roamcast.filters.filter import Attributes
 from roamcast.mqtt.codec.bursts import FrameWriter
-from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packets import Will
 from roamcast.mqtt.server.access import Identity
 from roamcast.mqtt.server.choosing import Chooser, asks_more, may_want
@@ -212,8 +211,9 @@ class MqttSession:
         """What is asked of the core, and by how many subscriptions."""
         for subscription in self.subscriptions.values():
             self._count(subscription, +1)
-        withdrawn = [filter for filters in self.leaving.values() for filter in filters]
-        self._leaving_bytes = sum(LEAVING_BYTES + len(filter) for filter in withdrawn)
+        self._leaving_bytes = 0
+        for filters in self.leaving.values():
+            self._leaving_bytes += sum(LEAVING_BYTES + len(filter) for filter in filters)
         self.plans: dict[tuple[bytes, bytes, bool], Plan] = {}
         """By attributes, marks, and whether the client published it itself, for the connection there is."""
         self._chooser: Chooser | None = None
@@ -246,15 +246,6 @@ class MqttSession:
             return cls(client, unpacked, owner), unpacked.recalls
         except msgspec.MsgspecError as error:
             raise InputError(f"the session of {client!r} came with a malformed capsule: {error}") from None
-
-    @classmethod
-    def is_readable(cls, client: str, capsule: bytes) -> bool:
-        """Whether a capsule can be unpacked: it may come from a broker that is not to be trusted."""
-        try:
-            cls.unpack(client, capsule, "")
-        except (InputError, PacketError, ValueError, IndexError, KeyError, TypeError):
-            return False
-        return True
 
     @property
     def is_unused(self) -> bool:
