@@ -267,31 +267,9 @@ def former_holders_forget_where_a_session_went(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Directory, "went", lambda self, client, destination, told: self.changed(client))
 
 
-def old_news_count(patch: pytest.MonkeyPatch) -> None:
-    add = Directory._add
-    patch.setattr(Directory, "_add", lambda self, client, broker, told: add(self, client, broker, 0))
-
-
-def both_parts_make_sessions(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Directory, "may_make_without", lambda self, brokers: True)
-
-
-def whoever_is_down_is_left_out(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Directory, "left_out", lambda self, client, peer: left_out_anyway(self, peer))
-
-
-def left_out_anyway(self: Directory, peer: str) -> tuple[str, ...]:
-    broker = self._broker
-    behind = tuple(one for one in broker.members if broker.hop_of(one) == peer)
-    return behind if peer in broker.links_down else ()
-
-
 BREAKAGES: dict[str, Plant] = {
     "nobody remembers who holds a session": nobody_remembers_who_holds_a_session,
     "former holders forget where a session went": former_holders_forget_where_a_session_went,
-    "what was told of holders before is believed later": old_news_count,
-    "both parts of a network make sessions": both_parts_make_sessions,
-    "whoever is down is left out": whoever_is_down_is_left_out,
     "a link resumes one message too late": resume_skips_one,
     "a link forgets what it has received": resume_forgets_what_was_received,
     "a journal entry is dropped": journal_loses_its_last_entry,

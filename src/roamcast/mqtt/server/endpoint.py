@@ -403,7 +403,7 @@ class Endpoint:
                 self._idle[client] = None
         if stand_in is not None:
             self._reunite(client, session, stand_in)
-            if not is_coming:
+            if not (is_coming and self._attaching[client].connect.clean_start):
                 self._present[client] = True  # The client has seen it: by way of its stand-in.
         if in_vain is not None:
             # What it has read was of an old copy. It connects again, and its session is here then.
