@@ -35,11 +35,14 @@ def load_protocols() -> None:
 def _is_announced() -> bool:
     """Whether some installed package may have entry points of the group."""
     for folder in sys.path:
-        if Path(folder).is_file():
-            return True  # An archive, into which only the library can look.
-        for file in Path(folder or ".").glob("*.*-info/entry_points.txt"):
-            if PROTOCOLS in file.read_text(errors="replace"):
-                return True
+        try:
+            if Path(folder).is_file():
+                return True  # An archive, into which only the library can look.
+            for file in Path(folder or ".").glob("*.*-info/entry_points.txt"):
+                if PROTOCOLS in file.read_text(errors="replace"):
+                    return True
+        except OSError:
+            continue  # Nothing can be imported from a folder that may not be read.
     return False
 
 

@@ -14,6 +14,7 @@ from roamcast.broker.core import CoreSettings
 from roamcast.broker.inputs import ClientFrames, ConnectionLost, Tick
 from roamcast.broker.session import Holding, Reading
 from roamcast.broker.settings import MachineSettings
+from roamcast.mobility import roam
 from roamcast.mobility.base import Settings
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.writing import write
@@ -21,6 +22,15 @@ from roamcast.mqtt.server.access import Identity
 from roamcast.simulator.drawing import everyone_next
 
 STAR = [(0, 1), (0, 2), (0, 3)]
+HEAD = 4
+"""Notifications that each copy may have, so that there is more than one to serve."""
+
+
+@pytest.fixture(autouse=True)
+def copies_have_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roam, "head_max", lambda copies: HEAD)
+
+
 Way = tuple[str, str]
 
 

@@ -129,7 +129,10 @@ def _check_fields(was: list[Any], is_now: list[Any]) -> None:
 
 
 def _without_added(was: Any, is_now: Any) -> Any:
-    """A session as it was known before: it travels with the names of its fields."""
+    """A value as it was known before: a session travels with the names of its fields, a message as a list
+    that begins with its tag."""
+    if isinstance(was, list) and isinstance(is_now, list) and was and isinstance(was[0], str):
+        return is_now[: len(was)] if is_now[:1] == was[:1] else is_now
     if not (isinstance(was, dict) and isinstance(is_now, dict)):
         return is_now
     return {name: value for name, value in is_now.items() if name in was}

@@ -148,21 +148,23 @@ def test_draining_hands_every_session_to_the_peer(pair: tuple[BrokerProcess, Bro
 
 def test_a_forgotten_broker_is_not_waited_for(pair: tuple[BrokerProcess, BrokerProcess]) -> None:
     a, b = pair
+    client = MqttClient("known", b.port)
+    client.leave()
     b.kill()
     wait_until(lambda: a.metric('roamcast_link_up{peer="b"}') == 0, lambda: "".join(a.lines))
     status, body = a.get("/healthz")
     assert (status, list(json.loads(body)["links_down"])) == (200, ["b"])
     assert "connection" in json.loads(body)["links_down"]["b"], "it says why, also where the peer has dialed"
-    client = MqttClient("unknown", a.port)
-    assert client.connected == "Server unavailable", "b may have its session"
-    a.wait_for("client unknown refused .*: server unavailable: the session may be at b or behind")
+    client.connect(a.port)
+    assert client.connected == "Server unavailable", "b has its session"
+    a.wait_for("client known refused .*: server unavailable: the session may be at b or behind")
     assert json.loads(body)["away"] == ["b"]
     assert a.metric('roamcast_clients_refused_total{reason="server unavailable"}') == 1
     sought = roamcast("where", "x", "--data", str(a.data)).stdout
     assert "these brokers did not answer, and may hold it: b" in sought
     assert "no broker c in the network; known are: b" in roamcast(*forget(a, "c")).stderr
     assert roamcast(*forget(a, "b")).stdout == "b is forgotten\n"
-    again = MqttClient("unknown", a.port)
+    again = MqttClient("known", a.port)
     assert (again.connected, again.present) == ("Success", False)
     again.leave()
     # With an empty disk it may come back under the same id.

@@ -571,7 +571,7 @@ def watched_story(protocol: str, seed: int, faults: tuple[str, ...]) -> Story:
 @pytest.mark.parametrize("faults", [(), ("crash", "partition")])
 def test_nothing_is_lost_or_repeated_whoever_is_suspected(faults: tuple[str, ...]) -> None:
     with registered(Uncounted) as name:
-        total = sum((check_rest(watched_story(name, seed, faults).run()) for seed in range(20)), Counter())
+        total = sum((check_rest(watched_story(name, seed, faults).run()) for seed in range(45)), Counter())
     assert min(total[one] for one in ("suspected", "recovered", "expired", "missing", "hit", "miss")) > 0
 
 

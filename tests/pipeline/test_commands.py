@@ -72,6 +72,7 @@ def test_what_may_not_be_read_or_written_is_named(
 ) -> None:
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o000)
+    complaint(capsys, command, "--out", tmp_path / "out", "--log", tmp_path / "nowhere")  # Loads the library.
     with as_nobody():
         no_entry = complaint(capsys, command, "--out", tmp_path / "out", "--log", locked)
         assert no_entry == f"log folder {locked}: permission denied"
@@ -103,6 +104,7 @@ def test_mistakes_with_a_trace_or_a_report(capsys: pytest.CaptureFixture[str], t
     line = complaint(capsys, "report", "--out", out, "--log", tmp_path / "empty")
     assert line.startswith(f"{tmp_path / 'empty'}: no figures, tables or results in it")
     (tmp_path / "locked").mkdir(mode=0o000)
+    complaint(capsys, "report", "--out", out, "--log", tmp_path / "nowhere")  # Loads the library.
     with as_nobody():
         line = complaint(capsys, "report", "--out", out, "--log", tmp_path / "locked")
     assert line.endswith("permission denied")

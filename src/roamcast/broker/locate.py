@@ -178,7 +178,7 @@ class Locator:
         broker, request = self._broker, question.request
         key = (request.client, request.broker, request.connection, question.round)
         others = [peer for peer in broker.peers if peer != sender]
-        known = broker.directory.may_hold(request.client)
+        known = [one for one in broker.directory.may_hold(request.client) if one != request.broker]
         gathering = Gathering(sender, (*others, *self.unmet), question, broker.next_incarnation, claim, known)
         self._gathering[key] = gathering
         if sender is None:
