@@ -248,6 +248,7 @@ class ClientLedger:
         else:
             life = self._begin_after(life, noted, now)
         assert life is not None
+        life.has_stand_in = life.has_stand_in or noted.stands_in
         life.connection, noted.life = noted.number, life.number
 
     def session_is_back(self, now: float) -> None:
