@@ -445,6 +445,8 @@ class MqttChecker:
             # Each time that it was accepted, every group had a copy of its own.
             most = self._acceptances_max(message) * (1 + len(_left_groups(life, message)))
             times = ", ".join(f"{one.at:.6f}" for one in several)
+            if self._was_stood_in_for(client.id) and several[0].qos < 2:
+                continue  # A stand-in of an earlier life may have kept it, too.
             if len(fresh) > most and not life.has_stand_in:
                 self.result.violate("repeated", f"{client.id} got {_told(message)} at {times}")
             elif any(self._is_needless(client, life, first, one) for one in several[1:]):
