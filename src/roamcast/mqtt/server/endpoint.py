@@ -85,6 +85,8 @@ NOT_YOURS = (
 )
 OLD_COPY = "your session has changed since it was copied to this broker, and is here now: connect again"
 SEQUENCE_MAX = 1 << 62
+GOES_OVER_S = 5
+"""How long a session that stood in for another stays at least, so that what it has can go over."""
 UNUSED_S = 30
 """How long a new session waits for its client, if the client left before the session was made."""
 
@@ -706,7 +708,9 @@ class Endpoint:
             if subscription.name not in session.subscriptions:
                 session.subscribe(subscription)
         self.keeper.resume_recalls(client, self.keeper.take_recalls(name))
-        stand_in.expiry_s = NEVER  # It must not end with its connection, before what it has went over.
+        # It must not end with its connection, before what it has went over. If the session has moved on
+        # already, it waits here for as long as its client allowed, and no longer.
+        stand_in.expiry_s = max(stand_in.expiry_s, GOES_OVER_S)
         for connection in (self._attaching.get(name), self._connection_of(name)):
             if connection is not None:
                 self._end(connection, Reason.ADMINISTRATIVE_ACTION, "your session is back: connect again")
