@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.simulator.test_mqtt_breakages import Plant, first_failing_seed
 
 from roamcast.broker.endings import Endings
 from roamcast.broker.handoffs import Handoffs
@@ -17,8 +17,7 @@ from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.mqtt.server.sessions import MqttSession
 from roamcast.protocol.messages import READ_IN_VAIN, Welcome
 from roamcast.simulator.drawing import everyone_next
-from roamcast.simulator.mqtt_draw import draw_mqtt_story
-from roamcast.simulator.story import Story, parse_story, verdict, violations_of
+from roamcast.simulator.story import parse_story, violations_of
 
 EVERYONE = everyone_next(("b00", "b01", "b02"))
 WITHOUT_ITS_COPY = f"""
@@ -59,9 +58,6 @@ at 10.334803 c2 attach b00
 at 10.387827 c0 publish a/1 qos 1 x=2
 """
 """A copy serves c3; its holder gives the copy up. The session comes without it, with messages in flight."""
-SEEDS_MAX = 200
-FAULTS = ("crash", "partition", "loss")
-Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def every_qos_is_served(patch: pytest.MonkeyPatch) -> None:
@@ -156,19 +152,11 @@ BREAKAGES: dict[str, Plant] = {
 }
 
 
-def first_failing_seed() -> int | None:
-    for seed in range(SEEDS_MAX):
-        topology, settings, actions = draw_mqtt_story("roam", seed, FAULTS)
-        if verdict(Story(topology, settings, tuple(actions))).violations:
-            return seed
-    return None
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BREAKAGES)
 def test_a_planted_breakage_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BREAKAGES[name](monkeypatch)
-    assert first_failing_seed() is not None
+    assert first_failing_seed("roam") is not None
 
 
 def test_a_session_that_comes_without_its_copy_repeats_nothing_unmarked() -> None:
