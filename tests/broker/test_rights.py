@@ -17,6 +17,7 @@ from roamcast.mqtt.codec.user_properties import DESTINATION
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import AccessRules, Grants, Identity, Rule
 from roamcast.mqtt.server.endpoint import EndpointSettings
+from roamcast.mqtt.server.sessions import Subscription, subscription_bytes
 from roamcast.protocol.owners import is_same, site_name, site_of, vouches
 
 NO_SECRETS = AccessRules((Rule("deny", topic="secret/#"),), "allow")
@@ -30,6 +31,7 @@ class Realms(World):
     realm = ""
     realm_brokers: tuple[str, ...] = ()
     sessions_per_user_max = 1000
+    all_subscriptions_bytes_max = 1 << 30
     serves_unreachable = False
 
     def settings(self, id: str) -> MachineSettings:
@@ -37,6 +39,7 @@ class Realms(World):
         endpoint = EndpointSettings(
             site=site_name(id, self.realm),
             sessions_per_user_max=self.sessions_per_user_max,
+            all_subscriptions_bytes_max=self.all_subscriptions_bytes_max,
             serves_unreachable=self.serves_unreachable,
         )
         return MachineSettings(id, broker=core, endpoint=endpoint)
@@ -460,6 +463,63 @@ def test_a_broker_applies_its_bound_to_sessions_that_are_pushed_to_it() -> None:
     assert len(world.sites["b1"].broker.sessions) == 2
     assert len(world.sites["b1"].endpoint.sessions) == 2
     world.check_replays()
+
+
+class Frugal(Realms):
+    realm, realm_brokers = "fleet", ("*",)
+    all_subscriptions_bytes_max = 10 * subscription_bytes(
+        Subscription("room/0", "topic = 'room/0'", 1, False, False, None)
+    )
+
+
+def holders(world: Realms) -> dict[str, int]:
+    """How many subscriptions each session at b0 has."""
+    sessions = world.sites["b0"].endpoint.sessions
+    return {client: len(sessions[client].subscriptions) for client in sessions}
+
+
+def test_memory_of_all_subscriptions_is_bounded_and_one_user_has_half_of_it_at_most() -> None:
+    world = Frugal(3, 2, [(0, 1)])
+    for name, user in (("tablet", "alice"), ("phone", "alice"), ("desk", "bob")):
+        world.log_in(name, user, "b0")
+        world.settle()
+        for number in range(4):
+            world.subscribe(name, f"room/{number}", 1)
+        world.settle()
+    assert holders(world) == {"tablet": 4, "phone": 1, "desk": 4}
+    world.attach("visitor", "b0")
+    world.settle()
+    for number in range(4):
+        world.subscribe("visitor", f"room/{number}", 1)
+    world.settle()
+    assert holders(world)["visitor"] == 1, "ten are what there is room for"
+
+    world.log_in("tablet", "alice", "b1")  # It takes its subscriptions with it, …
+    world.settle()
+    world.unsubscribe("desk", "room/0")  # … and this one ends: there is room for both users again.
+    world.settle()
+    for number in range(4, 8):
+        world.subscribe("phone", f"room/{number}", 1)
+    world.settle()
+    assert holders(world) == {"phone": 5, "desk": 3, "visitor": 1}
+    held = world.sites["b0"].endpoint.holdings.subscription_bytes
+    world.check_replays()
+    assert world.sites["b0"].endpoint.holdings.subscription_bytes == held
+
+
+def test_a_session_that_arrives_keeps_its_subscriptions_where_there_is_no_room() -> None:
+    world = Frugal(3, 2, [(0, 1)])
+    for name, broker in (("car", "b1"), ("van", "b0")):
+        world.attach(name, broker)
+        world.settle()
+        for number in range(9):
+            world.subscribe(name, f"room/{number}", 1)
+        world.settle()
+    world.attach("car", "b0")
+    world.settle()
+    world.subscribe("car", "room/9", 1)
+    world.settle()
+    assert holders(world) == {"van": 9, "car": 9}
 
 
 def test_a_refused_client_is_told_what_to_set() -> None:

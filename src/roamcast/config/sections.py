@@ -400,9 +400,12 @@ class Quotas(Section, frozen=True):
     """Memory of all wills; past it clients that bring one are refused."""
     subscriptions_per_client_max: Count = 1000
     """Subscriptions of one client."""
-    subscription_bytes_per_client_max: Bytes = 16_777_216
-    """Memory of the subscriptions of one client: for each 4 KiB, 320 bytes per level of the topic filter, and
-    60 bytes per character of topic filter and selector."""
+    subscription_bytes_per_client_max: Bytes = 33_554_432
+    """Memory of the subscriptions of one client: for each 2 KiB, 160 bytes per level and 3 per character of
+    the topic filter, and 150 bytes per character of its conditions."""
+    subscription_bytes_max: Bytes = 2_147_483_648
+    """The same for all clients together, at most half of it for one user. Past it SUBACK says "quota
+    exceeded"."""
     queue_notifications_max: Count = 100_000
     """Notifications that wait for one client."""
     queue_bytes_max: Bytes = 67_108_864

@@ -59,6 +59,7 @@ def site_settings(config: Config) -> MachineSettings:
             subscriptions_max=quotas.subscriptions_per_client_max,
             retain=mqtt.retained,
             subscriptions_bytes_max=quotas.subscription_bytes_per_client_max,
+            all_subscriptions_bytes_max=quotas.subscription_bytes_max,
             sessions_max=quotas.sessions_max,
             sessions_per_user_max=quotas.sessions_per_user_max,
             site=config.site,

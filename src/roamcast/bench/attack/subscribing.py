@@ -100,6 +100,27 @@ def selectors(target: Target) -> None:
             client.wait_for(packets.Unsuback)
 
 
+def lasting(target: Target) -> None:
+    """Leave lasting sessions behind, each with as many subscriptions as it may have."""
+    number = 0
+    while not target.is_over:
+        number += 1
+        with failures_counted(target):
+            client = connected(target, f"lasting-{number}", session_expiry=0xFFFFFFFF)
+            if client is None:
+                return
+            for half in range(2):
+                filters = [f"$share/{number}-{one}/{'deep/' * 20}{half}" for one in range(500)]
+                client.send(subscribe(filters, half + 1))
+            for _ in range(2):
+                answer = client.wait_for(packets.Suback)
+                if isinstance(answer, packets.Suback):
+                    granted = sum(not reason.failed for reason in answer.reasons)
+                    target.counts["subscriptions"] += granted
+                    target.counts["subscriptions refused"] += len(answer.reasons) - granted
+            client.close()
+
+
 def _ended(client: Hostile, target: Target, answer: object) -> bool:
     if answer is None:
         target.counts["closed by the broker"] += 1
@@ -122,6 +143,11 @@ ATTACKS = (
     ),
     Attack(
         "recall", "r/# ten times in a row over 50,000 retained messages", recall, prepare=fill_50_000,
+    ),
+    Attack(
+        "lasting-subscriptions", "lasting sessions with 1,000 shared subscriptions each", lasting,
+        settings=("quotas.subscription_bytes_max=134217728",), quotas=("subscription_bytes_max",),
+        needs_users=True,
     ),
     Attack("selectors", f"different selectors of {SELECTOR_TERMS} terms, then UNSUBSCRIBE", selectors),
 )  # fmt: skip

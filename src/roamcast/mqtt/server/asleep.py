@@ -30,6 +30,8 @@ class _SleepingSession(msgspec.Struct, frozen=True, array_like=True):
     owner: str
     subscriptions: int
     """How many."""
+    subscription_bytes: int
+    """Memory that they take awake."""
     stream: str
     timer: int
     will_timer: int
@@ -43,6 +45,7 @@ class _SleepingHead(msgspec.Struct, frozen=True, array_like=True):
 
     owner: str
     subscriptions: int
+    subscription_bytes: int
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -62,8 +65,8 @@ def _put_to_sleep(session: MqttSession) -> bytes | None:
     capsule = session.packed(subscriptions, will_at=session.will_at)
     return _encode(
         _SleepingSession(
-            session.owner, len(session.subscriptions), session.stream, session.timer, session.will_timer,
-            capsule, session.again_to,
+            session.owner, len(session.subscriptions), session.subscriptions_bytes, session.stream,
+            session.timer, session.will_timer, capsule, session.again_to,
         )
     )  # fmt: skip
 
@@ -145,6 +148,15 @@ class Sessions(MutableMapping[str, MqttSession]):
         """Each client, and the owner of its session."""
         for client, one in self._all.items():
             yield client, one.owner if not isinstance(one, bytes) else _decode_head(one).owner
+
+    def held(self) -> Iterator[tuple[str, int]]:
+        """The owner of each session, and the memory of its subscriptions."""
+        for one in self._all.values():
+            if isinstance(one, bytes):
+                head = _decode_head(one)
+                yield head.owner, head.subscription_bytes
+            else:
+                yield one.owner, one.subscriptions_bytes
 
     @property
     def subscription_count(self) -> int:

@@ -24,11 +24,12 @@ from roamcast.mqtt.codec.reasons import IN_CONNACK, IN_SERVER_DISCONNECT, Reason
 from roamcast.mqtt.codec.topics import decode_topic
 from roamcast.mqtt.codec.user_properties import DESTINATION
 from roamcast.mqtt.codec.writing import connack, write
-from roamcast.mqtt.server.access import ANONYMOUS, Access, AccessRules, ClientAccess, Identity
+from roamcast.mqtt.server.access import Access, AccessRules, ClientAccess, Identity
 from roamcast.mqtt.server.asleep import Sessions
 from roamcast.mqtt.server.attributes import contents_of
 from roamcast.mqtt.server.connection import DENIED, UNLIMITED, MqttConnection, Refusal, Refusals
 from roamcast.mqtt.server.delivering import PUBREL, deliver, sent_once_or_more
+from roamcast.mqtt.server.holdings import Holdings
 from roamcast.mqtt.server.marks import QOS, RETAIN, SHARED, TOPIC
 from roamcast.mqtt.server.moves import CONTROL, MOVE_TOPIC, read_move
 from roamcast.mqtt.server.outgoing import Encoder
@@ -113,8 +114,10 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     """Of one client."""
     waiting_bytes_max: int = 1 << 20
     """What a client may send before its session is there."""
-    subscriptions_bytes_max: int = 16 << 20
+    subscriptions_bytes_max: int = 32 << 20
     """Memory of the subscriptions of one client."""
+    all_subscriptions_bytes_max: int = 2 << 30
+    """Of all clients; at most half of it for one user."""
     wills_bytes_max: int = 64 << 20
     """Memory of all wills."""
     sessions_max: int = 100_000
@@ -204,7 +207,7 @@ class Endpoint:
         ),
         unhashed=("now",),
         derived=(
-            "_attributes", "_owned", "_unpacked", "_wills_bytes", "ahead", "auths", "packets_max",
+            "_attributes", "_unpacked", "_wills_bytes", "ahead", "auths", "holdings", "packets_max",
             "packets_per_turn", "traffic", "unfinished", "unread",
         ),
         lifts={1: _lift_1},
@@ -256,10 +259,7 @@ class Endpoint:
         self.ahead: dict[int, None] = {
             one.connection: None for one in self.sessions.awake() if one.copied_from and one.connection
         }
-        self._owned: dict[str, int] = {}
-        """Sessions by owner."""
-        for _, owner in self.sessions.owners():
-            self._owned[owner] = self._owned.get(owner, 0) + 1
+        self.holdings = Holdings(self.sessions.held())
         wills = [*self._wills.values(), *(one.connect.will for one in self.connections.values())]
         self._wills_bytes = sum(map(will_bytes, wills))
         """Memory of the wills of all clients, away or here."""
@@ -412,12 +412,20 @@ class Endpoint:
             in_vain.session, session.connection = session, in_vain.id
             self._end(in_vain, Reason.ADMINISTRATIVE_ACTION, OLD_COPY)
 
+    def subscribe(self, session: MqttSession, subscription: Subscription) -> None:
+        before = session.subscriptions_bytes
+        session.subscribe(subscription)
+        self.holdings.count_subscriptions(session.owner, session.subscriptions_bytes - before)
+
+    def unsubscribe(self, session: MqttSession, name: str) -> Subscription | None:
+        """Remove a subscription; what was removed."""
+        before = session.subscriptions_bytes
+        subscription = session.unsubscribe(name)
+        self.holdings.count_subscriptions(session.owner, session.subscriptions_bytes - before)
+        return subscription
+
     def _count(self, session: MqttSession, change: int) -> None:
-        count = self._owned.get(session.owner, 0) + change
-        if count:
-            self._owned[session.owner] = count
-        else:
-            del self._owned[session.owner]
+        self.holdings.count_session(session.owner, session.subscriptions_bytes, change)
 
     def _remove(self, session: MqttSession) -> None:
         del self.sessions[session.client]
@@ -426,9 +434,9 @@ class Endpoint:
 
     def _has_too_many(self, owner: str) -> bool:
         settings = self.settings
-        # One user must leave room for others.
-        most = min(settings.sessions_per_user_max, max(1, settings.sessions_max // 2))
-        return owner not in ("", ANONYMOUS) and self._owned.get(owner, 0) > most
+        return self.holdings.has_too_many_sessions(
+            owner, settings.sessions_per_user_max, settings.sessions_max
+        )
 
     def is_connected(self, client: str) -> bool:
         session = self.sessions.get(client)
@@ -706,7 +714,7 @@ class Endpoint:
             return
         for subscription in stand_in.subscriptions.values():
             if subscription.name not in session.subscriptions:
-                session.subscribe(subscription)
+                self.subscribe(session, subscription)
         self.keeper.resume_recalls(client, self.keeper.take_recalls(name))
         # It must not end with its connection, before what it has went over. If the session has moved on
         # already, it waits here for as long as its client allowed, and no longer.

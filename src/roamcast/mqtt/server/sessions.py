@@ -56,10 +56,16 @@ class Subscription(msgspec.Struct, frozen=True, array_like=True):
     """Whether the client wants to know whose each notification is, and which."""
 
 
-SUBSCRIPTION_BYTES = 4096
-LEVEL_BYTES = 320
-CHARACTER_BYTES = 60
-"""Memory of a subscription, at all its places, and of each level and each character of its filter."""
+SUBSCRIPTION_BYTES = 2048
+LEVEL_BYTES = 160
+CHARACTER_BYTES = 3
+"""Memory of a subscription, at all its places, and of each level and each character of its topic filter."""
+
+CONDITION_BYTES = 150
+"""Memory of each character of its conditions: they are kept as they were read, and in the index."""
+
+TOPIC_WORDS = len("topic MATCHES ''")
+"""What a filter says beside the topic filter, if that is all."""
 
 
 LEAVING_BYTES, LEAVING_BYTES_MAX = 200, 1 << 20
@@ -68,8 +74,10 @@ LEAVING_BYTES, LEAVING_BYTES_MAX = 200, 1 << 20
 
 def subscription_bytes(subscription: Subscription) -> int:
     """Memory that a subscription takes."""
-    text = subscription.filter
-    return SUBSCRIPTION_BYTES + LEVEL_BYTES * text.count("/") + CHARACTER_BYTES * len(text)
+    name = subscription.name
+    conditions = max(0, len(subscription.filter) - len(name) - TOPIC_WORDS)
+    of_topic = LEVEL_BYTES * name.count("/") + CHARACTER_BYTES * len(name)
+    return SUBSCRIPTION_BYTES + of_topic + CONDITION_BYTES * conditions
 
 
 class Plan(NamedTuple):

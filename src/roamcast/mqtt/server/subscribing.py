@@ -166,7 +166,7 @@ class Subscribing:
     def _unsubscribe(
         self, connection: MqttConnection, session: MqttSession, asking: Asking, name: str
     ) -> None:
-        former = session.unsubscribe(name)
+        former = self._endpoint.unsubscribe(session, name)
         asking.reasons.append(Reason.SUCCESS if former is not None else Reason.NO_SUBSCRIPTION_EXISTED)
         if former is not None:
             self._leave(connection, former)
@@ -202,9 +202,8 @@ class Subscribing:
             entry.filter, filter.text, min(entry.qos, connection.qos_max), entry.no_local,
             entry.retain_as_published, identifier, group, asked.get(IDENTITY) == "1",
         )  # fmt: skip
-        room = endpoint.settings.subscriptions_bytes_max - session.subscriptions_bytes
-        if subscription_bytes(subscription) > room and entry.filter not in session.subscriptions:
-            raise PacketError(Reason.QUOTA_EXCEEDED, "the client's subscriptions would take too much memory")
+        if entry.filter not in session.subscriptions:
+            self._check_memory(session, subscription_bytes(subscription))
         refusal = endpoint.keeper.refusal_of_filter(filter, connection.client)
         if group and filter.own:
             refusal = "a shared subscription cannot depend on where one client is"
@@ -216,12 +215,20 @@ class Subscribing:
             raise PacketError(Reason.NOT_AUTHORIZED, f"{entry.filter} may not be subscribed to")
         return subscription
 
+    def _check_memory(self, session: MqttSession, size_bytes: int) -> None:
+        settings = self._endpoint.settings
+        if session.subscriptions_bytes + size_bytes > settings.subscriptions_bytes_max:
+            raise PacketError(Reason.QUOTA_EXCEEDED, "the client's subscriptions would take too much memory")
+        in_all = settings.all_subscriptions_bytes_max
+        if not self._endpoint.holdings.has_room_for(session.owner, size_bytes, in_all):
+            raise PacketError(Reason.QUOTA_EXCEEDED, "subscriptions take all the memory that they may have")
+
     def _enter(
         self, connection: MqttConnection, session: MqttSession, asking: Asking, subscription: Subscription
     ) -> None:
         """Note the subscription, and what its answer has to wait for."""
         former = session.subscriptions.get(subscription.name)
-        session.subscribe(subscription)
+        self._endpoint.subscribe(session, subscription)
         if not subscription.group:
             # Also what the session holds already: whoever asks again may not have had an answer, and
             # the core knows whether the subscription has settled.
