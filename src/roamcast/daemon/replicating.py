@@ -123,6 +123,7 @@ class Replicating:
         """Follow; the copy of the site's machine, once it is the one that counts."""
         await self._promoted.wait()
         self.following.close("this replica leads now")
+        self.following.catch_up()
         if self.site is not None:
             self.site.endpoint.encoder.is_mute = False
         log.warning(
