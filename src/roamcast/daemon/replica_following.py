@@ -22,6 +22,7 @@ from roamcast.daemon.engine import MARK_S
 from roamcast.net.complaints import Complaints
 from roamcast.net.handshake import Ended, LinkRefusal
 from roamcast.net.replica_stream import ReplicaStream
+from roamcast.protocol.records import Row
 from roamcast.protocol.snapshot import freezing
 from roamcast.replication.messages import (
     Acknowledged,
@@ -57,6 +58,9 @@ class Following:
         """How far the leader's effects have left, as far as it has told."""
         self._behind: deque[bytes] = deque()
         """Entries that are written, and that the copy has not taken."""
+        self._rows: deque[tuple[int, list[Row]]] = deque()
+        """What the copy has recorded with an entry, until it is known that the entry's effects may be seen:
+        a leader that was lost before may be followed by one without its last entries."""
         self._stepping: asyncio.Handle | None = None
         self._marking: asyncio.TimerHandle | None = None
         host.journal.mark_after_s = MARK_S
@@ -225,7 +229,12 @@ class Following:
             log.exception("the copy of the site has failed")
             host.begin_anew(f"the copy of the site has failed: {error}")
         if effects.records and host.records is not None:
-            host.records(effects.records)
+            self._rows.append((host.replica.last - len(self._behind), effects.records))
+
+    def tell_rows(self, released: int) -> None:
+        """Write to the event log what was recorded up to this entry."""
+        while self._rows and self._rows[0][0] <= released and self._host.records is not None:
+            self._host.records(self._rows.popleft()[1])
 
     def _snapshot(self) -> None:
         self.catch_up()
@@ -236,6 +245,7 @@ class Following:
 
     def _on_released(self, released: Released) -> None:
         self._released = released.sequence
+        self.tell_rows(released.sequence)
         if self._host.site is None:
             return
         for peer, number in released.settled.items():

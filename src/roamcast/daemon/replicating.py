@@ -138,6 +138,7 @@ class Replicating:
         while self.releasable() < self.journal.last_sequence:
             self._released.clear()
             await self._released.wait()
+        self.following.tell_rows(self.journal.last_sequence)
 
     async def resign(self) -> None:
         """A leader stops in good order: another one need not wait for the end of the lease."""

@@ -349,7 +349,7 @@ def _draw_old_copies(plot: Plot, actions: list[Action], rng: random.Random) -> l
 
 
 def _draw_newcomers(plot: Plot, rng: random.Random) -> list[Action]:
-    """A link is down for long; a client that nobody knew, or that moved just before, connects on both sides."""
+    """A link is down for long; a client that is new, or moved just before, connects on both sides."""
     links, plot = plot.topology.overlay, replace(plot, rng=rng)
     if not links or rng.random() < 0.5:
         return []
