@@ -196,7 +196,7 @@ class Following:
         if journal.is_unmarked and self._marking is None:
             self._marking = asyncio.get_running_loop().call_later(MARK_S, self._mark)
         if journal.wants_snapshot:
-            self._snapshot()
+            self._write_snapshot()
         elif self._stepping is None:
             self._stepping = asyncio.get_running_loop().call_soon(self._go_on)
         journal.poll_snapshot()
@@ -236,7 +236,7 @@ class Following:
         while self._rows and self._rows[0][0] <= released and self._host.records is not None:
             self._host.records(self._rows.popleft()[1])
 
-    def _snapshot(self) -> None:
+    def _write_snapshot(self) -> None:
         self.catch_up()
         site = self._host.site
         if site is not None:
