@@ -267,9 +267,30 @@ def former_holders_forget_where_a_session_went(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Directory, "went", lambda self, client, destination, told: self.changed(client))
 
 
+# Two more make no difference in these stories. A broker that is down and may hold a session can be left out of a
+# question: whoever answers says who may hold the session, and none is made. And news of holders need no number
+# as long as no broker has missed any: in a tree they do not overtake each other.
+
+
+def both_parts_make_sessions(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Directory, "may_make_without", lambda self, brokers: True)
+
+
+def who_asks_everyone_is_not_remembered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Directory, "asked", lambda self, client, broker, told: None)
+
+
+def lose_directory(machine: Any) -> None:
+    machine.broker.directory._holders.clear()
+    machine.broker.directory._brief.clear()
+
+
 BREAKAGES: dict[str, Plant] = {
     "nobody remembers who holds a session": nobody_remembers_who_holds_a_session,
     "former holders forget where a session went": former_holders_forget_where_a_session_went,
+    "both parts of a network make sessions": both_parts_make_sessions,
+    "who asks everyone is not remembered": who_asks_everyone_is_not_remembered,
+    "a snapshot loses who holds which session": snapshot_loses(lose_directory),
     "a link resumes one message too late": resume_skips_one,
     "a link forgets what it has received": resume_forgets_what_was_received,
     "a journal entry is dropped": journal_loses_its_last_entry,

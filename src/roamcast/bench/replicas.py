@@ -1,7 +1,8 @@
 """`roamcast bench replicas`: what a follower costs, and what clients see of a failover.
 
 Every figure of the cost is the median of short runs that alternate between a broker alone and a leader with
-an in-sync follower, both on this machine: leader, follower, etcd and the load share its cores.
+an in-sync follower, both on this machine: leader, follower, etcd and the load share its cores. What each of
+them takes of a core per message (`…_us`) tells what a machine for each would give.
 """
 
 from __future__ import annotations
@@ -147,13 +148,16 @@ def _throughput(
 ) -> dict[str, Any]:
     found: dict[str, list[Figure]] = {"alone": [], "with": []}
     follower_cores: list[float] = []
+    follower_us: list[float] = []
     for turn in range(rounds):
         for which in ("alone", "with") if turn % 2 else ("with", "alone"):
             follower = pair.follower
             before_s, began_s = follower.cpu_s(), time.perf_counter()
             found[which].append(load(alone if which == "alone" else pair.leader, seconds))
             if which == "with":
-                follower_cores.append((follower.cpu_s() - before_s) / (time.perf_counter() - began_s))
+                spent_s = follower.cpu_s() - before_s
+                follower_cores.append(spent_s / (time.perf_counter() - began_s))
+                follower_us.append(1e6 * spent_s / found[which][-1].messages)
     own, other = (median(one.messages_per_s for one in found[which]) for which in ("with", "alone"))
     cpu, other_cpu = (median(one.messages_per_core_s for one in found[which]) for which in ("with", "alone"))
     return {
@@ -166,6 +170,10 @@ def _throughput(
         "holds": own / other >= target,
         "ratio_per_core_s": round(cpu / other_cpu, 2),
         "follower_cores": round(median(follower_cores), 2),
+        "alone_us": round(1e6 / other_cpu, 2),
+        "leader_us": round(1e6 / cpu, 2),
+        "follower_us": round(median(follower_us), 2),
+        "load_us": round(median(1e6 * one.load_cpu_s / one.messages for one in found["with"]), 2),
     }
 
 

@@ -593,7 +593,10 @@ def replicas(
         emit_json(result)
         return
     columns = ["case", "sync", "alone", "with_follower", "ratio", "target", "holds", "ratio_per_core_s"]
-    table_of(result["cases"], "bench replicas", [*columns, "follower_cores"])
+    table_of(result["cases"], "bench replicas", columns)
+    spent = ["case", "sync", "alone_us", "leader_us", "follower_us", "load_us", "follower_cores"]
+    throughput = [row for row in result["cases"] if "ratio" in row]
+    table_of(throughput, "bench replicas, microseconds of a core per message", spent)
     failover = result["failover"]
     print(
         f"failover: {failover['messages']} messages, all arrived once and in order, the latest after"

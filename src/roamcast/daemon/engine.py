@@ -406,8 +406,10 @@ class Engine:
         promised = {peer: end.end_turn() for peer, end in site.links.ends.items()}
         last = journal.last_sequence if journal is not None else 0
         self._waiting.append(Waiting(last, effects, promised, site.history.position))
-        self._go_on(effects)
-        self._set_timer()
+        if effects.unread or effects.deferred:
+            self._go_on(effects)
+        if self._wanted_at != self._deadline:
+            self._set_timer()
         self.release()
 
     def release(self) -> None:

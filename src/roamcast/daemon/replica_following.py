@@ -1,4 +1,8 @@
-"""A follower's side of the stream: it writes, syncs and acknowledges entries, and steps its own copy."""
+"""A follower's side of the stream: it writes, syncs and acknowledges entries, and steps its own copy.
+
+Clients of the leader wait for the acknowledgement, nobody for the copy. So what has come is written first,
+and the copy takes one entry in each round of the event loop.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -13,9 +18,11 @@ from roamcast import __version__
 from roamcast.broker.inputs import REPLAY, Started, decode_entry
 from roamcast.broker.making import make_machine
 from roamcast.config.addresses import split_endpoint
+from roamcast.daemon.engine import MARK_S
 from roamcast.net.complaints import Complaints
 from roamcast.net.handshake import Ended, LinkRefusal
 from roamcast.net.replica_stream import ReplicaStream
+from roamcast.protocol.records import Row
 from roamcast.protocol.snapshot import freezing
 from roamcast.replication.messages import (
     Acknowledged,
@@ -36,6 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("roamcast.replication")
 
 RETRY_S = 0.2
+BEHIND_MAX = 500
+"""Entries that the copy may be behind the journal: what a promotion may have to wait for."""
 
 
 class Following:
@@ -45,14 +54,27 @@ class Following:
         """`is_foreign`: what is in the folder was never part of a replicated site."""
         self._host = host
         self._is_foreign = is_foreign
-        self.lag = 0
-        """Entries that the leader has and this replica has not applied."""
+        self._released = 0
+        """How far the leader's effects have left, as far as it has told."""
+        self._behind: deque[bytes] = deque()
+        """Entries that are written, and that the copy has not taken."""
+        self._rows: deque[tuple[int, list[Row]]] = deque()
+        """What the copy has recorded with an entry, until it is known that the entry's effects may be seen:
+        a leader that was lost before may be followed by one without its last entries."""
+        self._stepping: asyncio.Handle | None = None
+        self._marking: asyncio.TimerHandle | None = None
+        host.journal.mark_after_s = MARK_S
         self._leader: ReplicaStream | None = None
         self._snapshot: bytearray | None = None
         """What has come of a snapshot, …"""
         self._welcome: Welcome | None = None
         """… and what the leader said of it."""
         self._complaints = Complaints()
+
+    @property
+    def lag(self) -> int:
+        """Entries that the leader has and this replica has not applied."""
+        return max(0, self._released - self._host.replica.last) + len(self._behind)
 
     def close(self, why: str) -> None:
         if self._leader is not None:
@@ -154,12 +176,15 @@ class Following:
         self._host.begin_anew(f"the leader has sent a snapshot up to entry {welcome.last}")
 
     def _take(self, stream: ReplicaStream, entries: list[bytes]) -> None:
-        """Write, sync, acknowledge; then step the own copy."""
+        """Write, sync, acknowledge; the own copy follows."""
         journal, replica = self._host.journal, self._host.replica
         try:
-            for data in entries:
-                journal.append(data)
-            journal.commit()
+            if len(entries) == 1:
+                journal.write(entries[0])
+            else:
+                for data in entries:
+                    journal.append(data)
+                journal.commit()
         except JournalFailed as error:
             time.sleep(RETRY_S)
             self._host.begin_anew(str(error))
@@ -167,23 +192,60 @@ class Following:
         stream.send_now(Acknowledged(replica.last))
         for data in entries:
             self._host.recent.append(data)
-            entry = decode_entry(data)
-            if self._host.site is None:
-                first = entry.inputs[0]
-                assert isinstance(first, Started)
-                self._host.site = make_machine(first.settings)
-            self._host.site.endpoint.encoder.is_mute = True
-            effects = self._host.site.step(entry.now, entry.inputs)
-            if effects.records and self._host.records is not None:
-                self._host.records(effects.records)
-        if journal.wants_snapshot and self._host.site is not None:
-            site = self._host.site
-            with suppress(JournalFailed):
-                journal.begin_snapshot().write_in_child(lambda: freezing(site))
+        self._behind += entries
+        if journal.is_unmarked and self._marking is None:
+            self._marking = asyncio.get_running_loop().call_later(MARK_S, self._mark)
+        if journal.wants_snapshot:
+            self._write_snapshot()
+        elif self._stepping is None:
+            self._stepping = asyncio.get_running_loop().call_soon(self._go_on)
         journal.poll_snapshot()
 
+    def _mark(self) -> None:
+        self._marking = None
+        self._host.journal.mark()
+
+    def _go_on(self) -> None:
+        self.catch_up(max(1, len(self._behind) - BEHIND_MAX))
+        self._stepping = asyncio.get_running_loop().call_soon(self._go_on) if self._behind else None
+
+    def catch_up(self, entries: int | None = None) -> None:
+        """Let the copy take entries that are written; all of them, if it is not said how many."""
+        for _ in range(len(self._behind) if entries is None else entries):
+            if self._behind:
+                self._step(self._behind.popleft())
+
+    def _step(self, data: bytes) -> None:
+        host, entry = self._host, decode_entry(data)
+        if host.site is None:
+            first = entry.inputs[0]
+            assert isinstance(first, Started)
+            host.site = make_machine(first.settings)
+        host.site.endpoint.encoder.is_mute = True
+        try:
+            effects = host.site.step(entry.now, entry.inputs)
+        except Exception as error:
+            # Its leader has taken the entry, so the copy is not what the journal says.
+            log.exception("the copy of the site has failed")
+            host.begin_anew(f"the copy of the site has failed: {error}")
+        if effects.records and host.records is not None:
+            self._rows.append((host.replica.last - len(self._behind), effects.records))
+
+    def tell_rows(self, released: int) -> None:
+        """Write to the event log what was recorded up to this entry."""
+        while self._rows and self._rows[0][0] <= released and self._host.records is not None:
+            self._host.records(self._rows.popleft()[1])
+
+    def _write_snapshot(self) -> None:
+        self.catch_up()
+        site = self._host.site
+        if site is not None:
+            with suppress(JournalFailed):
+                self._host.journal.begin_snapshot().write_in_child(lambda: freezing(site))
+
     def _on_released(self, released: Released) -> None:
-        self.lag = max(0, released.sequence - self._host.replica.last)
+        self._released = released.sequence
+        self.tell_rows(released.sequence)
         if self._host.site is None:
             return
         for peer, number in released.settled.items():

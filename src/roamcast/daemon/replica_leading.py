@@ -59,13 +59,11 @@ class Leading:
         recent = self._host.recent
         recent.append(entry)
         self._host.replica.on_written(time.monotonic(), recent.last)
-        if self._streams:
-            message = Records(recent.last, [entry])
-            for stream in list(self._streams.values()):
-                if stream.connection.transport.get_write_buffer_size() > RECENT_BYTES_MAX:
-                    stream.close("the follower is too slow")
-                else:
-                    stream.send_now(message)
+        for stream in list(self._streams.values()):
+            if stream.connection.transport.get_write_buffer_size() > RECENT_BYTES_MAX:
+                stream.close("the follower is too slow")
+            else:
+                stream.send_entry_now(recent.last, entry)
 
     def _settled(self) -> dict[str, int]:
         ends = self._host.site.links.ends if self._host.site is not None else {}

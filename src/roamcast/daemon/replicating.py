@@ -123,6 +123,7 @@ class Replicating:
         """Follow; the copy of the site's machine, once it is the one that counts."""
         await self._promoted.wait()
         self.following.close("this replica leads now")
+        self.following.catch_up()
         if self.site is not None:
             self.site.endpoint.encoder.is_mute = False
         log.warning(
@@ -137,6 +138,7 @@ class Replicating:
         while self.releasable() < self.journal.last_sequence:
             self._released.clear()
             await self._released.wait()
+        self.following.tell_rows(self.journal.last_sequence)
 
     async def resign(self) -> None:
         """A leader stops in good order: another one need not wait for the end of the lease."""

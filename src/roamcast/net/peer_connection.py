@@ -164,7 +164,7 @@ class PeerConnection(asyncio.Protocol):
         if self.state != "closed":
             self.transport.write(data if self._sealer is None else self._sealer.seal(data))
 
-    def write_now(self, data: bytes) -> None:
+    def write_now(self, *parts: bytes) -> None:
         """Write before the loop comes around again: whoever calls is about to do what takes long.
 
         Transports of uvloop write when a turn of the loop is over.
@@ -173,14 +173,14 @@ class PeerConnection(asyncio.Protocol):
         if self.state == "closed" or transport.is_closing():
             return
         if self._sealer is not None:
-            data = self._sealer.seal(data)
+            parts = (self._sealer.seal(b"".join(parts)),)
         sent = 0
         if not transport.get_write_buffer_size():
             # What is wrong with the connection, the transport finds out.
             with suppress(OSError):
-                sent = os.write(transport.get_extra_info("socket").fileno(), data)
-        if sent < len(data):
-            transport.write(data[sent:])
+                sent = os.writev(transport.get_extra_info("socket").fileno(), parts)
+        if sent < sum(map(len, parts)):
+            transport.write(b"".join(parts)[sent:])
 
     def seal(self, keys: LinkKeys) -> None:
         """Both ends have proved that they have the secret: what else they say is sealed with these keys."""

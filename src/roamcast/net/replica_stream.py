@@ -12,10 +12,12 @@ from roamcast.broker.links.end import LinkError
 from roamcast.net.handshake import NONCE_BYTES, REASONS, Ended, Handshake, HandshakeHello, LinkRefusal, Own
 from roamcast.net.peer_connection import PeerConnection
 from roamcast.protocol.codec import LENGTH_BYTES
-from roamcast.replication.messages import Acknowledged, AnyMessage, Message, decode, encode
+from roamcast.replication.messages import Acknowledged, AnyMessage, Message, Records, decode, encode
 
 PIECE_BYTES = 256 * 1024
 _MORE, _LAST = b"\x00", b"\x01"
+_ONE_OF_BYTES = b"\x91\xc6"
+"""In MessagePack an array of one item, which is bytes; their length follows in four bytes."""
 
 
 class ReplicaStream:
@@ -81,6 +83,14 @@ class ReplicaStream:
     def send_now(self, message: Message) -> None:
         """Send before this process does what takes long, so that the other one need not wait for it."""
         self.connection.write_now(_frames((message,)))
+
+    def send_entry_now(self, number: int, entry: bytes) -> None:
+        """As `send_now` for one entry, whose bytes are not copied: most are large."""
+        if len(entry) > PIECE_BYTES // 2:
+            self.send_now(Records(number, [entry]))
+            return
+        head = _LAST + encode(Records(number, []))[:-1] + _ONE_OF_BYTES + len(entry).to_bytes(4, "big")
+        self.connection.write_now((len(head) + len(entry)).to_bytes(LENGTH_BYTES, "big") + head, entry)
 
     def arrived(self, connection: PeerConnection, frames: bytes) -> None:
         messages: list[AnyMessage] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 
 RECENT_BYTES_MAX = 64 << 20
 
@@ -33,5 +34,6 @@ class Recent:
         missing = self.last - sequence
         if not 0 <= missing <= len(self._entries):
             return None
-        start = len(self._entries) - missing
-        return [self._entries[place] for place in range(start, len(self._entries))]
+        newest = list(islice(reversed(self._entries), missing))
+        newest.reverse()
+        return newest

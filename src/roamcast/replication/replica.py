@@ -375,8 +375,10 @@ class Replica:
 
     def _counts(self, follower: Follower) -> bool:
         """A disk that is not the one in the set has nothing to say for it."""
-        wanted = [view.in_sync.get(follower.name) for view in (self.view, *self.in_doubt)]
-        return all(disk in (None, follower.disk) for disk in wanted)
+        name, disk = follower.name, follower.disk
+        if self.view.in_sync.get(name, disk) != disk:
+            return False
+        return not self.in_doubt or all(view.in_sync.get(name, disk) == disk for view in self.in_doubt)
 
     def _change(self, now: float) -> Change | None:
         """The change of the in-sync set, or of whom it names, that is wanted now."""

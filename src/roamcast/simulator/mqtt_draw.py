@@ -35,7 +35,7 @@ from roamcast.simulator.drawing import (
     everyone_next,
     in_order,
 )
-from roamcast.simulator.faults import Crash, Restart, Snapshot
+from roamcast.simulator.faults import Crash, Cut, Heal, Restart, Snapshot
 from roamcast.simulator.links import Delay
 from roamcast.simulator.mqtt_story import (
     PLACE,
@@ -129,6 +129,8 @@ def draw_mqtt_story(
     if faults:
         fault_rng = random.Random(f"mqtt/{seed}/faults")
         settings = _draw_faults(replace(plot, rng=fault_rng), faults, actions)
+        if plot.late is None and {"crash", "partition"} & set(faults):
+            actions += _draw_newcomers(plot, random.Random(f"mqtt/{seed}/newcomers"))
         if find_protocol(protocol).draws_copies and plot.late is None:
             actions += _draw_old_copies(plot, actions, random.Random(f"mqtt/{seed}/old copies"))
     return topology, settings, in_order(actions)
@@ -344,6 +346,31 @@ def _draw_old_copies(plot: Plot, actions: list[Action], rng: random.Random) -> l
             drawn.append((rng.uniform(first_s, end_s), client, PublishMessage(rng.choice(TOPICS), qos=2)))
         drawn.append((rng.uniform(first_s, end_s), client, Connect(broker, 0)))
     return drawn
+
+
+def _draw_newcomers(plot: Plot, rng: random.Random) -> list[Action]:
+    """A link is down for long; a client that is new, or moved just before, connects on both sides."""
+    links, plot = plot.topology.overlay, replace(plot, rng=rng)
+    if not links or rng.random() < 0.5:
+        return []
+    broker, peer = rng.choice(links)
+    start_s, length_s = plot.scale.moment(rng), rng.choice((0.5, 3.0, 8.0))
+    player = Player("n0", rng.choice((4, 5, 5)), plot.topology.brokers, 10_000)
+    visits = sorted(rng.uniform(0.0, length_s) for _ in range(rng.choice((1, 2, 3))))
+    if rng.random() < 0.5:
+        visits.insert(0, -rng.choice((0.05, 0.3, 2.0)))
+    drawn: list[Action] = [(start_s, broker, Cut(peer)), (start_s + length_s, broker, Heal(peer))]
+    for number, visit_s in enumerate((*visits, length_s + rng.uniform(0.0, 3.0))):
+        at = start_s + visit_s
+        connect = _draw_connect(player, plot)
+        if number:
+            drawn.append((at - 0.01, player.id, _draw_leave(player, plot, connect.broker)))
+        drawn.append((at, player.id, msgspec.structs.replace(connect, version=player.version)))
+        if rng.random() < 0.7:
+            drawn.append((at + 0.02, player.id, _draw_subscribe(rng.choice(FILTERS[:4]), player, plot)))
+        if rng.random() < 0.5:
+            drawn.append((at + 0.03, player.id, _draw_publish(player, rng)))
+    return [(max(at, 0.0), node, item) for at, node, item in drawn]
 
 
 def _draw_places(plot: Plot, actions: list[Action], rng: random.Random) -> LocationSettings:

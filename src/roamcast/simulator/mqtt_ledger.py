@@ -240,6 +240,9 @@ class ClientLedger:
             life.stood_for = life.stood_for or [one for one in since if one is not noted]
             if noted.is_clean or may_have_ended(since, noted, now):
                 life.is_doubtful = True
+        elif life is not None and all(one.stands_in for one in self.connections if one.life == life.number):
+            # It never had a session of its own. The one that it got now and the stand-in become one later.
+            life.is_doubtful = True
         elif not (
             life is None or noted.is_clean or may_have_ended(since, noted, now) or self._comes_late(life)
         ):

@@ -592,8 +592,8 @@ class Network(NetworkBase):
 
     def _tell_position(self, broker: str) -> list[str]:
         """The last sign of life of a broker; the peers that hear it."""
-        edges = {peer: frozenset((broker, peer)) for peer in self._peers_in_reach(broker)}
-        linked = [peer for peer, edge in edges.items() if not self._outages[edge]]
+        reach = self._peers_in_reach(broker)
+        linked = [peer for peer in reach if frozenset((broker, peer)) in self._connections]
         # A broker may crash while its link comes up, and a peer that has not done so hears nothing over it.
         peers = [peer for peer in linked if self._is_up_at(peer, broker)]
         for peer in peers:

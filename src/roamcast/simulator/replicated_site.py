@@ -291,8 +291,6 @@ class Site:
         node.is_promoted = True
         node.disk.terms = node.replica.terms.terms
         self._check_promoted(node)
-        for rows in node.disk.rows:
-            self.network.observe(rows)
         if node.machine is None:
             self.wrongs.append(("lost", f"{node.name} of {self.broker} was promoted with an empty disk"))
             node.machine = self.network.machines[self.broker]
@@ -397,6 +395,10 @@ class Site:
                 node.machine.links.ends[peer].promised = promised
         if held.sequence > len(self.released):
             self.released += node.disk.log[len(self.released) : held.sequence]
+        if not node.serves:
+            # A leader that is lost before this may be followed by one without its last entries.
+            for rows in node.disk.rows[: held.sequence]:
+                self.network.observe(rows)
         self.network.let_out(self.broker, node.machine, held.effects, held.position)
         if not node.serves and not node.is_dead:
             node.serves = True
