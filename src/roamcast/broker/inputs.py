@@ -169,6 +169,12 @@ class QueuesOverLimit(MachineInput, frozen=True):
     bytes_max: int
 
 
+class InFlightLimited(MachineInput, frozen=True):
+    """Each client may have so much in flight, at most, until there are other settings."""
+
+    bytes_max: int
+
+
 class BrokerForgotten(MachineInput, frozen=True):
     """A broker is gone for good."""
 
@@ -261,6 +267,7 @@ AnyInput = (
     | NewsGiven
     | BrokerForgotten
     | QueuesOverLimit
+    | InFlightLimited
     | SettingsChanged
     | SessionSought
     | DrainOrdered

@@ -25,6 +25,7 @@ from roamcast.broker.inputs import (
     ClientSlowed,
     DrainOrdered,
     HistoryAccepted,
+    InFlightLimited,
     LinkDown,
     LinkFrames,
     LinkRefused,
@@ -217,6 +218,10 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         return sum(queue.size_bytes for _, queue in self.broker.protocol.stored())
 
     @property
+    def taken_bytes(self) -> int:
+        return self.broker.buffer.taken_bytes
+
+    @property
     def figures(self) -> Figures:
         return self.broker.figures
 
@@ -251,6 +256,9 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
 
     def stored(self) -> Iterable[Burst]:
         return (burst for _, queue in self.broker.protocol.stored() for burst in queue.bursts())
+
+    def in_flight_bytes(self) -> dict[str, int]:
+        return {client: queue.in_flight_bytes for client, queue in self.queues()}
 
     def queues(self) -> Iterable[tuple[str, DeliveryQueue]]:
         return self.broker.protocol.stored()
@@ -335,6 +343,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
                 self._follow(self.links.forget(broker))
             case QueuesOverLimit(bytes_max):
                 self.front.inputs.append(TrimQueues(bytes_max))
+            case InFlightLimited(bytes_max):
+                self.broker.limit_in_flight(bytes_max)
             case SessionSought(client, number):
                 self.front.inputs.append(CommandGiven(Seek(client, number)))
             case DrainOrdered(destination, reference):

@@ -24,6 +24,7 @@ from roamcast.broker.inputs import (
     ConnectionLost,
     Elapsed,
     HistoryAccepted,
+    InFlightLimited,
     LinkDown,
     LinkFrames,
     LinkLeft,
@@ -170,6 +171,13 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
     def queued_bytes(self) -> int:
         return self.core.queued_bytes
 
+    def in_flight_bytes(self) -> dict[str, int]:
+        return {client: visit.in_flight_bytes for client, visit in self.core.visits.items()}
+
+    @property
+    def taken_bytes(self) -> int:
+        return self.core.taken_bytes
+
     @property
     def figures(self) -> Figures:
         return self.core.figures
@@ -272,6 +280,8 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
                 self.sessions.on_time()
             case QueuesOverLimit(bytes_max):
                 self.core.press(bytes_max)
+            case InFlightLimited(bytes_max):
+                self.core.limit_in_flight(bytes_max)
             case SettingsChanged() | RulesChanged() | AccessRevoked() | Started():
                 self._on_setting(item)
             case _:
