@@ -13,7 +13,6 @@ from roamcast.broker.inputs import (
     AccessRevoked,
     BrokerForgotten,
     ClientConnected,
-    InFlightLimited,
     LinkFrames,
     QueuesOverLimit,
     RulesChanged,
@@ -474,7 +473,7 @@ def test_each_client_has_less_in_flight_while_much_is_held() -> None:
     subscribed(world, "s", "b0")
     world.attach("p", "b0")
     site = world.sites["b0"]
-    world.step("b0", [InFlightLimited(1)])
+    world.step("b0", [QueuesOverLimit(1 << 40, 1)])
     world.drop(world.clients["s"].connection, "s")
     for _ in range(3):
         world.publish("p", "a/1", 1)

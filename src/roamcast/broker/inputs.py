@@ -167,12 +167,8 @@ class QueuesOverLimit(MachineInput, frozen=True):
     """All queues together may hold no more than this."""
 
     bytes_max: int
-
-
-class InFlightLimited(MachineInput, frozen=True):
-    """Each client may have so much in flight, at most, until there are other settings."""
-
-    bytes_max: int
+    in_flight_bytes_max: int = 0
+    """What each client may have in flight until there are other settings; 0: as much as before."""
 
 
 class BrokerForgotten(MachineInput, frozen=True):
@@ -267,7 +263,6 @@ AnyInput = (
     | NewsGiven
     | BrokerForgotten
     | QueuesOverLimit
-    | InFlightLimited
     | SettingsChanged
     | SessionSought
     | DrainOrdered

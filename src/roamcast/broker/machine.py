@@ -25,7 +25,6 @@ from roamcast.broker.inputs import (
     ClientSlowed,
     DrainOrdered,
     HistoryAccepted,
-    InFlightLimited,
     LinkDown,
     LinkFrames,
     LinkRefused,
@@ -341,10 +340,10 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
                 self.history.progress(peer, position)
             case BrokerForgotten(broker):
                 self._follow(self.links.forget(broker))
-            case QueuesOverLimit(bytes_max):
+            case QueuesOverLimit(bytes_max, in_flight_bytes_max):
+                if in_flight_bytes_max:
+                    self.broker.limit_in_flight(in_flight_bytes_max)
                 self.front.inputs.append(TrimQueues(bytes_max))
-            case InFlightLimited(bytes_max):
-                self.broker.limit_in_flight(bytes_max)
             case SessionSought(client, number):
                 self.front.inputs.append(CommandGiven(Seek(client, number)))
             case DrainOrdered(destination, reference):

@@ -8,6 +8,7 @@ import secrets
 import signal
 import socket
 import ssl
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -22,7 +23,6 @@ from roamcast.broker.contract import AnyMachine
 from roamcast.broker.inputs import (
     AccessRevoked,
     ConnectionLost,
-    InFlightLimited,
     QueuesOverLimit,
     RulesChanged,
     SettingsChanged,
@@ -416,7 +416,8 @@ class Server:
         if is_much != self._is_much_held:
             self._is_much_held = is_much
             share = max(HIGH_WATER_BYTES, limit // (8 * max(1, len(self._clients))))
-            self.engine.push(InFlightLimited(share if is_much else self.config.quotas.output_bytes_max))
+            limited = share if is_much else self.config.quotas.output_bytes_max
+            self.engine.push(QueuesOverLimit(sys.maxsize, limited))
 
     def _drop_non_readers(self, excess: int) -> None:
         """Disconnect those who have most unacknowledged: then their queues can give that up, too."""

@@ -24,7 +24,6 @@ from roamcast.broker.inputs import (
     ConnectionLost,
     Elapsed,
     HistoryAccepted,
-    InFlightLimited,
     LinkDown,
     LinkFrames,
     LinkLeft,
@@ -278,10 +277,10 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
             case Elapsed():
                 self.front.on_deadline()
                 self.sessions.on_time()
-            case QueuesOverLimit(bytes_max):
+            case QueuesOverLimit(bytes_max, in_flight_bytes_max):
+                if in_flight_bytes_max:
+                    self.core.limit_in_flight(in_flight_bytes_max)
                 self.core.press(bytes_max)
-            case InFlightLimited(bytes_max):
-                self.core.limit_in_flight(bytes_max)
             case SettingsChanged() | RulesChanged() | AccessRevoked() | Started():
                 self._on_setting(item)
             case _:
