@@ -2,7 +2,7 @@
 
 import pytest
 
-from roamcast.protocol.notification import Burst
+from roamcast.protocol.notification import HELD_BYTES, Burst
 from roamcast.protocol.queues import Buffer, DeliveryQueue, QueueLimits
 
 
@@ -41,6 +41,10 @@ def test_a_queue_that_may_have_less_in_flight_sends_one_at_a_time() -> None:
     queue.acknowledge(2)
     assert [sequence for sequence, _ in queue.take(10)] == [3]
     assert buffer.taken_bytes == 3 * burst(1).held
+    one, other = burst(4), DeliveryQueue("t", buffer=buffer)
+    queue.append(one)
+    assert other.pass_through(one, 10) == 1
+    assert buffer.taken_bytes == 4 * burst(1).held + HELD_BYTES
 
 
 def test_what_was_sent_is_not_given_up() -> None:

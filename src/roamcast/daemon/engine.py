@@ -351,6 +351,10 @@ class Engine:
             self.look_at_memory()
         self._idle_since_s = monotonic()
 
+    def look_soon(self) -> None:
+        """Look at memory when this turn is over."""
+        self._look_at_bytes = -1
+
     def look_at_memory(self) -> None:
         if self._look_at_memory is not None:
             self._look_at_bytes = self.site.taken_bytes + self._look_at_memory()

@@ -121,7 +121,7 @@ class Server:
             replicating.engine, replicating.site = self.engine, site
         self.push, self.take = self.engine.push, self.engine.take
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
-        self.buffered = Buffered()
+        self.buffered = Buffered(self.engine.look_soon)
         self._is_much_held = False
         """Whether each client may have less in flight."""
         self._is_over_limit = False
@@ -394,8 +394,8 @@ class Server:
         From half of the limit on each client has less in flight, since that cannot be given up. Past it
         queues give up their oldest, and if that was not enough, those who do not read are disconnected.
 
-        Says what may be added to queues before the next look: a quarter of the room. It may be held twice,
-        since what is written for a client that does not read waits in its connection, too.
+        Says what may be added to queues before the next look. It may be held twice, since what is written for
+        a client that does not read waits in its connection, too; so connections may grow by as much.
         """
         limit, queued = self.config.quotas.buffered_bytes_max, self.site.queued_bytes
         held = queued + self.buffered.size_bytes
@@ -408,7 +408,9 @@ class Server:
                 self._drop_non_readers(held - limit)
             self.engine.push(QueuesOverLimit(int(queued * 0.9 * limit / held)))
         self._is_over_limit = held > limit
-        return max(limit // 32, (limit - held) // 4)
+        room = max(limit // 32, (limit - held) // 4)
+        self.buffered.growth_bytes = self.buffered.size_bytes + room
+        return room
 
     def _limit_in_flight(self, held: int, limit: int) -> None:
         """Let each client have less in flight while much is held, until it is half of that."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from roamcast.protocol.notification import Burst
+from roamcast.protocol.notification import HELD_BYTES, Burst
 from roamcast.state import State
 
 ARRIVALS_KEPT_MIN = 256
@@ -40,7 +40,7 @@ class Buffer:
     __state__ = State(
         "buffer",
         saved=("limit_bytes", "limits", "used_bytes", "_arrivals", "_tidy_at"),
-        derived=("taken_bytes",),
+        derived=("last", "taken_bytes"),
     )
 
     def __init__(self, limit_bytes: int | None = None, limits: QueueLimits | None = None) -> None:
@@ -55,7 +55,16 @@ class Buffer:
     def _restore(self) -> None:
         self.taken_bytes = 0
         """What was ever added to queues that have limits: by so much, at most, they have grown since any time
-        before."""
+        before. A burst for several queues, one after the other, is there once."""
+        self.last: Burst | None = None
+        """Added last."""
+
+    def take(self, burst: Burst, size: int) -> None:
+        if burst is self.last:
+            self.taken_bytes += HELD_BYTES
+        else:
+            self.last = burst
+            self.taken_bytes += size
 
     def added(self, queue: DeliveryQueue, end: int, burst: Burst) -> list[tuple[DeliveryQueue, Burst]]:
         """Account for a new burst, which ends at this position of its queue; return what had to go."""
@@ -189,7 +198,7 @@ class DeliveryQueue:
             size = burst.held
             self.size_bytes += size
             if buffer is not None:
-                buffer.taken_bytes += size
+                buffer.take(burst, size)
             is_full = (
                 self.appended - self.popped > limits.notifications_max or self.size_bytes > limits.bytes_max
             )
@@ -215,7 +224,7 @@ class DeliveryQueue:
                 return 0
             self.size_bytes = size_bytes
             if buffer is not None:
-                buffer.taken_bytes += size
+                buffer.take(burst, size)
         self.appended = appended
         self.in_flight.append(burst)
         self.in_flight_bytes += size
