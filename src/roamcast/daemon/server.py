@@ -587,7 +587,6 @@ class Server:
                     client.sent_bytes += len(parts[0])
                     client.write(parts[0])
                 else:
-                    client.sent_bytes += sum(map(len, parts))
                     client.write_all(parts)
 
     def close(self, connection: int) -> None:

@@ -424,10 +424,9 @@ class ClientConnection(asyncio.Protocol):
 
     def write_all(self, parts: list[bytes]) -> None:
         """Write two or more parts one after the other, and copy only what is small."""
-        if len(parts) == 2 and len(parts[0]) + len(parts[1]) < SHARED_BYTES_MIN:
-            self.write(parts[0] + parts[1])  # An answer and a delivery, most often.
-            return
-        if max(map(len, parts)) < SHARED_BYTES_MIN:
+        size = sum(map(len, parts))
+        self.sent_bytes += size
+        if size < SHARED_BYTES_MIN or max(map(len, parts)) < SHARED_BYTES_MIN:
             self.write(b"".join(parts))
             return
         for part in joined(parts):
