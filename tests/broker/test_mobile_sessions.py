@@ -468,6 +468,26 @@ def test_when_all_queues_together_are_too_large_the_longest_give_up_first() -> N
     assert payloads(world, "t") == ["p:6:t/1"]
 
 
+def test_each_client_has_less_in_flight_while_much_is_held() -> None:
+    world = Limited(1, 2, [(0, 1)])
+    subscribed(world, "s", "b0")
+    world.attach("p", "b0")
+    site = world.sites["b0"]
+    world.step("b0", [QueuesOverLimit(1 << 40, 1)])
+    world.drop(world.clients["s"].connection, "s")
+    for _ in range(3):
+        world.publish("p", "a/1", 1)
+    world.settle()
+    taken = site.taken_bytes
+    assert taken == site.queued_bytes > 0
+    world.attach("s", "b0")
+    while "s" not in site.core.visits or not site.core.visits["s"].in_flight:
+        world.step("b0", [])
+    assert len(site.core.visits["s"].in_flight) == 1
+    world.settle()
+    assert payloads(world, "s") == [f"p:{number}:a/1" for number in (1, 2, 3)]
+
+
 def test_no_more_is_sent_than_the_client_takes_at_once() -> None:
     world = make_world(brokers=1)
     subscribed(world, "s", "b0")

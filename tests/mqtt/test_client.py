@@ -52,6 +52,34 @@ def perform(machines: tuple[Machine, Machine], moves: list[Move], qos: int) -> l
     return sent
 
 
+def test_clients_that_want_the_same_in_the_same_way_part_when_one_wants_it_otherwise() -> None:
+    world = World()
+    alike, changing, grouped, publisher = machines = [Machine(world, name) for name in "abgp"]
+    for machine in machines:
+        machine.connect()
+        world.settle(*machines)
+    for machine, filter in ((alike, "#"), (changing, "#"), (grouped, "$share/g/t/#"), (publisher, "t/#")):
+        machine.subscribe(filter, 1)
+        world.settle(*machines)
+    sessions = [world.site.endpoint.sessions[machine.session.settings.client_id] for machine in machines]
+
+    def publish(*topics: str) -> list[list[tuple[str, int]]]:
+        for topic in topics:
+            publisher.publish(topic, "x", 2)
+        world.settle(*machines)
+        got = [[(one.topic, one.qos) for one in machine.taken] for machine in machines]
+        for machine in machines:
+            machine.taken.clear()
+        return got
+
+    assert publish("t/1", "t/2", "t/1") == [[("t/1", 1), ("t/2", 1), ("t/1", 1)]] * 4
+    assert sessions[0].plans is sessions[1].plans is sessions[3].plans
+    changing.subscribe("#", 0)
+    world.settle(*machines)
+    assert publish("t/1", "t/3") == [[("t/1", qos), ("t/3", qos)] for qos in (1, 0, 1, 1)]
+    assert sessions[0].plans is not sessions[1].plans
+
+
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [1, 2])
 @settings(max_examples=60, deadline=None)

@@ -83,6 +83,7 @@ def test_options_are_those_of_the_subscriptions_that_match(
         matching = [one for one in held if TopicPattern(one.name).accepts(topic)]
         wanting = [one for one in matching if not (own and one.no_local)]
         found = made.options(encode_attributes({"topic": topic}), own)
+        assert made.common_options() in (None, found)
         if wanting:
             identifiers = sorted(one.identifier for one in wanting if one.identifier is not None)
             assert found == Options(max(one.qos for one in wanting), False, tuple(identifiers))

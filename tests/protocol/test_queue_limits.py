@@ -2,7 +2,7 @@
 
 import pytest
 
-from roamcast.protocol.notification import Burst
+from roamcast.protocol.notification import HELD_BYTES, Burst
 from roamcast.protocol.queues import Buffer, DeliveryQueue, QueueLimits
 
 
@@ -28,6 +28,23 @@ def test_a_full_queue_gives_up_the_oldest_or_the_newest(
         assert [one.number for one in queue.bursts()] == kept
         assert gone == dropped
         assert (len(queue), queue.size_bytes) == (3, 3 * burst(1).held)
+
+
+def test_a_queue_that_may_have_less_in_flight_sends_one_at_a_time() -> None:
+    buffer = Buffer(limits=QueueLimits(100, 1 << 20))
+    queue = DeliveryQueue("s", buffer=buffer)
+    assert [queue.pass_through(burst(number), 10) for number in (1, 2)] == [1, 2]
+    queue.limit(QueueLimits(100, 1 << 20, in_flight_bytes_max=1))
+    assert queue.pass_through(burst(3), 10) == 0
+    queue.append(burst(3))
+    assert (queue.take(10), queue.size_bytes) == ([], 3 * burst(1).held)
+    queue.acknowledge(2)
+    assert [sequence for sequence, _ in queue.take(10)] == [3]
+    assert buffer.taken_bytes == 3 * burst(1).held
+    one, other = burst(4), DeliveryQueue("t", buffer=buffer)
+    queue.append(one)
+    assert other.pass_through(one, 10) == 1
+    assert buffer.taken_bytes == 4 * burst(1).held + HELD_BYTES
 
 
 def test_what_was_sent_is_not_given_up() -> None:

@@ -91,6 +91,13 @@ class AnyMachine(Protocol):
     @property
     def queued_bytes(self) -> int: ...
     @property
+    def taken_bytes(self) -> int:
+        """What was ever added to queues: by so much, at most, they have grown since any time before."""
+
+    def in_flight_bytes(self) -> Mapping[str, int]:
+        """Of clients: what was sent and is not acknowledged."""
+
+    @property
     def session_count(self) -> int:
         """Sessions held here."""
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from roamcast.broker.clients import Clients
 from roamcast.broker.directory import Directory, Holdings, HoldingsAsked, HoldingsDue, HoldingsMissed
@@ -268,10 +269,19 @@ class BrokerCore:
         self._records_all = settings.records == "full"
         self._records_any = settings.records != "none"
         self.places.configure(settings.location)
-        if self.buffer.limits != settings.queue:
-            self.buffer.limits = settings.queue
+        self._limit_queues(settings.queue)
+
+    def limit_in_flight(self, bytes_max: int) -> None:
+        """Send each client less at a time, until there are other settings."""
+        own = self.settings.queue
+        if own is not None:
+            self._limit_queues(replace(own, in_flight_bytes_max=min(bytes_max, own.in_flight_bytes_max)))
+
+    def _limit_queues(self, limits: QueueLimits | None) -> None:
+        if self.buffer.limits != limits:
+            self.buffer.limits = limits
             for _, queue in self.protocol.stored():
-                queue.limit(settings.queue)
+                queue.limit(limits)
 
     # --- the contract ---
 
@@ -470,12 +480,13 @@ class BrokerCore:
                 self.protocol.on_deadline(token)
 
     def _on_pressed(self, bytes_max: int) -> None:
-        """Take from the longest queues what is too much; what was sent already stays."""
+        """Take from the longest queues what is too much; what was sent stays while the client is there."""
         queues = [(queue.size_bytes, client, queue) for client, queue in self.protocol.stored()]
         excess = sum(size for size, _, _ in queues) - bytes_max
         for _, client, queue in sorted(queues, key=lambda one: -one[0]):
-            while excess > 0 and queue.waiting:
-                burst = queue.drop_waiting()
+            is_here = client in self.attachments
+            while excess > 0 and (queue.waiting if is_here else queue):
+                burst = queue.drop_waiting() if is_here else queue.drop_oldest()
                 excess -= burst.held
                 self.dropped(client, burst, "overflow")
 

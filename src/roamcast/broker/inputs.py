@@ -167,6 +167,8 @@ class QueuesOverLimit(MachineInput, frozen=True):
     """All queues together may hold no more than this."""
 
     bytes_max: int
+    in_flight_bytes_max: int = 0
+    """What each client may have in flight until there are other settings; 0: as much as before."""
 
 
 class BrokerForgotten(MachineInput, frozen=True):

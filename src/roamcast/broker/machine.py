@@ -217,6 +217,10 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         return sum(queue.size_bytes for _, queue in self.broker.protocol.stored())
 
     @property
+    def taken_bytes(self) -> int:
+        return self.broker.buffer.taken_bytes
+
+    @property
     def figures(self) -> Figures:
         return self.broker.figures
 
@@ -251,6 +255,9 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
 
     def stored(self) -> Iterable[Burst]:
         return (burst for _, queue in self.broker.protocol.stored() for burst in queue.bursts())
+
+    def in_flight_bytes(self) -> dict[str, int]:
+        return {client: queue.in_flight_bytes for client, queue in self.queues()}
 
     def queues(self) -> Iterable[tuple[str, DeliveryQueue]]:
         return self.broker.protocol.stored()
@@ -333,7 +340,9 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
                 self.history.progress(peer, position)
             case BrokerForgotten(broker):
                 self._follow(self.links.forget(broker))
-            case QueuesOverLimit(bytes_max):
+            case QueuesOverLimit(bytes_max, in_flight_bytes_max):
+                if in_flight_bytes_max:
+                    self.broker.limit_in_flight(in_flight_bytes_max)
                 self.front.inputs.append(TrimQueues(bytes_max))
             case SessionSought(client, number):
                 self.front.inputs.append(CommandGiven(Seek(client, number)))

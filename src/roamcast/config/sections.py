@@ -427,7 +427,8 @@ class Quotas(Section, frozen=True):
     """The same in bytes of memory: twice the topic, payload, properties, and some 800 bytes for each."""
     buffered_bytes_max: Bytes = 2_147_483_648
     """Bytes in all queues and buffers together, where what several clients wait for counts once; past it the
-    longest queues give up theirs first. At half of it, less may wait for each client that does not read."""
+    longest queues give up theirs first, and if that is not enough, clients that acknowledge nothing are
+    disconnected. At half of it less may be in flight, and less waits for each client that does not read."""
 
 
 class Jwt(Section, frozen=True):

@@ -61,6 +61,10 @@ MARK_S = 0.02
 """How long the watermark of the journal may stay behind: moving it costs a block of the next sync."""
 ACKNOWLEDGED_S = 0.005
 """How long the acknowledgement of a client may wait for another turn, if nothing follows from it."""
+TURN_BYTES_MAX = 4 << 20
+"""A turn begins at once when so much of it has been read: until it is over, all of that is here twice."""
+LARGE_READ_BYTES = 16 << 10
+"""Reads of this size count for that; smaller ones are as many as the clients, at most."""
 PAUSE_S = 0.0002
 """After a pause like this a message is alone; where more are coming, they share a turn and a sync."""
 
@@ -158,18 +162,13 @@ def _nothing() -> None:
     """For those who write no event log."""
 
 
-def _never_again() -> int:
-    """For those who watch no memory."""
-    return sys.maxsize
-
-
 class Engine:
     __slots__ = (
         "_acknowledging", "_before_snapshot", "_context", "_deadline", "_endpoint", "_failure", "_gate",
-        "_has_failed", "_held", "_idle_since_s", "_inputs", "_is_scheduled", "_late", "_loop",
-        "_marking", "_now", "_on_failure", "_output", "_pending", "_poll", "_records", "_retry",
-        "_timer", "_unwatched_bytes", "_waiting", "_wanted_at", "clock", "journal", "on_snapshot",
-        "pressure", "site", "snapshots", "turns", "watch_memory",
+        "_has_failed", "_held", "_idle_since_s", "_inputs", "_is_scheduled", "_large_bytes", "_late",
+        "_look_at_bytes", "_look_at_memory", "_loop", "_marking", "_now", "_on_failure", "_output",
+        "_pending", "_poll", "_records", "_retry", "_timer", "_waiting", "_wanted_at", "clock", "journal",
+        "on_snapshot", "pressure", "site", "snapshots", "turns",
     )  # fmt: skip
 
     def __init__(
@@ -183,8 +182,13 @@ class Engine:
         on_failure: OnFailure = _raise,
         before_snapshot: Callable[[], None] | None = None,
         gate: ReleaseGate | None = None,
+        look_at_memory: Callable[[], int] | None = None,
     ) -> None:
-        """`before_snapshot` writes down whatever could not be made again from the journal afterwards."""
+        """`before_snapshot` writes down whatever could not be made again from the journal afterwards.
+
+        `look_at_memory` looks at what queues and connections hold; says when to look again: when so many
+        more bytes have been added to queues.
+        """
         self._gate = gate
         self._waiting: deque[Waiting] = deque()
         self.on_snapshot: Callable[[], None] = _nothing
@@ -197,11 +201,11 @@ class Engine:
         self.snapshots: dict[str, int] = {"written": 0, "failed": 0}
         """How often, since the process began."""
         self.pressure = Pressure(site, self.push, output.hold, output.release, kept_bytes_max)
-        self.watch_memory: Callable[[], int] = _never_again
-        """Look at what queues hold; says after how many more bytes of the journal to look again, because
-        what is queued was journalled before."""
-        self._unwatched_bytes = 0
-        """What may still be journalled before that."""
+        self._look_at_memory = look_at_memory
+        self._look_at_bytes = 0 if look_at_memory is not None else sys.maxsize
+        """What the site's queues may have taken by then."""
+        self._large_bytes = 0
+        """Large reads of the next turn."""
         self._output = output
         self._records = records
         self._endpoint = site.endpoint
@@ -259,10 +263,16 @@ class Engine:
         the message did, and with `sync = "group"` a sync. After a crash the message may be sent again.
         """
         self._pending.append(item)
+        data = item.data
+        size = len(data)
+        if size > LARGE_READ_BYTES:
+            self._large_bytes += size
+            if self._large_bytes > TURN_BYTES_MAX:
+                self.turn()
+                return
         if self._is_scheduled:
             return
-        data = item.data
-        if len(data) == 4 and data[0] == PUBACK and not self._is_awaited(item.connection):
+        if size == 4 and data[0] == PUBACK and not self._is_awaited(item.connection):
             if self._acknowledging is None:
                 self._acknowledging = self._loop.call_later(ACKNOWLEDGED_S, self._acknowledge)
         elif now_s - self._idle_since_s > PAUSE_S:
@@ -283,6 +293,7 @@ class Engine:
 
     def turn(self) -> None:
         self._is_scheduled = False
+        self._large_bytes = 0
         if self._has_failed:
             return
         try:
@@ -320,7 +331,6 @@ class Engine:
                 self._held = effects
                 self._stop_promising(str(error))
                 return
-            self._unwatched_bytes -= len(entry)
         self._inputs = []
         if gate is not None:
             self._wait(effects)
@@ -337,9 +347,17 @@ class Engine:
                 self._marking = self._loop.call_later(MARK_S, self._mark, journal)
             if journal.wants_snapshot:
                 self._snapshot(journal)
-        if self._unwatched_bytes < 0:
-            self._unwatched_bytes = self.watch_memory()
+        if self.site.taken_bytes > self._look_at_bytes:
+            self.look_at_memory()
         self._idle_since_s = monotonic()
+
+    def look_soon(self) -> None:
+        """Look at memory when this turn is over."""
+        self._look_at_bytes = -1
+
+    def look_at_memory(self) -> None:
+        if self._look_at_memory is not None:
+            self._look_at_bytes = self.site.taken_bytes + self._look_at_memory()
 
     def _mark(self, journal: Journal) -> None:
         self._marking = None

@@ -41,9 +41,11 @@ log = logging.getLogger("roamcast")
 COLLECT_AFTER = 50_000
 """New objects that may hold others, more than were given up, before garbage is looked for."""
 
-M_MMAP_THRESHOLD = -3
+M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 OWN_PAGES_BYTES = 256 << 10
 """A block of this size, the body of a large message, has pages of its own, which go when it does."""
+KEPT_FREE_BYTES = 8 << 20
+"""What may stay at the end of the heap: what a turn takes is there for the next one."""
 
 VERIFIED_HERE_BYTES = 4 << 20
 """A larger snapshot is verified by another process: it takes as long again as reading it."""
@@ -202,7 +204,9 @@ def _keep_freed_memory_small() -> None:
     message, and what is freed between blocks that stay is kept.
     """
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_PAGES_BYTES)
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_THRESHOLD, OWN_PAGES_BYTES)
+        library.mallopt(M_TRIM_THRESHOLD, KEPT_FREE_BYTES)
 
 
 def _trim_memory() -> None:

@@ -34,17 +34,16 @@ def held_bytes(bursts: Iterable[Burst], counted: int, buffered: Buffered) -> int
     `counted` is what queues hold if nothing is in two of them.
     """
     seen: set[int] = set()
-    held = 0
+    twice = 0
     for number, burst in enumerate(bursts):
         if number >= BURSTS_COUNTED_MAX:
             return counted + buffered.size_bytes
-        held += burst.held
         for body in burst.bodies:
             if len(body) >= SHARED_BYTES_MIN:
                 if id(body) in seen:
-                    held -= len(body)
+                    twice += len(body)
                 seen.add(id(body))
-    return held + buffered.beside(seen)
+    return counted - twice + buffered.beside(seen)
 
 
 class Pressure:

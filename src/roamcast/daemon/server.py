@@ -8,6 +8,7 @@ import secrets
 import signal
 import socket
 import ssl
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -78,8 +79,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("roamcast")
 
 SWEEP_S = 1.0
-WATCH_OFTEN_S = 0.1
-"""How often memory is looked at when half of what is allowed is taken."""
 START_BITS = 62
 DENIED_AGAIN_S, DENIED_PAUSE_MAX_S = 10.0, 3600.0
 """What the rules deny a client is logged once, and again after pauses that grow."""
@@ -116,12 +115,17 @@ class Server:
             clock=resume_clock(site.endpoint.now, Path(config.data)),
             on_failure=restarting(fail_stop, site, journal),
             before_snapshot=events.sync if events is not None else None, gate=replicating,
+            look_at_memory=self._look_at_memory,
         )  # fmt: skip
         if replicating is not None:
             replicating.engine, replicating.site = self.engine, site
         self.push, self.take = self.engine.push, self.engine.take
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
-        self.buffered = Buffered()
+        self.buffered = Buffered(self.engine.look_soon)
+        self._is_much_held = False
+        """Whether each client may have less in flight."""
+        self._is_over_limit = False
+        """Whether too much was held when this was looked at last."""
         self.limits = Limits(config.mqtt.user_properties_max)
         self.keep_alive_max_s = config.mqtt.keep_alive_max_s
         self.ports: list[int] = []
@@ -178,7 +182,7 @@ class Server:
         await self.linking.start()
         for number, listener in enumerate(self.config.listeners):
             await self._listen(number, listener)
-        tasks = [loop.create_task(self._sweep()), loop.create_task(self._watch_memory())]
+        sweeping = loop.create_task(self._sweep())
         log.info("mobility %s: %s", self.config.mobility.protocol, self.site.promise)
         _, why = read_model(self.config)
         if why:
@@ -187,8 +191,7 @@ class Server:
         try:
             await self._stopping.wait()
         finally:
-            for task in tasks:
-                task.cancel()
+            sweeping.cancel()
             await self._stop()
 
     @property
@@ -299,6 +302,7 @@ class Server:
         self._connections_max = self._room()
         self.engine.pressure.bytes_max = config.link.unacknowledged_bytes_max
         self.engine.push(SettingsChanged(site_settings(self.config)))
+        self._is_much_held = False
         self.engine.push(RulesChanged(config.access_rules))
         self._revoke_all(gone)
         log.info(
@@ -375,6 +379,7 @@ class Server:
             self.linking.report_refusals(now)
             if self.events is not None:
                 self.events.flush()
+            self.engine.look_at_memory()
             self._revoke((), self._expired())
             for client in list(self._clients.values()):
                 if client.id not in self._held and client.is_silent(now):
@@ -383,27 +388,52 @@ class Server:
                     self.engine.push(ConnectionLost(client.id))
                     client.finish(self._farewell(client, Reason.KEEP_ALIVE_TIMEOUT))
 
-    async def _watch_memory(self) -> None:
-        """Look at the queues now and then, also where little comes for many of them."""
-        self.engine.watch_memory = self._look_at_memory
-        while True:
-            is_half_full = 4 * self._look_at_memory() < self.config.quotas.buffered_bytes_max
-            await asyncio.sleep(WATCH_OFTEN_S if is_half_full else SWEEP_S)
-
     def _look_at_memory(self) -> int:
-        """Let queues give up their oldest when all of them together hold too much.
+        """Keep what queues and connections hold together within its limit.
 
-        Says how much may be journalled before the next look: half of what there is room for, so that large
-        messages are noticed in time.
+        From half of the limit on each client has less in flight, since that cannot be given up. Past it
+        queues give up their oldest, and if that was not enough, those who do not read are disconnected.
+
+        Says what may be added to queues before the next look. It may be held twice, since what is written for
+        a client that does not read waits in its connection, too; so connections may grow by as much.
         """
-        limit = self.config.quotas.buffered_bytes_max
-        queued = self.site.queued_bytes
-        if queued > limit:
+        limit, queued = self.config.quotas.buffered_bytes_max, self.site.queued_bytes
+        held = queued + self.buffered.size_bytes
+        if 2 * held > limit:
             held = held_bytes(self.site.stored(), queued, self.buffered)
-            if held > limit:
-                self._warn_of_memory(limit)
-                self.engine.push(QueuesOverLimit(int(queued * 0.9 * limit / held)))
-        return max(limit // 32, (limit - queued) // 2)
+        self._limit_in_flight(held, limit)
+        if held > limit:
+            self._warn_of_memory(limit)
+            if self._is_over_limit:
+                self._drop_non_readers(held - limit)
+            self.engine.push(QueuesOverLimit(int(queued * 0.9 * limit / held)))
+        self._is_over_limit = held > limit
+        room = max(limit // 32, (limit - held) // 4)
+        self.buffered.growth_bytes = self.buffered.size_bytes + room
+        return room
+
+    def _limit_in_flight(self, held: int, limit: int) -> None:
+        """Let each client have less in flight while much is held, until it is half of that."""
+        is_much = held > (limit // 4 if self._is_much_held else limit // 2)
+        if is_much != self._is_much_held:
+            self._is_much_held = is_much
+            share = max(HIGH_WATER_BYTES, limit // (8 * max(1, len(self._clients))))
+            limited = share if is_much else self.config.quotas.output_bytes_max
+            self.engine.push(QueuesOverLimit(sys.maxsize, limited))
+
+    def _drop_non_readers(self, excess: int) -> None:
+        """Disconnect those who have most unacknowledged: then their queues can give that up, too."""
+        in_flight, connections = self.site.in_flight_bytes(), self.site.endpoint.connections
+        held = {
+            id: max(client.waiting_bytes, in_flight.get(connections[id].client, 0))
+            for id, client in self._clients.items()
+            if id in connections
+        }
+        for id in sorted(held, key=lambda one: -held[one]):
+            if excess <= 0 or not held[id]:
+                return
+            excess -= held[id]
+            self._clients[id].drop("it does not read, and too much waits for all clients together")
 
     def _warn_of_memory(self, limit: int) -> None:
         why = f"more than {limit} bytes are queued: the longest queues give up their oldest"
@@ -557,7 +587,6 @@ class Server:
                     client.sent_bytes += len(parts[0])
                     client.write(parts[0])
                 else:
-                    client.sent_bytes += sum(map(len, parts))
                     client.write_all(parts)
 
     def close(self, connection: int) -> None:

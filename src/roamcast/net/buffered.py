@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 SHARED_BYTES_MIN = 16_384
 """What is smaller is a part of one client's own."""
@@ -11,8 +11,11 @@ SHARED_BYTES_MIN = 16_384
 class Buffered:
     """Counts what is held. Where several clients wait for the very same bytes, these are held once."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_growth: Callable[[], None] = lambda: None) -> None:
+        """`on_growth` is called while more is held than `growth_bytes`."""
         self.size_bytes = 0
+        self.growth_bytes = 0
+        self._on_growth = on_growth
         self._holders: dict[int, tuple[bytes, int]] = {}
         """Each large part by its id, and how many connections wait for it."""
 
@@ -23,6 +26,8 @@ class Buffered:
             if holders:
                 return
         self.size_bytes += len(part)
+        if self.size_bytes > self.growth_bytes:
+            self._on_growth()
 
     def remove(self, part: bytes) -> None:
         if len(part) >= SHARED_BYTES_MIN:

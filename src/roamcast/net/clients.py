@@ -254,7 +254,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(self._next_of_backlog(self._backlog))
         if not self._is_paused:
             self.write = self.transport.write
-        waiting = self._waiting_bytes()
+        waiting = self.waiting_bytes
         if self._is_clogged and waiting <= self._door.output_bytes_max:
             self._is_clogged = False
             self._read_on()
@@ -424,10 +424,9 @@ class ClientConnection(asyncio.Protocol):
 
     def write_all(self, parts: list[bytes]) -> None:
         """Write two or more parts one after the other, and copy only what is small."""
-        if len(parts) == 2 and len(parts[0]) + len(parts[1]) < SHARED_BYTES_MIN:
-            self.write(parts[0] + parts[1])  # An answer and a delivery, most often.
-            return
-        if max(map(len, parts)) < SHARED_BYTES_MIN:
+        size = sum(map(len, parts))
+        self.sent_bytes += size
+        if size < SHARED_BYTES_MIN or max(map(len, parts)) < SHARED_BYTES_MIN:
             self.write(b"".join(parts))
             return
         for part in joined(parts):
@@ -452,7 +451,9 @@ class ClientConnection(asyncio.Protocol):
         while self._backlog:
             self._next_of_backlog(self._backlog)
 
-    def _waiting_bytes(self) -> int:
+    @property
+    def waiting_bytes(self) -> int:
+        """What the client has not read yet, as far as it waits here."""
         in_transport = self.transport.get_write_buffer_size() if self.transport is not None else 0
         return self._backlog_bytes + in_transport
 
@@ -460,7 +461,7 @@ class ClientConnection(asyncio.Protocol):
         """Send nothing of QoS 0 to a client that has much to read; at twice that, read nothing from it."""
         if self._is_clogged:
             return
-        waiting, most = self._waiting_bytes(), self._door.output_bytes_max
+        waiting, most = self.waiting_bytes, self._door.output_bytes_max
         if waiting > most and not self._is_slow and self._first is None:
             self._is_slow = True
             self._push(ClientSlowed(self.id, is_slow=True))

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from roamcast.protocol.notification import Burst
+from roamcast.protocol.notification import HELD_BYTES, Burst
 from roamcast.state import State
 
 ARRIVALS_KEPT_MIN = 256
@@ -37,7 +37,11 @@ class Buffer:
     came, over all queues, and takes from the oldest end, wherever that is.
     """
 
-    __state__ = State("buffer", saved=("limit_bytes", "limits", "used_bytes", "_arrivals", "_tidy_at"))
+    __state__ = State(
+        "buffer",
+        saved=("limit_bytes", "limits", "used_bytes", "_arrivals", "_tidy_at"),
+        derived=("last", "taken_bytes"),
+    )
 
     def __init__(self, limit_bytes: int | None = None, limits: QueueLimits | None = None) -> None:
         self.limit_bytes = limit_bytes
@@ -46,6 +50,21 @@ class Buffer:
         self.used_bytes = 0
         self._arrivals: deque[tuple[DeliveryQueue, int]] = deque()
         self._tidy_at = ARRIVALS_KEPT_MIN
+        self._restore()
+
+    def _restore(self) -> None:
+        self.taken_bytes = 0
+        """What was ever added to queues that have limits: by so much, at most, they have grown since any time
+        before. A burst for several queues, one after the other, is there once."""
+        self.last: Burst | None = None
+        """Added last."""
+
+    def take(self, burst: Burst, size: int) -> None:
+        if burst is self.last:
+            self.taken_bytes += HELD_BYTES
+        else:
+            self.last = burst
+            self.taken_bytes += size
 
     def added(self, queue: DeliveryQueue, end: int, burst: Burst) -> list[tuple[DeliveryQueue, Burst]]:
         """Account for a new burst, which ends at this position of its queue; return what had to go."""
@@ -151,13 +170,15 @@ class DeliveryQueue:
 
     def limit(self, limits: QueueLimits | None) -> None:
         """Other limits from now on; what is too much gives way when the next burst comes."""
+        if self._limits is None or limits is None:
+            self.size_bytes = sum(burst.held for burst in self.bursts()) if limits is not None else 0
         self._limits = limits
-        self.size_bytes = sum(burst.held for burst in self.bursts()) if limits is not None else 0
 
     def join(self, buffer: Buffer) -> list[tuple[DeliveryQueue, Burst]]:
         """Take room in a buffer from now on; return what had to be given up, here or in another queue."""
         self._buffer, self._limited = buffer, buffer.limit_bytes is not None
         self.limit(buffer.limits)
+        buffer.taken_bytes += self.size_bytes
         evicted = self._shrink(buffer.limits) if buffer.limits is not None else []
         end = self.popped
         for burst in self.bursts() if self._limited else ():
@@ -172,9 +193,12 @@ class DeliveryQueue:
         else:
             self.waiting = deque((burst,))
         self.appended += burst.count
-        limits = self._limits
+        limits, buffer = self._limits, self._buffer
         if limits is not None:
-            self.size_bytes += burst.held
+            size = burst.held
+            self.size_bytes += size
+            if buffer is not None:
+                buffer.take(burst, size)
             is_full = (
                 self.appended - self.popped > limits.notifications_max or self.size_bytes > limits.bytes_max
             )
@@ -182,13 +206,13 @@ class DeliveryQueue:
             return ()
         evicted = self._shrink(limits) if limits is not None else []
         is_here = not evicted or evicted[-1][1] is not burst
-        if is_here and self._limited and self._buffer is not None:
-            evicted += self._buffer.added(self, self.appended, burst)
+        if is_here and self._limited and buffer is not None:
+            evicted += buffer.added(self, self.appended, burst)
         return evicted
 
     def pass_through(self, burst: Burst, window: int) -> int:
         """Do what `append` and `take` would, if it can be sent at once: its sequence, or 0 if not."""
-        count, limits = burst.count, self._limits
+        count, limits, buffer = burst.count, self._limits, self._buffer
         if self.waiting or self._limited or self.sent - self.base + count > window:
             return 0
         appended, size = self.appended + count, burst.held
@@ -199,6 +223,8 @@ class DeliveryQueue:
             if self.in_flight_bytes + size > limits.in_flight_bytes_max and self.in_flight:
                 return 0
             self.size_bytes = size_bytes
+            if buffer is not None:
+                buffer.take(burst, size)
         self.appended = appended
         self.in_flight.append(burst)
         self.in_flight_bytes += size

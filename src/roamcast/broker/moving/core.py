@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 from zlib import crc32
 
+from msgspec.structs import replace
+
 from roamcast.broker.figures import Figures
 from roamcast.broker.front import Front
 from roamcast.broker.moving.noted_filters import asks_more
@@ -112,7 +114,7 @@ class MobileCore:
         ),
         # Fleeting bursts move the time and are recorded, and are not journalled.
         unhashed=("now", "duplicates", "_rows"),
-        derived=("_asks_more", "_handlers", "_orders", "_out", "figures"),
+        derived=("_asks_more", "_given_bytes", "_handlers", "_orders", "_out", "figures"),
     )  # fmt: skip
 
     def __init__(self, id: str, machine: MobileProtocol, links: Links, front: Front | None) -> None:
@@ -137,6 +139,8 @@ class MobileCore:
         self._restore()
 
     def _restore(self) -> None:
+        self._given_bytes = 0
+        """What was ever for clients that are connected."""
         self.figures = Figures()
         if self.front is not None:
             self.machine.contents = self.contents_of
@@ -147,6 +151,11 @@ class MobileCore:
 
     def configure(self, limits: QueueLimits | None, level: Level, attributes: bool) -> None:
         self._limits, self._level, self._tells_attributes = limits, level, attributes
+
+    def limit_in_flight(self, bytes_max: int) -> None:
+        """Send each client less at a time, until there are other settings."""
+        if self._limits is not None:
+            self._limits = replace(self._limits, in_flight_bytes_max=bytes_max)
 
     def take_effects(self) -> Effects:
         """What is to be done since the last time."""
@@ -303,6 +312,7 @@ class MobileCore:
 
     def _deliver(self, client: str, burst: Burst) -> None:
         visit = self.visits[client]
+        self._given_bytes += burst.held
         if not visit.waiting and self._may_send(visit):
             self._send(client, visit, burst)
         else:
@@ -348,6 +358,10 @@ class MobileCore:
     def queued_bytes(self) -> int:
         waiting = sum(queue.size_bytes for _, queue in self.queues())
         return waiting + sum(visit.in_flight_bytes for visit in self.visits.values())
+
+    @property
+    def taken_bytes(self) -> int:
+        return self._given_bytes + self.machine.taken_bytes
 
     def press(self, bytes_max: int) -> None:
         """All queues together may hold no more than this: the longest give up their oldest first."""

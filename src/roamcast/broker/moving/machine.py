@@ -170,6 +170,13 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
     def queued_bytes(self) -> int:
         return self.core.queued_bytes
 
+    def in_flight_bytes(self) -> dict[str, int]:
+        return {client: visit.in_flight_bytes for client, visit in self.core.visits.items()}
+
+    @property
+    def taken_bytes(self) -> int:
+        return self.core.taken_bytes
+
     @property
     def figures(self) -> Figures:
         return self.core.figures
@@ -270,7 +277,9 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
             case Elapsed():
                 self.front.on_deadline()
                 self.sessions.on_time()
-            case QueuesOverLimit(bytes_max):
+            case QueuesOverLimit(bytes_max, in_flight_bytes_max):
+                if in_flight_bytes_max:
+                    self.core.limit_in_flight(in_flight_bytes_max)
                 self.core.press(bytes_max)
             case SettingsChanged() | RulesChanged() | AccessRevoked() | Started():
                 self._on_setting(item)

@@ -143,7 +143,7 @@ class MobileProtocol:
             "id", "settings", "peers", "attached", "known", "queues", "_returned", "_seen", "changes",
             "_left",
         ),
-        derived=("_handlers", "_looked_for", "_matched", "_out", "contents"),
+        derived=("_handlers", "_looked_for", "_matched", "_out", "contents", "taken_bytes"),
     )  # fmt: skip
 
     def __init__(self, id: str, settings: MobileSettings | None = None) -> None:
@@ -169,6 +169,8 @@ class MobileProtocol:
         self._restore()
 
     def _restore(self) -> None:
+        self.taken_bytes = 0
+        """What was ever added to queues."""
         self._matched: dict[bytes, list[str]] = {}
         self._looked_for: dict[str, None] = {}
         """Subscribers whose stored events may have a way now, and had none before."""
@@ -334,6 +336,7 @@ class MobileProtocol:
         if known.timestamp and not known.filters:
             return  # It has left the network.
         self._looked_for[subscriber] = None
+        self.taken_bytes += burst.held
         given_up = self.queues.setdefault(subscriber, Stored()).add(burst, self.settings.queue)
         self._out.dropped += [(subscriber, one) for one in given_up]
 

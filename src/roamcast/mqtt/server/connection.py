@@ -600,7 +600,7 @@ class MqttConnection:
             endpoint.inputs.append(Submitted(self.client, self.id, Acknowledge(session.stream, sequence)))
             return position + 4
         expected = in_flight.expected
-        if not expected:
+        if not expected or data[position + 2 : position + 4] != encode_id(expected):
             return position
         run = in_flight.expected_run((len(data) - position) // 4)
         count = acknowledged(data, position, PUBACK, expected, run)

@@ -12,14 +12,15 @@ from roamcast.mqtt.server.access import ALLOWED, Decision
 from roamcast.mqtt.server.connection import MqttConnection, PacketTaker
 from roamcast.mqtt.server.marks import EXPIRY, QOS, RETAINED, SHARED, message_expiry
 from roamcast.mqtt.server.outgoing import APART_BYTES, Encoder, runs_of
-from roamcast.mqtt.server.sessions import MqttSession, Options, Plan
+from roamcast.mqtt.server.sessions import MqttSession, Options, Plan, Plans
 from roamcast.protocol.messages import Deliver
 from roamcast.protocol.notification import Burst
 
 PUBREL = b"\x62\x02"
 DUP = 0x08
 RECALLED = Options(2, False, ())
-PLANS_KEPT_MAX = 1024
+PLANS_KEPT_MAX, COMMON_PLANS_KEPT_MAX = 1024, 8192
+"""How to send is remembered for so many kinds of bursts: for one session, or for all that want the same."""
 PLAN_BYTES_KEPT_MAX = 1024
 """How to send is remembered where topic and properties are not longer than this."""
 ALIASES_MAX = 1024
@@ -108,7 +109,13 @@ def sent_once_or_more(
 def _deliver_uniform(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int, own: bool
 ) -> int:
-    plan = session.plans.get((burst.attributes, burst.marks, own))
+    key = (burst.attributes, burst.marks, own)
+    plan = session.plans.get(key)
+    if plan is None:
+        common = _common_plans(endpoint, connection, session)
+        if common is not None and session.plans is not common:
+            session.plans = common
+            plan = common.get(key)
     if plan is None:
         decision = _decision(endpoint, connection, burst)
         if decision.needs_content:
@@ -123,12 +130,29 @@ def _deliver_uniform(
         if options is None or options.identity or not is_plain:
             return _send_singly(endpoint, connection, session, burst, sequence, options)
         plan, is_lasting = _plan(endpoint, connection, burst, options)
-        if len(session.plans) >= PLANS_KEPT_MAX:
+        if len(session.plans) >= (PLANS_KEPT_MAX if common is None else COMMON_PLANS_KEPT_MAX):
             session.plans.clear()
-        if is_lasting and len(burst.attributes) + len(burst.marks) <= PLAN_BYTES_KEPT_MAX:
-            session.plans[burst.attributes, burst.marks, own] = plan
+        is_own_way = common is not None and _is_shared(burst)  # What groups pick is sent in another way.
+        if (
+            is_lasting and not is_own_way
+            and len(burst.attributes) + len(burst.marks) <= PLAN_BYTES_KEPT_MAX
+        ):  # fmt: skip
+            session.plans[key] = plan
     _send(endpoint, connection, session, burst, sequence, plan)
     return 0
+
+
+def _common_plans(endpoint: Sender, connection: MqttConnection, session: MqttSession) -> Plans | None:
+    """What is remembered for all clients that want everything in the same way; None if this one is special.
+
+    With some thousand topics and a subscription to all of them, what each session remembered by itself was
+    forgotten again before it was needed.
+    """
+    connect = connection.connect
+    if connect.maximum_packet_size is not None or connect.topic_alias_maximum:
+        return None
+    options = session.common_options() if connection.access.receives_all else None
+    return endpoint.encoder.plans_of(connection.version, options) if options is not None else None
 
 
 def _send_retained(

@@ -11,7 +11,7 @@ from roamcast.mqtt.codec.bursts import FrameWriter
 from roamcast.mqtt.codec.fields import write_variable
 from roamcast.mqtt.server.identities import identity_properties
 from roamcast.mqtt.server.marks import EXPIRY, RETAIN, RETAINED, TOPIC
-from roamcast.mqtt.server.sessions import Options, public_name
+from roamcast.mqtt.server.sessions import Options, Plans, public_name
 from roamcast.protocol.notification import Burst, decode_attributes
 from roamcast.state import State
 
@@ -27,7 +27,9 @@ APART_BYTES = 16_384
 class Encoder:
     """Writes bursts; the same burst for several clients is written once, where it can be."""
 
-    __state__ = State("mqtt-encoder", derived=("_bursts", "_topics", "_writers", "is_mute", "written"))
+    __state__ = State(
+        "mqtt-encoder", derived=("_bursts", "_plans", "_topics", "_writers", "is_mute", "written")
+    )
 
     def __init__(self) -> None:
         self._restore()
@@ -38,6 +40,8 @@ class Encoder:
         state does not depend on it."""
         self._topics: dict[bytes, str] = {}
         self._writers: dict[tuple[bytes, bytes, int, int, Options, int], FrameWriter] = {}
+        self._plans: dict[tuple[int, Options], Plans] = {}
+        """How to send to clients that want everything in one way, by the version of MQTT and that way."""
         self.written: dict[tuple[int, int, int], bytes] = {}
         self._bursts: list[tuple[Burst, FrameWriter]] = []
         """Keeps them alive while their ids are keys."""
@@ -46,6 +50,10 @@ class Encoder:
         """The turn is over: what was written in it is not asked for again."""
         self.written.clear()
         self._bursts.clear()
+
+    def plans_of(self, version: int, options: Options) -> Plans:
+        """What is remembered for all clients of this version that want everything with these options."""
+        return self._plans.setdefault((version, options), {})
 
     def topic_of(self, attributes: bytes) -> str:
         topic = self._topics.get(attributes)

@@ -98,6 +98,10 @@ class Options(NamedTuple):
     """Say whose it is, and which: each notification then has properties of its own."""
 
 
+Plans = dict[tuple[bytes, bytes, bool], Plan]
+"""By attributes, marks, and whether it is the client's own."""
+
+
 class Recall(msgspec.Struct, frozen=True, array_like=True):
     """What is left of sending the retained messages that a new subscription asked for."""
 
@@ -222,7 +226,7 @@ class MqttSession:
         self._leaving_bytes = 0
         for filters in self.leaving.values():
             self._leaving_bytes += sum(LEAVING_BYTES + len(filter) for filter in filters)
-        self.plans: dict[tuple[bytes, bytes, bool], Plan] = {}
+        self.plans: Plans = {}
         """By attributes, marks, and whether the client published it itself, for the connection there is."""
         self._chooser: Chooser | None = None
         """Made when it is asked for, and dropped when the client goes."""
@@ -358,11 +362,11 @@ class MqttSession:
 
     def forget_plans(self) -> None:
         """Decide anew how to send: subscriptions, rules or the connection are others now."""
-        self.plans.clear()
+        self.plans = {}  # Other sessions may have those of before, too.
 
     def forget_deliveries(self) -> None:
         """The client has gone: keep nothing that only deliveries need."""
-        self.plans.clear()
+        self.plans = {}
         self._chooser = None
 
     def holds(self, filter: str) -> bool:
@@ -376,6 +380,14 @@ class MqttSession:
         if self._chooser is None:
             self._chooser = Chooser(self.subscriptions)
         return self._chooser
+
+    def common_options(self) -> Options | None:
+        """If everything that its own subscriptions bring is sent in one way, whoever published it."""
+        chooser = self.chooser
+        if self.silent or self.hides_own or chooser.hides_own or self.wants_identity:
+            return None
+        common = chooser.common(False)
+        return Options(*common, ()) if common is not None else None
 
     def options(self, attributes: bytes, own: bool, shared: bool = False) -> Options | None:
         """For a burst with these attributes; None if it depends on what is in the bodies.
