@@ -76,18 +76,20 @@ def said_by(item: Input, told_in: Sequence[str]) -> Value | None:
 def misplaced(story: Story, checker: LocationChecker) -> Iterator[str]:
     """Clients that in the end are not where they said last; or where their broker is, if they never said."""
     location = story.settings.location
-    brokers: dict[str, str] = {}
+    attached: dict[str, None] = {}
     places: dict[str, Value] = {}
+    lent: dict[str, Value | None] = {}
     for _, client, item in story.actions:
         if isinstance(item, AttachTo):
-            brokers[client] = item.broker
+            attached[client] = None
+            lent[client] = location.lent.get(item.broker, lent.get(client))
         elif isinstance(item, LeaveFor):
-            brokers.pop(client, None)
+            attached.pop(client, None)
         said = said_by(item, location.told_in)
         if said is not None and not _is_refused(said, location.variables):
             places[client] = said
-    for client, broker in brokers.items():
-        place = places.get(client, location.lent.get(broker))
+    for client in attached:
+        place = places.get(client, lent[client])
         epochs = checker.epochs[client]
         found = epochs[-1].values.get(PLACE) if epochs else None
         if found != place and not _is_one_place(found, place):
