@@ -247,7 +247,7 @@ def test_a_log_of_a_million_rows_opens_and_plays(new_screen: NewScreen, tmp_path
         began = time.process_time()
         page = screen.open(server.url)
         expect(page.get_by_role("button", name="Pause")).to_be_visible(timeout=120_000)
-        assert time.process_time() - began < 8, "seconds of the processor, on a machine that others use, too"
+        assert time.process_time() - began < 5, "seconds of the processor; a quiet machine needs half of them"
         page.get_by_label("Speed").select_option("10")
         screen.until("roamcastScene.frames > 30")
         before = page.locator("#position").input_value()
