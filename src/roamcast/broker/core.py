@@ -616,7 +616,7 @@ class BrokerCore:
                 else:
                     self.requests.hold(item.client, message)
                 return
-            if self.places.telling:
+            if self.places.telling is not None:
                 session = self._attached_session(item.client)
                 if session is not None:
                     self.places.hear(session, message)

@@ -566,7 +566,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         return self.broker.places.refusal_of_move(values)
 
     def tells_place(self, topic: str) -> bool:
-        return self.broker.places.telling.counts(topic)
+        telling = self.broker.places.telling
+        return telling is not None and telling.counts(topic)
 
     def next_of(self, client: str, said: str) -> bytes | None:
         session, steering = self.broker.sessions.get(client), self.settings.endpoint.steering

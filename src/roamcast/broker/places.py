@@ -96,7 +96,7 @@ class Places:
         settings = self._settings
         self._zones = {name: read_geojson(shape) for name, shape in settings.zones.items()}
         self._fences = Fences(self._broker, self._zones, settings.dwell_s, settings.hysteresis_m)
-        self.telling = Telling(settings.told_in, settings.told_topics)
+        self.telling = Telling(settings.told_in, settings.told_topics) if settings.told_in else None
 
     def configure(self, location: LocationSettings) -> None:
         """Other zones from now on. What is subscribed to keeps those that it was made with."""
@@ -188,13 +188,14 @@ class Places:
 
     def hear(self, session: Session, publish: ClientPublish) -> None:
         """Take the last place that the client tells in what it publishes, before that is routed."""
-        front, bodies, varied = self._broker.front, publish.bodies, publish.varied
+        telling, front, bodies, varied = self.telling, self._broker.front, publish.bodies, publish.varied
+        assert telling is not None
         burst = Burst("", 0, 0, publish.attributes, 0.0, bodies, len(bodies), publish.marks, varied)
         place = None
         for part in burst.uniform():
             contents = [decode_attributes(part.attributes)] if front is None else front.contents(part)
             for attributes in contents:
-                told = self.telling.place_in(attributes)
+                told = telling.place_in(attributes)
                 place = place if told is None else told
         if place is not None:
             self._broker.requests.move(session, {LOCATION: place}, self._was_away(session))

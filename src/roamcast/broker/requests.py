@@ -82,7 +82,7 @@ class Requests:
             session.accepted += len(bodies) - skip
             if skip:
                 bodies, varied = bodies[skip:], varied[skip:]
-            if broker.places.telling:
+            if broker.places.telling is not None:
                 broker.places.hear(session, request)
             if not broker.router.uses_advertisements:
                 broker.publish(session, request.attributes, bodies, request.marks, varied)

@@ -23,13 +23,8 @@ class Telling:
         self._names = tuple(names)
         self._patterns = [TopicPattern(text) for text in topics]
 
-    def __bool__(self) -> bool:
-        return bool(self._names)
-
     def counts(self, topic: str) -> bool:
         """Whether what is published there may tell where its publisher is."""
-        if not self._names:
-            return False
         return not self._patterns or any(pattern.accepts(topic) for pattern in self._patterns)
 
     def place_in(self, attributes: Attributes) -> Value | None:
