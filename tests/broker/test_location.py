@@ -312,7 +312,7 @@ packet_ids = count(1)
 def at_latitude(latitude: float, topic: str = "track/bus", qos: int = 1) -> packets.Publish:
     payload = msgspec.json.encode({"y": latitude, "x": -2.93})
     json = packets.PublishProperties(content_type="application/json")
-    return packets.Publish(topic, payload, qos, packet_id=next(packet_ids) if qos else None, properties=json)
+    return packets.Publish(topic, payload, qos, packet_id=next(packet_ids) if qos else 0, properties=json)
 
 
 def tracked(**more: Any) -> Talk:

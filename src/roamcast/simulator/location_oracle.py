@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from roamcast.errors import InputError
 from roamcast.filters.expression import And, Expression, Or, Own, Value
 from roamcast.filters.filter import Attributes, Filter
+from roamcast.filters.geography import position_text
 from roamcast.mobility import Promise, find_protocol
 from roamcast.protocol.effects import AttachTo, Input, LeaveFor, MoveTo, PublishThis, UnsubscribeFrom
 from roamcast.protocol.notification import decode_attributes
@@ -70,7 +71,7 @@ def said_by(item: Input, told_in: Sequence[str]) -> Value | None:
     parts = [attributes[name] for name in told_in if name in attributes]
     if len(parts) < len(told_in):
         return None
-    return parts[0] if len(parts) == 1 else ",".join(map(str, parts))
+    return parts[0] if len(parts) == 1 else position_text(*map(float, parts))
 
 
 def misplaced(story: Story, checker: LocationChecker) -> Iterator[str]:
