@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
+from roamcast.bench import location_link
 from roamcast.bench.location import InnerBroker, OwnBroker, run
+from roamcast.broker.settings import MachineSettings
 from roamcast.cli import build_app
 from roamcast.cli import run as run_command
 from roamcast.filters.expression import Value
@@ -41,6 +44,27 @@ def test_the_tables_follow_the_clients() -> None:
             for place in here:
                 space: dict[str, Value] = {"service": "parking", "cost": 9, "location": place}
                 assert any(one.matches(space) for one in filters)
+
+
+def test_only_what_can_match_crosses_a_link() -> None:
+    found, holds = location_link.run(200, seed=2)
+    assert holds
+    for region in ("link_disc", "link_polygon"):
+        assert found[region]["bytes_at_0%"] == 0
+        assert 0 < found[region]["bytes_at_10%"] < 0.2 * found[region]["bytes_at_100%"]
+        assert found[region]["crossed_per_wanted"] == 1
+    assert 1 < found["link_myloc"]["crossed_per_wanted"] < 2
+
+
+def test_a_link_that_takes_everything_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = location_link._settings
+
+    def flooding(id: str) -> MachineSettings:
+        core = msgspec.structs.replace(settings(id).broker, routing="flooding")
+        return msgspec.structs.replace(settings(id), broker=core)
+
+    monkeypatch.setattr(location_link, "_settings", flooding)
+    assert location_link.run(50, seed=2)[1] is False
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,15 +1,19 @@
 """Location-dependent subscriptions over MQTT: the client says where it is, and hears what is near."""
 
+from itertools import count
+from typing import Any
+
+import msgspec
 import pytest
 
-from roamcast.broker.inputs import ClientConnected, ClientFrames, Started
+from roamcast.broker.inputs import ClientConnected, ClientFrames, ConnectionLost, RulesChanged, Started
 from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.settings import MachineSettings, StateSettings
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.reading import cut, parse
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
-from roamcast.mqtt.server.access import Identity
+from roamcast.mqtt.server.access import AccessRules, Identity, Rule
 
 ROOMS = "lobby corridor\ncorridor office\noffice attic\n"
 
@@ -23,9 +27,10 @@ class Talk:
         states: tuple[StateSettings, ...] = (),
         step_m: float = 0.0,
         zones: tuple[tuple[str, str], ...] = (),
+        **more: Any,
     ) -> None:
         settings = MachineSettings(
-            "a", movement_graph=graph, states=states, position_step_m=step_m, zones=zones
+            "a", movement_graph=graph, states=states, position_step_m=step_m, zones=zones, **more
         )
         self.site = BrokerMachine(settings)
         self.now = 100.0
@@ -296,3 +301,89 @@ def test_what_is_no_position_is_refused(place: str) -> None:
     assert isinstance(ack, packets.Puback)
     assert ack.reason is Reason.IMPLEMENTATION_SPECIFIC_ERROR
     assert "valid is" in told(ack) or "does not know how" in told(ack)
+
+
+# --- where a client is, as it publishes it ------------------------------------------------------------
+
+
+packet_ids = count(1)
+
+
+def at_latitude(latitude: float, topic: str = "track/bus", qos: int = 1) -> packets.Publish:
+    payload = msgspec.json.encode({"y": latitude, "x": -2.93})
+    json = packets.PublishProperties(content_type="application/json")
+    return packets.Publish(topic, payload, qos, packet_id=next(packet_ids) if qos else 0, properties=json)
+
+
+def tracked(**more: Any) -> Talk:
+    talk = Talk("", step_m=2_000.0, told_in=("y", "x"), **more)
+    talk.connect(1, "bus")
+    talk.connect(2, "writer")
+    talk.send(1, subscribe("location WITHIN 1 KM OF myloc"))
+    return talk
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_client_is_where_its_own_notifications_say(qos: int) -> None:
+    talk = tracked(told_topics=("track/#",))
+    assert heard(talk.send(2, news("43.26,-2.93", 1)), 1) == []
+    answers = talk.send(1, at_latitude(43.26, qos=qos))
+    assert [type(one) for one in answers.get(1, [])] == [[], [packets.Puback], [packets.Pubrec]][qos]
+    assert heard(talk.send(2, news("43.26,-2.93", 1)), 1) == [b"43.26,-2.93"]
+    # Neither what others publish there says it, nor what it publishes elsewhere, nor what is no position.
+    talk.send(2, at_latitude(43.5))
+    talk.send(1, at_latitude(43.5, "depot"))
+    talk.send(1, at_latitude(143.5))
+    assert heard(talk.send(2, news("43.26,-2.93", 2)), 1) == [b"43.26,-2.93"]
+    talk.send(1, at_latitude(43.5, qos=qos))
+    assert heard(talk.send(2, news("43.26,-2.93", 3)), 1) == []
+    assert heard(talk.send(2, news("43.5,-2.93", 4)), 1) == [b"43.5,-2.93"]
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_where_a_client_published_that_it_is_survives_a_crash(qos: int) -> None:
+    talk = tracked()
+    frames = ClientFrames(1, write(at_latitude(43.26, qos=qos), 5))
+    step = talk.site.step(200.0, [frames])
+    assert step.durable == [frames]
+    # Of several at once the last one counts.
+    several = b"".join(write(at_latitude(43.0 + part / 100, qos=qos), 5) for part in range(10))
+    talk.site.step(300.0, [ClientFrames(1, several)])
+    talk.now = 400.0
+    assert heard(talk.send(2, news("43.09,-2.93", 1)), 1) == [b"43.09,-2.93"]
+
+
+def test_a_client_that_may_not_publish_there_says_nothing_by_it() -> None:
+    """Not even of itself: what the rules refuse has not been said."""
+    rules = AccessRules((Rule("deny", "track/#", "publish"),))
+    talk = tracked()
+    talk.site.step(150.0, [RulesChanged(rules)])
+    talk.send(1, at_latitude(43.26, qos=0))
+    talk.send(1, at_latitude(43.26))
+    assert heard(talk.send(2, news("43.26,-2.93", 1)), 1) == []
+
+
+def test_the_name_of_a_location_may_be_an_attribute_too() -> None:
+    talk = Talk(told_in=("room",))
+    talk.connect(1, "reader")
+    talk.connect(2, "writer")
+    talk.send(1, subscribe("location IN myloc"))
+    for room in ("lobby", "cellar"):  # There is no cellar: the client stays where it was.
+        properties = packets.PublishProperties(user_properties=(("room", room),))
+        (ack,) = talk.send(1, packets.Publish("hello", b"", 1, packet_id=3, properties=properties))[1]
+        assert ack == packets.Puback(3)
+        assert heard(talk.send(2, news("lobby", 1)), 1) == [b"lobby"]
+
+
+# --- a client that has never said where it is ---------------------------------------------------------
+
+
+def test_it_is_where_its_broker_is_until_it_says_more() -> None:
+    talk = tracked(lent="43.26,-2.93")
+    assert heard(talk.send(2, news("43.265,-2.93", 1)), 1) == [b"43.265,-2.93"]
+    talk.send(1, at_latitude(43.5))
+    assert heard(talk.send(2, news("43.265,-2.93", 2)), 1) == []
+    # What it has said once holds, also when it comes again.
+    talk.site.step(500.0, [ConnectionLost(1)])
+    talk.connect(3, "bus")
+    assert heard(talk.send(2, news("43.265,-2.93", 3)), 3) == []

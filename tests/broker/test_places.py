@@ -315,3 +315,41 @@ def test_a_budget_works_like_a_location() -> None:
     known = told.run.network.brokers["b3"].router.dependents.known("buyer")
     assert known is not None
     assert known.places["budget"].value == 90
+
+
+# --- places that nobody asked to be taken to -----------------------------------------------------------
+
+
+def test_who_was_away_may_have_gone_farther_than_a_step() -> None:
+    """What a client publishes when it comes back it may have gathered on its way: all must know first."""
+    told = tell(
+        LINE, SQUARE, "told at\nstay 1\n",
+        """
+        at 0 car attach b0
+        at 1 car subscribe location IN myloc
+        at 2 car publish {"at": "a"}
+        at 5 car publish {"at": "b"}
+        at 6 car leave
+        at 7 car publish {"at": "a"}
+        at 8 car attach b0
+        """,
+    )  # fmt: skip
+    assert told.located("car") == [("a", "late"), ("b", "step"), ("a", "late")]
+
+
+def test_a_client_that_says_nothing_is_where_its_broker_is() -> None:
+    told = tell(
+        LINE, SQUARE, "lent b0 a\nlent b2 c\nstay 1\n",
+        """
+        at 0 car attach b0
+        at 1 car subscribe location IN myloc
+        at 20 car leave
+        at 21 car attach b2
+        at 30 car leave
+        at 31 car attach b1
+        """,
+        published(*"aaaaaaaaaabcccccccccccccccccccccccccc"),
+    )  # fmt: skip
+    # A broker without a place leaves its clients where they were.
+    assert told.located("car") == [("a", "late"), ("c", "late")]
+    assert set(told.delivered("car")) == {"a", "c"}

@@ -398,6 +398,17 @@ def test_a_file_that_is_no_file_is_one_line(tmp_path: Path) -> None:
             "events.pseudonym_key and events.pseudonym_key_file are given; keep one",
         ),
         ("[location]\nmovement_graph = 'absent'", "location.movement_graph = absent: cannot be read"),
+        ("[location]\nattributes = ['lat', 'lon']", "location.attributes: set movement_graph (locations are"),
+        (
+            "[location]\nat = 'x'",
+            "location.at: set movement_graph (locations are names) or position_step_m too",
+        ),
+        (
+            "[location]\nposition_step_m = 10\nat = 'lobby'",
+            "location.at: location 'lobby': valid is LATITUDE",
+        ),
+        ("[location]\ntopics = ['a#']", "location.topics.0: topic filter 'a#'"),
+        ("[location]\nposition_step_m = 10\nattributes = ['a', 'b', 'c']", "location.attributes"),
         (
             "[[location.state]]\nname = 'x'\ngraph = 'absent'",
             "location.state.0.graph = absent: cannot be read",

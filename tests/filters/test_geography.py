@@ -250,3 +250,12 @@ def test_zones_are_put_in_for_their_names() -> None:
     with pytest.raises(InputError, match="did you mean 'harbour'"):
         with_zones(parse("at INSIDE 'harbor'"), zones)
     assert json.loads(filter.text.split("'")[1])["type"] == "Polygon"
+
+
+@pytest.mark.parametrize("degrees", [0.0000899, -0.0000001, 0.00009, 0.0, 0.0010001, 12, -89.9999999])
+def test_a_position_can_be_read_again_also_close_to_the_equator(degrees: float) -> None:
+    text = position_text(degrees, -degrees)
+    assert "e" not in text
+    found = position_of(text)
+    assert found is not None
+    assert (found.latitude, found.longitude) == (degrees, -degrees)

@@ -6,7 +6,7 @@ from tests.records.test_explaining import Log
 
 from roamcast.protocol.notification import encode_attributes
 from roamcast.records.explaining import Identity
-from roamcast.records.spans import Trace, as_otlp, trace_of
+from roamcast.records.spans import Trace, as_otlp, sampled, trace_of
 
 WANTED = Identity("p", 5)
 CONTEXT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -65,3 +65,27 @@ def test_the_publishers_context_is_the_parent_of_the_root() -> None:
         a.rows[-1] = a.rows[-1]._replace(attributes=encode_attributes({"traceparent": wrong}))
         assert parents(trace(a)) == {"publish p": ""}, wrong
         assert len(trace(a).trace_id) == 32
+
+
+def test_all_that_publishers_sampled_each_once_with_all_its_clients() -> None:
+    a, b = Log("a"), Log("b")
+    for number, flags in ((5, "01"), (6, "00"), (7, "03")):
+        a.row("published", client="p", number=number)
+        context = f"00-{number:032x}-00f067aa0ba902b7-{flags}"
+        a.rows[-1] = a.rows[-1]._replace(attributes=encode_attributes({"traceparent": context}))
+        a.row("forwarded", number=number, peer="b")
+        b.row("sent", client="c", number=number)
+        b.row("acknowledged", client="c", number=number)
+    b.row("handoff_started", client="d")
+    b.row("handoff_finished", client="d", peer="a")
+    b.row("acknowledged", client="d", number=7)
+    traces = {found.identity.number: found for found in sampled(lambda: [*b.rows, *a.rows])}
+    assert list(traces) == [5, 7]
+    assert parents(traces[5]) == {
+        "publish p": "00f067aa0ba902b7", "link a to b": "publish p", "deliver c": "link a to b",
+    }  # fmt: skip
+    assert parents(traces[7]) == {
+        "publish p": "00f067aa0ba902b7", "link a to b": "publish p", "deliver c": "link a to b",
+        "handoff a to b": "publish p", "deliver d": "handoff a to b",
+    }  # fmt: skip
+    assert traces[7].trace_id == f"{7:032x}"

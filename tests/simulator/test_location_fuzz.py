@@ -8,14 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from roamcast.broker.places import Places
-from roamcast.broker.session import ClientHere
-from roamcast.filters.filter import Value
+from roamcast.broker.places import LENT, TOLD, Places
+from roamcast.broker.session import ClientHere, Waiting
+from roamcast.filters.filter import Attributes, Value
 from roamcast.protocol.messages import Message
 from roamcast.protocol.session import Session
 from roamcast.protocol.whereabouts import Whereabouts
 from roamcast.routing.dependents import Dependents
 from roamcast.routing.location.ploc import Ploc, Rule
+from roamcast.routing.location.told import Telling
 from roamcast.routing.router import Router
 from roamcast.simulator.fuzz import FuzzReport, fuzz
 from roamcast.simulator.location_fuzz import ANY, draw_location_story, protocols
@@ -65,6 +66,12 @@ def test_a_story_reads_as_it_was_written() -> None:
         assert format_story(parse_story(text)) == text
 
 
+def test_some_clients_tell_where_they_are_and_others_never_do() -> None:
+    drawn = [draw_location_story(ANY, seed).settings.location for seed in range(60)]
+    assert {one.told_in for one in drawn} == {(), ("at",), ("lat", "lon")}
+    assert sum(bool(one.lent) for one in drawn) > 5
+
+
 def test_most_stories_can_be_compared_with_flooding() -> None:
     standing = 0
     for seed in range(30):
@@ -79,6 +86,7 @@ def test_most_stories_can_be_compared_with_flooding() -> None:
 _steps, _locate = Rule.steps, Router.relocate_client
 _stage, _exchange = Router._stage_whereabouts, Dependents._exchange_instance
 _came, _same = Places.session_came, Ploc.is_same
+_put_off, _lend = Places._put_off, Places.lend
 
 
 def one_way(self: Rule, round_trip_s: float, stay_s: float) -> float:
@@ -120,6 +128,24 @@ def new_broker_is_not_told(self: Router, whereabouts: Whereabouts) -> None:
     self.dependents.locate(whereabouts)
 
 
+def notifications_tell_nothing(self: Telling, attributes: Attributes) -> None:
+    return None
+
+
+def lent_places_move_along(self: Places, session: Session, waiting: Waiting) -> None:
+    _put_off(self, session, waiting._replace(request=TOLD) if waiting.request == LENT else waiting)
+
+
+def lent_in_spite_of_the_clients_word(self: Places, here: ClientHere, session: Session) -> None:
+    session.is_lent = True
+    _lend(self, here, session)
+
+
+def lent_for_good(self: Places, here: ClientHere, session: Session) -> None:
+    if not session.is_lent:
+        _lend(self, here, session)
+
+
 BREAKAGES: list[tuple[type, str, Callable[..., Any], int, str]] = [
     (Rule, "steps", one_way, 6, "missing in epoch"),
     (Rule, "steps", rounded_down, 8, "missing in epoch"),
@@ -130,6 +156,10 @@ BREAKAGES: list[tuple[type, str, Callable[..., Any], int, str]] = [
     (Places, "_are_steps", jumps_are_steps, 237, "missing in epoch"),
     (Ploc, "is_same", distances_do_not_matter, 3, "missing in epoch"),
     (Router, "relocate_client", new_broker_is_not_told, 3, "missing in epoch"),
+    (Telling, "place_in", notifications_tell_nothing, 6, "located elsewhere"),
+    (Places, "_put_off", lent_places_move_along, 85, "located elsewhere"),
+    (Places, "lend", lent_in_spite_of_the_clients_word, 9, "located elsewhere"),
+    (Places, "lend", lent_for_good, 53, "located elsewhere"),
 ]
 """What is broken, how, the seed that shows it, and as what."""
 

@@ -20,8 +20,7 @@ from roamcast.mqtt.codec.packets import Puback, Publish
 pytestmark = [pytest.mark.slow, needs_chromium]
 
 CLIENTS = 200
-VISIBLE_MS = 2_000
-"""Twice what a free machine needs: tests share theirs."""
+VISIBLE_MS = 1_000
 PASSWORD = "olga's password"
 
 

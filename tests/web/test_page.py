@@ -187,23 +187,6 @@ def test_a_broker_that_falls_silent_is_said_so(new_screen: NewScreen, tmp_path: 
         expect(page.get_by_role("status").first).to_have_text("Live")
 
 
-def test_five_thousand_clients_and_two_hundred_handoffs_a_second(
-    new_screen: NewScreen, tmp_path: Path
-) -> None:
-    """Half of the frames that a free machine draws: tests share theirs."""
-    network = FakeNetwork([*BROKERS, "iruna", "logrono", "santander"], names(5_000), 200.0)
-    with FakeBroker(network) as broker:
-        screen = new_screen()
-        screen.open(broker.url)
-        screen.until("roamcastScene.frames > 40")
-        frames: Any = screen.page.evaluate(
-            "new Promise((done) => { const first = roamcastScene.frames;"
-            " setTimeout(() => done(roamcastScene.frames - first), 5000); })"
-        )
-        screen.shot(tmp_path / "load.png")
-        assert frames >= 5 * 15, frames
-
-
 def long_log(folder: Path, rows: int) -> ReplayServer:
     """A log of clients that go round between brokers and get what one of them publishes."""
     with LogWriter(folder, "run") as log:
@@ -247,7 +230,7 @@ def test_a_log_of_a_million_rows_opens_and_plays(new_screen: NewScreen, tmp_path
         began = time.process_time()
         page = screen.open(server.url)
         expect(page.get_by_role("button", name="Pause")).to_be_visible(timeout=120_000)
-        assert time.process_time() - began < 8, "seconds of the processor, on a machine that others use, too"
+        assert time.process_time() - began < 5, "seconds of the processor; a quiet machine needs half of them"
         page.get_by_label("Speed").select_option("10")
         screen.until("roamcastScene.frames > 30")
         before = page.locator("#position").input_value()

@@ -6,7 +6,7 @@ from a neighbour, it changes a filter for all locations that may be reached mean
 Between the moves notifications are routed, so that remembered routes are there to be forgotten.
 
 The other measurement is how long it takes to find those of many regions (discs and polygons) in which a
-position lies, against asking each of them.
+position lies, against asking each of them; the third, what crosses a link for them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Iterable
 
+from roamcast.bench import location_link
 from roamcast.bench.report import Report, silent
 from roamcast.broker.core import BrokerCore, CoreSettings
 from roamcast.filters.expression import Inside, Value
@@ -51,6 +52,7 @@ CORNER = (43.2, -3.0)
 REGIONS_PER_SUBSCRIPTION = 10
 REGION_RADII_M = (100, 300, 1_000)
 REGIONS_JUDGED_MIN = 50_000
+LINK_NOTIFICATIONS = 2_000
 ALLOWED_PART = 1 / 200
 """Of the time that asking each region takes."""
 PEERS = ("left", "right")
@@ -71,7 +73,7 @@ def run(
         ("own_broker_on_earth", OwnBroker, True), ("inner_broker_on_earth", InnerBroker, True),
     )  # fmt: skip
     for place, (name, measure, on_earth) in enumerate(measured):
-        progress(place, len(measured) + 1)
+        progress(place, len(measured) + 2)
         times_s = measure(subscriptions, seed, on_earth).run(moves)
         mean_s = statistics.fmean(times_s)
         cuts = statistics.quantiles(times_s, n=100)
@@ -82,9 +84,13 @@ def run(
             "longest_us": max(times_s) * 1e6,
         }
         holds = holds and mean_s * 1e3 < ALLOWED_MS
-    progress(len(measured), len(measured) + 1)
+    progress(len(measured), len(measured) + 2)
+    over_link, prunes = location_link.run(LINK_NOTIFICATIONS, seed)
+    cases.update(over_link)
+    progress(len(measured) + 1, len(measured) + 2)
     cases["regions"] = regions = match_regions(REGIONS_PER_SUBSCRIPTION * subscriptions, seed)
     # Asking each of a few takes no time.
+    holds = holds and prunes
     holds = holds and (regions["regions"] < REGIONS_JUDGED_MIN or regions["faster"] >= 1 / ALLOWED_PART)
     return {
         "subscriptions": subscriptions,

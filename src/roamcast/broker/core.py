@@ -627,6 +627,10 @@ class BrokerCore:
                 else:
                     self.requests.hold(item.client, message)
                 return
+            if self.places.telling is not None:
+                session = self._attached_session(item.client)
+                if session is not None:
+                    self.places.hear(session, message)
             attributes, bodies, marks = message.attributes, message.bodies, message.marks
             count, varied = len(bodies), message.varied
             self._on_fleeting(

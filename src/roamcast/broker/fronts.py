@@ -139,6 +139,10 @@ class MqttFront(Endpoint):
 
     def apply(self, settings: MachineSettings) -> None:
         self.configure(settings.endpoint)
+        for connection in self.connections.values():
+            # On which topics clients say where they are may have changed.
+            connection.topics.clear()
+            connection.guarded.clear()
 
     def restart(self) -> None:
         self.serve_again()

@@ -574,6 +574,10 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     def refusal_of_move(self, values: dict[str, Value]) -> str:
         return self.broker.places.refusal_of_move(values)
 
+    def tells_place(self, topic: str) -> bool:
+        telling = self.broker.places.telling
+        return telling is not None and telling.counts(topic)
+
     def next_of(self, client: str, said: str) -> bytes | None:
         session, steering = self.broker.sessions.get(client), self.settings.endpoint.steering
         likely = self.broker.protocol.likely_next(session) if session is not None else ()

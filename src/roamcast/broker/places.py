@@ -5,6 +5,10 @@ that the movement graph allows takes effect at once. Any other move is a jump: f
 everyone is told that the client may be at either place, and only when they all know
 does it count as moved. So it comes later than a step, but nothing is missed.
 
+Besides asking for a move, a client says where it is by what it publishes, if the settings name attributes
+for that; then nobody is told when the move has taken effect. A client that has never said where it is may be
+taken to be where its broker is.
+
 A session that comes from another broker is as far from everyone as its new broker
 is. Until all have heard of that the client's moves wait, as they do during a
 handoff: where it is does not change while its subscriptions are on the move.
@@ -26,12 +30,21 @@ from roamcast.filters.geography import read_geojson
 from roamcast.filters.own import bind, owner_of
 from roamcast.filters.selector import parse
 from roamcast.filters.zones import with_zones
-from roamcast.protocol.messages import About, Message, Probe, RequestRefused, SubscriptionSettled, client_of
-from roamcast.protocol.notification import encode_attributes
+from roamcast.protocol.messages import (
+    About,
+    ClientPublish,
+    Message,
+    Probe,
+    RequestRefused,
+    SubscriptionSettled,
+    client_of,
+)
+from roamcast.protocol.notification import Burst, decode_attributes, encode_attributes
 from roamcast.protocol.session import Session
 from roamcast.protocol.whereabouts import Place, Whereabouts
 from roamcast.routing.location import pace
 from roamcast.routing.location.settings import LocationSettings
+from roamcast.routing.location.told import Telling
 from roamcast.state import State
 
 if TYPE_CHECKING:
@@ -41,6 +54,12 @@ ROUND_TRIPS_KEPT = 8
 """Number of measurements of which the longest counts."""
 MEASURED_CHANGE_MIN = 0.1
 """A round trip that has changed by less than this part is as it was: a change is told to every broker."""
+
+LOCATION = "location"
+TOLD = 0
+"""The number of a move that a client told of in what it published: nobody is answered."""
+LENT = -1
+"""The number of a move of a client that has never said where it is to where its broker is."""
 
 
 class Announced(NamedTuple):
@@ -62,7 +81,9 @@ class RoundTrip:
 
 
 class Places:
-    __state__ = State("places", saved=("_broker", "_settings", "_round_trips"), derived=("_zones", "_fences"))
+    __state__ = State(
+        "places", saved=("_broker", "_settings", "_round_trips"), derived=("_zones", "_fences", "telling")
+    )
 
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
@@ -75,13 +96,15 @@ class Places:
         settings = self._settings
         self._zones = {name: read_geojson(shape) for name, shape in settings.zones.items()}
         self._fences = Fences(self._broker, self._zones, settings.dwell_s, settings.hysteresis_m)
+        self.telling = Telling(settings.told_in, settings.told_topics) if settings.told_in else None
 
     def configure(self, location: LocationSettings) -> None:
         """Other zones from now on. What is subscribed to keeps those that it was made with."""
         settings = self._settings
         changed = msgspec.structs.replace(
-            settings, zones=location.zones, dwell_s=location.dwell_s, hysteresis_m=location.hysteresis_m
-        )
+            settings, zones=location.zones, dwell_s=location.dwell_s, hysteresis_m=location.hysteresis_m,
+            told_in=location.told_in, told_topics=location.told_topics, lent=location.lent,
+        )  # fmt: skip
         if changed != settings:
             self._settings = changed
             self._restore()
@@ -89,7 +112,7 @@ class Places:
     def dwelt(self, token: Dwelling) -> None:
         here = self._broker.clients.here.get(token.client)
         if here is not None and here.session is not None:
-            self._fences.dwelt(here.session, token, _value(here.session, "location"))
+            self._fences.dwelt(here.session, token, _value(here.session, LOCATION))
 
     # --- what cannot be ---
 
@@ -147,16 +170,53 @@ class Places:
 
     def move(self, here: ClientHere, session: Session, request: int, values: str, is_late: bool) -> None:
         """The client has moved; if that had to wait, more may have happened than one step."""
-        steps = {name: one for name, one in decoded_values(values).items() if _value(session, name) != one}
+        said = decoded_values(values)
+        if LOCATION in said:
+            session.is_lent = request == LENT
+        steps = {name: one for name, one in said.items() if _value(session, name) != one}
         if steps and (is_late or not self._are_steps(session, steps)):
             self._announce(here, session, Waiting(session.places_number + 1, request, values))
             return
         if steps:
             self._take(session, steps, is_late=False)
-        self._broker.tell(session.client, SubscriptionSettled(request))
+        self.tell_taken(session.client, request)
+
+    def tell_taken(self, client: str, request: int) -> None:
+        """Answer a move, if the client asked for it."""
+        if request > 0:
+            self._broker.tell(client, SubscriptionSettled(request))
+
+    def hear(self, session: Session, publish: ClientPublish) -> None:
+        """Take the last place that the client tells in what it publishes, before that is routed."""
+        telling, front, bodies, varied = self.telling, self._broker.front, publish.bodies, publish.varied
+        assert telling is not None
+        burst = Burst("", 0, 0, publish.attributes, 0.0, bodies, len(bodies), publish.marks, varied)
+        place = None
+        for part in burst.uniform():
+            contents = [decode_attributes(part.attributes)] if front is None else front.contents(part)
+            for attributes in contents:
+                told = telling.place_in(attributes)
+                place = place if told is None else told
+        if place is not None:
+            self._broker.requests.move(session, {LOCATION: place}, self._was_away(session))
+
+    def _was_away(self, session: Session) -> bool:
+        """Whether it was away since its last move, and may have moved more than once meanwhile."""
+        attachment, known = self._broker.attachments.get(session.client), session.paces.get(LOCATION)
+        return attachment is not None and known is not None and known.changed_at < attachment.at
+
+    def lend(self, here: ClientHere, session: Session) -> None:
+        """A client that has never said where it is is where its broker is, once it stays there."""
+        lent = self._settings.lent.get(self._broker.id)
+        if lent is None or here.announced is not None or not self.may_move(here):
+            return
+        is_open = session.is_lent or _value(session, LOCATION) is None
+        if is_open and not any(kind == "Move" for _, kind, _ in session.deferred):
+            self.move(here, session, LENT, encoded_values({LOCATION: lent}), is_late=True)
 
     def refuse(self, client: str, request: int, reason: str) -> None:
-        self._broker.tell(client, RequestRefused(request, reason))
+        if request > 0:
+            self._broker.tell(client, RequestRefused(request, reason))
 
     def refuse_move(self, client: str, request: int, reason: str) -> None:
         self._broker.record("located", client=client, broker=self._broker.id, reason=f"refused: {reason}")
@@ -185,8 +245,8 @@ class Places:
         )  # fmt: skip
         session.places_number += 1
         broker.router.locate(_whereabouts(session), "subscribe")
-        if "location" in values:
-            self._fences.moved(session, values["location"])
+        if LOCATION in values:
+            self._fences.moved(session, values[LOCATION])
 
     def _announce(self, here: ClientHere, session: Session, waiting: Waiting) -> None:
         """Say that the client will be elsewhere; it is when everyone knows."""
@@ -212,7 +272,7 @@ class Places:
         here.announced = None
         if waiting.values:
             self._take(here.session, decoded_values(waiting.values), is_late=True)
-            broker.tell(here.client, SubscriptionSettled(waiting.request))
+            self.tell_taken(here.client, waiting.request)
         broker.requests.carry_on(here)
 
     def may_move(self, here: ClientHere) -> bool:
@@ -220,13 +280,16 @@ class Places:
         return here.client in self._broker.attachments and here.handoff is Handoff.FINISHED
 
     def _put_off(self, session: Session, waiting: Waiting) -> None:
-        """A jump does not take effect now, but is made again when the client is here, or where it is then."""
+        """A jump does not take effect now, but is made again when the client is here, or where it is then.
+
+        Not one to where the broker is: the next one lends its own place.
+        """
         moves = [index for index, one in enumerate(session.deferred) if one[1] == "Move"]
-        if moves:
+        if moves and waiting.request != LENT:
             request, kind, later = session.deferred[moves[0]]
             session.deferred[moves[0]] = (request, kind, merged_values(waiting.values, later))
-            self._broker.tell(session.client, SubscriptionSettled(waiting.request))
-        else:
+            self.tell_taken(session.client, waiting.request)
+        elif waiting.request != LENT:
             session.deferred.insert(0, (waiting.request, "Move", waiting.values))
         for name, place in session.places.items():
             session.places[name] = msgspec.structs.replace(place, coming=None)
@@ -253,6 +316,8 @@ class Places:
             self._fences.arrived(here.session)
         if here.announced is not None and not here.announced.values:
             self._broker.router.settle("handoff", Announced(here.client, here.announced.number))
+        elif here.session is not None:
+            self.lend(here, here.session)
 
     def before_departure(self, here: ClientHere, session: Session) -> None:
         """What has not taken effect does so where the session goes."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from roamcast.broker.places import decoded_values, encoded_values, merged_values
+from roamcast.broker.places import TOLD, decoded_values, encoded_values, merged_values
 from roamcast.broker.session import ClientHere, Event, Handoff, Settling
+from roamcast.filters.expression import Value
 from roamcast.filters.selector import parse
 from roamcast.protocol.messages import Accepted, ClientPublish, Move, Request, SubscriptionSettled
 from roamcast.protocol.notification import decode_attributes
@@ -81,6 +82,8 @@ class Requests:
             session.accepted += len(bodies) - skip
             if skip:
                 bodies, varied = bodies[skip:], varied[skip:]
+            if broker.places.telling is not None:
+                broker.places.hear(session, request)
             if not broker.router.uses_advertisements:
                 broker.publish(session, request.attributes, bodies, request.marks, varied)
             elif varied:
@@ -119,6 +122,10 @@ class Requests:
         return any(parse(text).matches(attributes) for text in session.advertisements)
 
     # --- changes ---
+
+    def move(self, session: Session, values: dict[str, Value], is_late: bool) -> None:
+        """A move that the client did not ask for: it told of it."""
+        self._change(session, TOLD, "Move", encoded_values(values), is_late)
 
     def _change(self, session: Session, request: int, kind: str, text: str, is_late: bool) -> None:
         """Carry a change out: now, or when the handoff and the last change of this filter are done."""
@@ -183,7 +190,7 @@ class Requests:
         if kind == "Move":
             for earlier in [one for one in session.deferred if one[1] == "Move"]:
                 session.deferred.remove(earlier)
-                self._broker.tell(session.client, SubscriptionSettled(earlier[0]))
+                self._broker.places.tell_taken(session.client, earlier[0])
                 text = merged_values(earlier[2], text)
         session.deferred.append((request, kind, text))
 
@@ -238,6 +245,7 @@ class Requests:
         deferred, session.deferred = session.deferred, []
         for request, kind, text in deferred:
             self._change(session, request, kind, text, is_late=True)
+        self._broker.places.lend(here, session)
         here.is_carrying_on = False
         if here.settling is Settling.SETTLING:
             return

@@ -52,7 +52,12 @@ class MachineSettings(msgspec.Struct, frozen=True):
     """Regions that filters may call by name: the name, and GeoJSON."""
     dwell_s: float = 0.0
     hysteresis_m: float = 0.0
-    """Of geofences (see `routing.location.settings`)."""
+    """Of geofences, and …"""
+    told_in: tuple[str, ...] = ()
+    told_topics: tuple[str, ...] = ()
+    """… of clients that say where they are in what they publish (see `routing.location.settings`)."""
+    lent: str = ""
+    """Where clients of this broker are that have not said where they are; "": nobody knows."""
     states: tuple[StateSettings, ...] = ()
     stay_s: float | None = None
     """How long clients keep a location, or another state, at least; None: learnt from the changes of each."""
@@ -80,5 +85,6 @@ class MachineSettings(msgspec.Struct, frozen=True):
             states["location"] = Earth(self.position_step_m)
         return LocationSettings(
             states, self.stay_s, self.stay_first_s, zones=dict(self.zones), dwell_s=self.dwell_s,
-            hysteresis_m=self.hysteresis_m,
+            hysteresis_m=self.hysteresis_m, told_in=self.told_in, told_topics=self.told_topics,
+            lent={self.id: self.lent} if self.lent else {},
         )  # fmt: skip

@@ -272,10 +272,10 @@ def accept_history(
 
 
 def explain(
-    client: Annotated[str, typer.Argument(help="The client that should have it.")],
+    client: Annotated[str, typer.Argument(help="The client that should have it.")] = "",
     notification: Annotated[
         str, typer.Argument(metavar="PUBLISHER:NUMBER", help="Or PUBLISHER:INCARNATION:NUMBER.")
-    ],
+    ] = "",
     logs: Annotated[
         list[Path] | None,
         typer.Option("--log", metavar="DIR", help="A folder of event logs, or a data folder. Repeatable."),
@@ -287,6 +287,10 @@ def explain(
         str,
         typer.Option(metavar="FILE|URL", help="Write the same as a trace of OpenTelemetry (OTLP, JSON)."),
     ] = "",
+    sampled: Annotated[
+        bool,
+        typer.Option("--sampled", help="With --otlp: all that their publishers sampled (traceparent)."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """What happened to a notification on its way to a client, from the event logs of all brokers.
@@ -294,6 +298,15 @@ def explain(
     --otlp adds a trace to a file, one line of JSON for each, or sends it to a collector, as in
     http://127.0.0.1:4318/v1/traces.
     """
+    if not logs:
+        raise InputError("no logs: name their folders with --log, once for each broker")
+    if sampled:
+        if client or not otlp:
+            raise InputError("--sampled: valid with --otlp, and without a client and a notification")
+        write_sampled(otlp, logs)
+        return
+    if not notification:
+        raise InputError("name a client and a notification (PUBLISHER:NUMBER), or --sampled --otlp FILE|URL")
     from roamcast.records.explaining import Identity
     from roamcast.records.explaining import explain as explain_rows
     from roamcast.records.pseudonyms import pseudonyms
@@ -305,9 +318,7 @@ def explain(
 
         pseudonym = pseudonyms(read_secret(str(key_file), "--key-file"))
         names = (pseudonym(client), pseudonym(wanted.publisher))
-    if not logs:
-        raise InputError("no logs: name their folders with --log, once for each broker")
-    rows = list(rows_about(logs, *names))
+    rows = [row for row in rows_in(logs) if row.client == names[0] or row.publisher == names[1]]
     wanted = Identity(names[1], wanted.number, wanted.incarnation)
     found = explain_rows(rows, names[0], wanted)
     if otlp:
@@ -322,14 +333,28 @@ def explain(
 
 def write_trace(where: str, rows: list[Row], client: str, wanted: Identity) -> None:
     """Add a trace to a file, or send it to a collector."""
-    import json
-
     from roamcast.records.spans import as_otlp, trace_of
 
     trace = trace_of(rows, client, wanted)
     if not trace.spans:
         raise InputError(f"--otlp {where}: the logs have nothing of this notification")
-    text = json.dumps(as_otlp(trace))
+    send_trace(where, as_otlp(trace))
+
+
+def write_sampled(where: str, logs: list[Path]) -> None:
+    from roamcast.records.spans import as_otlp, sampled
+
+    count = 0
+    for trace in sampled(lambda: rows_in(logs)):
+        send_trace(where, as_otlp(trace))
+        count += 1
+    print(f"{count} sampled notification{'' if count == 1 else 's'}: {where}")
+
+
+def send_trace(where: str, trace: dict[str, Any]) -> None:
+    import json
+
+    text = json.dumps(trace)
     try:
         if where.startswith(("http://", "https://")):
             from urllib.request import Request, urlopen
@@ -343,16 +368,14 @@ def write_trace(where: str, rows: list[Row], client: str, wanted: Identity) -> N
         raise InputError(f"--otlp {where}: cannot be written ({error})") from None
 
 
-def rows_about(folders: list[Path], client: str, publisher: str) -> Iterator[Row]:
+def rows_in(folders: list[Path]) -> Iterator[Row]:
     from roamcast.records.parquet import read_log
 
     for folder in folders:
         place = folder / "events" if (folder / "events").is_dir() else folder
         if not place.is_dir():
             raise InputError(f"--log {folder}: there is no such folder")
-        for row in read_log(place):
-            if row.client == client or row.publisher == publisher:
-                yield row
+        yield from read_log(place)
 
 
 def parse_notification(text: str) -> Identity:

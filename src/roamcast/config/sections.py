@@ -645,6 +645,14 @@ class Location(Section, frozen=True):
     position_step_m: Distance | None = None
     """Locations are positions on the earth: how many metres a client may get between two of its reports;
     "none": they are names."""
+    attributes: Annotated[tuple[str, ...], Meta(max_length=2)] = ()
+    """Attributes of clients' own notifications that say where they are: ["lat", "lon"] (two numbers), or one
+    name of a location or a position; empty: they say so on $roamcast/move alone."""
+    topics: tuple[str, ...] = ()
+    """Only what is published to these topics counts for that; empty: all topics."""
+    at: str = ""
+    """Where clients of this broker are that have not said where they are: a location, or a position as
+    43.263,-2.935; empty: unknown. The one key that differs between brokers."""
     zones: PathText = ""
     """A GeoJSON file of polygons, each with a property "name": filters may say INSIDE 'that name'."""
     zone_dwell_s: Stay = 0.0

@@ -29,7 +29,7 @@ from roamcast.config.sections import (
     SteeringBroker,
     ViewToken,
 )
-from roamcast.daemon.settings import read_steering, read_zones
+from roamcast.daemon.settings import read_graph, read_steering, read_zones
 from roamcast.errors import InputError, did_you_mean
 from roamcast.filters.patterns import TopicPattern
 from roamcast.mobility import MOBILE_PROTOCOLS, PROTOCOLS, check_combination
@@ -44,6 +44,8 @@ from roamcast.net.revocation import read_lists
 from roamcast.net.tls import http_context, link_contexts, listener_context
 from roamcast.net.tokens import load_keys
 from roamcast.net.users import read_users
+from roamcast.routing.location.earth import Earth
+from roamcast.routing.location.variables import Variable
 
 FLAGS = {
     "id": "--id",
@@ -154,6 +156,7 @@ def check_location(location: Location) -> None:
     names: dict[str, None] = {}
     if location.movement_graph or location.position_step_m is not None:
         names["location"] = None
+    check_told_and_lent(location)
     for number, state in enumerate(location.states):
         key = f"location.state.{number}"
         if state.name in names:
@@ -163,6 +166,31 @@ def check_location(location: Location) -> None:
             check_readable(state.graph, f"{key}.graph")
         elif state.lowest > state.highest:
             raise InputError(f"{key}: lowest = {state.lowest:g} is above highest = {state.highest:g}")
+
+
+def check_told_and_lent(location: Location) -> None:
+    """What clients say of where they are in what they publish, and where they are taken to be until then."""
+    for number, topic in enumerate(location.topics):
+        try:
+            TopicPattern(topic)
+        except InputError as error:
+            raise InputError(f"location.topics.{number}: {error}") from None
+    settings = (("attributes", location.attributes), ("at", location.at))
+    for key in (key for key, value in settings if value):
+        if not location.movement_graph and location.position_step_m is None:
+            raise InputError(
+                f"location.{key}: set movement_graph (locations are names) or position_step_m too"
+            )
+    if location.movement_graph and len(location.attributes) == 2:
+        raise InputError("location.attributes: locations are names here; give the one attribute that has it")
+    if location.at:
+        variable: Variable = Earth(location.position_step_m or 0.0)
+        if location.movement_graph:
+            variable = read_graph(location.movement_graph)
+        try:
+            variable.check(location.at)
+        except InputError as error:
+            raise InputError(f"location.at: {error}") from None
 
 
 def check_steering(steering: Steering) -> None:

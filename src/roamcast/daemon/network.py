@@ -184,7 +184,8 @@ class Network:
         lost = sum(given_up.values())
         live = [seen.broker for name, seen in self.brokers.items() if self.is_up(name)]
         recent = time.time() - RECENT_S
-        durations = [one.duration_ms for one in self.handoffs if one.at >= recent]
+        # Nobody waited for a session that moved while its client was away, as when its broker was drained.
+        durations = [one.duration_ms for one in self.handoffs if one.at >= recent and one.duration_ms]
         return {
             "owed": delivered + queued + lost,
             "delivered": delivered,

@@ -21,7 +21,7 @@ from roamcast.mobility.prediction import why_unusable
 from roamcast.mqtt.server.endpoint import EndpointSettings
 from roamcast.mqtt.server.steering import SteeredBroker, Steering
 from roamcast.protocol.queues import QueueLimits
-from roamcast.routing.location.movement_graph import parse_movement_graph
+from roamcast.routing.location.movement_graph import MovementGraph, parse_movement_graph
 
 
 def site_settings(config: Config) -> MachineSettings:
@@ -73,11 +73,14 @@ def site_settings(config: Config) -> MachineSettings:
             network=config.network,
             steering=read_steering(config.steering),
         ),
-        movement_graph=_read_graph(config.location.movement_graph),
+        movement_graph=_graph_text(config.location.movement_graph),
         position_step_m=config.location.position_step_m or 0.0,
         zones=read_zones(config.location.zones),
         dwell_s=config.location.zone_dwell_s,
         hysteresis_m=config.location.zone_hysteresis_m,
+        told_in=config.location.attributes,
+        told_topics=config.location.topics,
+        lent=config.location.at,
         states=tuple(_read_state(state) for state in config.location.states),
         stay_s=config.location.stay_s,
         stay_first_s=config.location.stay_first_s,
@@ -151,16 +154,20 @@ def _rules_of(peer: Peer) -> PeerRules:
 
 
 def _read_state(state: StateSection) -> StateSettings:
-    graph = _read_graph(state.graph)
+    graph = _graph_text(state.graph)
     return StateSettings(state.name, graph, state.fall, state.rise, state.lowest, state.highest)
 
 
-def _read_graph(path: str) -> str:
+def read_graph(path: str) -> MovementGraph:
+    """InputError says in one line what is wrong with it."""
+    return parse_movement_graph(Path(path).read_text(encoding="utf-8"), path)
+
+
+def _graph_text(path: str) -> str:
     if not path:
         return ""
-    text = Path(path).read_text(encoding="utf-8")
-    parse_movement_graph(text, path)  # Says in one line what is wrong with it.
-    return text
+    read_graph(path)
+    return Path(path).read_text(encoding="utf-8")
 
 
 def read_zones(path: str) -> tuple[tuple[str, str], ...]:

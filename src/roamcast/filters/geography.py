@@ -76,7 +76,13 @@ def position_of(text: str) -> Position | None:
 
 def position_text(latitude: float, longitude: float) -> str:
     """How a position is written as the value of an attribute."""
-    return f"{degrees(latitude)!r},{degrees(longitude)!r}"
+    return f"{_plain(latitude)},{_plain(longitude)}"
+
+
+def _plain(value: float) -> str:
+    """Without an exponent, which Python would write close to the equator and to Greenwich."""
+    rounded = degrees(value)
+    return f"{rounded:.{DIGITS}f}".rstrip("0") if 0 < abs(rounded) < 0.001 else repr(rounded)
 
 
 def degrees(value: float) -> float | int:

@@ -62,6 +62,8 @@ class Session(msgspec.Struct):
     """Whether there may be copies elsewhere that serve the client before its session is there."""
     copied: int = 0
     """The last sequence that such a copy has ever had: up to it, the client may have been sent everything."""
+    is_lent: bool = False
+    """Whether its location is that of a broker, because its client has never said where it is."""
 
     def serve(self, broker: str, connection: int) -> None:
         """Remember that this attach has been served."""

@@ -13,14 +13,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from roamcast.protocol.notification import decode_attributes
 from roamcast.protocol.records import Row
 from roamcast.records.explaining import Identity, rows_of
 
-TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
+TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
+SAMPLED = 1
+"""The flag of a `traceparent` by which a publisher says that it records its own spans."""
+TO_CLIENTS = frozenset({"queued", "sent", "acknowledged"})
+"""Kinds of rows that say for whom a notification was."""
 PRODUCER, CONSUMER, INTERNAL = 4, 5, 1
 """Kinds of spans, as OTLP numbers them."""
 
@@ -46,6 +50,40 @@ class Trace(NamedTuple):
         return _digest(self.trace_id, *key)[:16]
 
 
+def sampled(read: Callable[[], Iterable[Row]]) -> Iterator[Trace]:
+    """The traces of all notifications that their publishers sampled, each with all clients it was for.
+
+    The rows are read twice, because few of them are about what was sampled.
+    """
+    found: dict[Identity, list[Row]] = {}
+    for row in read():
+        if row.kind == "published" and row.publisher is not None and _context_of(row)[2] & SAMPLED:
+            found.update((identity, []) for identity in _identities(row))
+    handoffs: dict[str, list[Row]] = {}
+    for row in read() if found else ():
+        if row.client is not None and row.kind in ("handoff_started", "handoff_finished"):
+            handoffs.setdefault(row.client, []).append(row)
+        elif row.publisher is not None and row.number is not None:
+            for identity in _identities(row):
+                if identity in found:
+                    found[identity].append(row)
+    for identity, about in found.items():
+        yield _with_all_clients(identity, about, handoffs)
+
+
+def _identities(row: Row) -> Iterator[Identity]:
+    first, publisher = row.number or 0, row.publisher or ""
+    for number in range(first, first + (row.notifications or 1)):
+        yield Identity(publisher, number, row.incarnation or 0)
+
+
+def _with_all_clients(identity: Identity, rows: list[Row], handoffs: Mapping[str, list[Row]]) -> Trace:
+    clients = dict.fromkeys(row.client for row in rows if row.kind in TO_CLIENTS and row.client is not None)
+    traces = [trace_of([*rows, *handoffs.get(client, ())], client, identity) for client in clients or ("",)]
+    spans = {span.key: span for trace in traces for span in trace.spans}
+    return traces[0]._replace(spans=list(spans.values()))
+
+
 def trace_of(rows: Iterable[Row], client: str, wanted: Identity) -> Trace:
     """From rows in any order; names as they are in the logs."""
     identity, ordered = rows_of(rows, wanted)
@@ -67,7 +105,7 @@ class _Building:
         self._sent: dict[str, float] = {}
         self._is_over = False
         """Whether the client has acknowledged: what it does from then on is of no concern."""
-        self._context = ("", "")
+        self._context = ("", "", 0)
 
     def read(self, row: Row) -> None:
         is_ours = self._identity.is_in(row)
@@ -112,15 +150,15 @@ class _Building:
     def trace(self) -> Trace:
         identity = self._identity
         made = _digest(identity.publisher, str(identity.incarnation), str(identity.number))[:32]
-        trace_id, parent = self._context
+        trace_id, parent, _ = self._context
         return Trace(identity, self._spans, trace_id or made, parent)
 
 
-def _context_of(row: Row) -> tuple[str, str]:
-    """Trace and span that the publisher named; logs have them with `events.attributes = true`."""
+def _context_of(row: Row) -> tuple[str, str, int]:
+    """Trace, span and flags that the publisher named; logs have them with `events.attributes = true`."""
     given = decode_attributes(row.attributes).get("traceparent") if row.attributes else None
     found = TRACEPARENT.fullmatch(given) if isinstance(given, str) else None
-    return (found[1], found[2]) if found is not None else ("", "")
+    return (found[1], found[2], int(found[3], 16)) if found is not None else ("", "", 0)
 
 
 def _digest(*parts: str) -> str:

@@ -6,13 +6,17 @@ brokers take for granted. In the others clients change broker, too; there they a
 never too fast, and nothing may be missing. Some jump where no edge leads, and some
 are brisk: they stand still while they change broker, and set out as soon as they are there.
 In a third of the stories locations are positions on the earth, at a pole and across the date line, too.
+In some, clients tell where they are in what they publish, or never do, and are where their brokers are.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+
+import msgspec
 
 from roamcast.filters.expression import Value
 from roamcast.filters.selector import parse
@@ -34,7 +38,7 @@ from roamcast.routing.location.variables import NumberSteps
 from roamcast.simulator.drawing import Span, draw_copies, draw_moves, draw_publishes, in_order
 from roamcast.simulator.links import Delay
 from roamcast.simulator.location_earth import Earth, draw_earth
-from roamcast.simulator.location_oracle import delivers_once
+from roamcast.simulator.location_oracle import PLACE, delivers_once, said_by
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.story import Story
 from roamcast.simulator.topology import Topology, parse_topology
@@ -134,7 +138,54 @@ def draw_location_story(protocol: str, seed: int) -> Story:
     chance = random.Random(f"fuzz/location/{seed}/jumps")
     if chance.random() < 0.2:
         actions = tuple(_perhaps_jump(action, graph, chance) for action in actions)
-    return Story(topology, settings, actions)
+    if is_brisk:
+        return Story(topology, settings, actions)
+    chance = random.Random(f"fuzz/location/{seed}/told")
+    story = Story(topology, settings, actions)
+    if chance.random() < 0.3:
+        story = _tell(story, ("lat", "lon") if earth is not None else ("at",), chance)
+    return _lend(story, graph, chance) if chance.random() < 0.2 else story
+
+
+def _tell(story: Story, names: tuple[str, ...], chance: random.Random) -> Story:
+    """Some clients, when they walk, say where they are in notifications with these attributes."""
+    told = dict.fromkeys(client for client in _clients(story) if chance.random() < 0.6)
+
+    def tell(action: Action) -> Action:
+        at, client, item = action
+        if client not in told or at < START_S or not isinstance(item, MoveTo) or set(item.values) != {PLACE}:
+            return action
+        place = item.values[PLACE]
+        parts: list[Value] = [place] if len(names) == 1 else list(map(float, str(place).split(",")))
+        attributes = {PLACE: place, "service": "track", **dict(zip(names, parts, strict=True))}
+        return at, client, PublishThis(encode_attributes(attributes))
+
+    return _with(story, (tell(action) for action in story.actions), told_in=names)
+
+
+def _lend(story: Story, graph: MovementGraph, chance: random.Random) -> Story:
+    """Brokers have places, and some clients never say where they are."""
+    lent = {broker: chance.choice(graph.locations) for broker in story.topology.brokers}
+    silent = dict.fromkeys(client for client in _clients(story) if chance.random() < 0.6)
+    told = story.settings.location.told_in
+
+    def hush(action: Action) -> Iterator[Action]:
+        at, client, item = action
+        if client not in silent or not said_by(item, told):
+            yield action
+        elif isinstance(item, MoveTo) and len(item.values) > 1:
+            yield at, client, MoveTo({name: one for name, one in item.values.items() if name != PLACE})
+
+    return _with(story, (one for action in story.actions for one in hush(action)), lent=lent)
+
+
+def _clients(story: Story) -> Iterable[str]:
+    return dict.fromkeys(client for _, client, _ in story.actions)
+
+
+def _with(story: Story, actions: Iterable[Action], **changed: object) -> Story:
+    location = msgspec.structs.replace(story.settings.location, **changed)
+    return replace(story, settings=replace(story.settings, location=location), actions=tuple(actions))
 
 
 def _perhaps_jump(action: Action, graph: MovementGraph, chance: random.Random) -> Action:

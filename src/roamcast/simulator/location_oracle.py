@@ -14,17 +14,20 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from roamcast.errors import InputError
 from roamcast.filters.expression import And, Expression, Or, Own, Value
 from roamcast.filters.filter import Attributes, Filter
+from roamcast.filters.geography import position_text
 from roamcast.mobility import Promise, find_protocol
-from roamcast.protocol.effects import AttachTo, LeaveFor, MoveTo, PublishThis, UnsubscribeFrom
+from roamcast.protocol.effects import AttachTo, Input, LeaveFor, MoveTo, PublishThis, UnsubscribeFrom
+from roamcast.protocol.notification import decode_attributes
 from roamcast.routing.location.earth import Earth
-from roamcast.routing.location.variables import NumberSteps
+from roamcast.routing.location.variables import NumberSteps, Variable
 from roamcast.simulator.checkers import Identity
 from roamcast.simulator.location_checks import Epoch, LocationChecker, NearPosition, Published
 
@@ -40,6 +43,8 @@ def judge_location(story: Story, run: Run) -> None:
     if checker is None or story.has_faults:
         return
     result.located = sum(map(len, checker.epochs.values()))
+    for text in misplaced(story, checker):
+        result.violate("located elsewhere", text)
     if is_standing(story, checker):
         oracle = flooded(story).simulate().location
         assert oracle is not None
@@ -51,6 +56,60 @@ def judge_location(story: Story, run: Run) -> None:
         between = Timing(story, checker).delay_s if has_fixed_delays(story.settings) else None
         for kind, text in checker.judge(story.settings.delay_bound_s(story.topology), between):
             result.violate(kind, text)
+
+
+PLACE = "location"
+
+
+def said_by(item: Input, told_in: Sequence[str]) -> Value | None:
+    """Where a client says that it is, when it does this."""
+    if isinstance(item, MoveTo):
+        return item.values.get(PLACE)
+    if not told_in or not isinstance(item, PublishThis):
+        return None
+    attributes = decode_attributes(item.attributes)
+    parts = [attributes[name] for name in told_in if name in attributes]
+    if len(parts) < len(told_in):
+        return None
+    return parts[0] if len(parts) == 1 else position_text(*map(float, parts))
+
+
+def misplaced(story: Story, checker: LocationChecker) -> Iterator[str]:
+    """Clients that in the end are not where they said last; or where their broker is, if they never said."""
+    location = story.settings.location
+    attached: dict[str, None] = {}
+    places: dict[str, Value] = {}
+    lent: dict[str, Value | None] = {}
+    for _, client, item in story.actions:
+        if isinstance(item, AttachTo):
+            attached[client] = None
+            lent[client] = location.lent.get(item.broker, lent.get(client))
+        elif isinstance(item, LeaveFor):
+            attached.pop(client, None)
+        said = said_by(item, location.told_in)
+        if said is not None and not _is_refused(said, location.variables):
+            places[client] = said
+    for client in attached:
+        place = places.get(client, lent[client])
+        epochs = checker.epochs[client]
+        found = epochs[-1].values.get(PLACE) if epochs else None
+        if found != place and not _is_one_place(found, place):
+            yield f"{client} is taken to be at {found!r}, and should be at {place!r}"
+
+
+def _is_refused(place: Value, variables: Mapping[str, Variable]) -> bool:
+    try:
+        variables[PLACE].check(place)
+    except (KeyError, InputError):
+        return True
+    return False
+
+
+def _is_one_place(one: Value | None, other: Value | None) -> bool:
+    """Whether two positions differ in how they are written alone."""
+    if not (isinstance(one, str) and isinstance(other, str) and "," in one and "," in other):
+        return False
+    return [float(part) for part in one.split(",")] == [float(part) for part in other.split(",")]
 
 
 def delivers_once(promise: Promise) -> bool:

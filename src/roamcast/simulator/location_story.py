@@ -4,14 +4,17 @@
     number budget 10 0 0 100
     earth 250
     zone harbour {"type": "Polygon", "coordinates": [[[0, 0], [1, 0], [1, 1]]]}
+    told lat lon
+    lent b0 43.26,-2.93
     stay 0.5
     at 1.0 car move b
     at 2.0 car move {"budget": 80}
 
 `c>d` is one way only, and `e` has no edge. With `earth` locations are positions, and a step is
-no longer than so many metres (`at 1.0 car move 43.263,-2.935`). A number variable has the most that it
-falls and rises in one step, and its lowest and highest value. Without `stay`, how
-long clients stay at a location is learnt from their moves, `first_stay` until then.
+no longer than so many metres (`at 1.0 car move 43.263,-2.935`). `told` names the attributes in which
+notifications say where their publisher is, `lent` where the clients of a broker are otherwise.
+A number variable has the most that it falls and rises in one step, and its lowest and highest value.
+Without `stay`, how long clients stay at a location is learnt from their moves, `first_stay` until then.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ from roamcast.routing.location.ploc import Rule
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.routing.location.variables import NumberSteps, Variable
 
-LINES = ("graph", "earth", "zone", "dwell", "hysteresis", "number", "stay", "first_stay", "steps")
+LINES = (
+    "graph", "earth", "zone", "dwell", "hysteresis", "told", "lent", "number", "stay", "first_stay", "steps",
+)  # fmt: skip
 _EDGE = re.compile(r"([^\s>-]+)([->])([^\s>-]+)")
 _RULES = {"round_trip": Rule(), "published": Rule("one_way"), "table_4": Rule("one_way", "down")}
 
@@ -46,6 +51,11 @@ def parse_location_line(settings: LocationSettings, key: str, text: str) -> Loca
         name, _, shape = text.partition(" ")
         zones = {**settings.zones, name: read_geojson(shape).shape}
         return msgspec.structs.replace(settings, zones=zones)
+    if key == "told":
+        return msgspec.structs.replace(settings, told_in=tuple(text.split()))
+    if key == "lent":
+        broker, _, place = text.partition(" ")
+        return msgspec.structs.replace(settings, lent={**settings.lent, broker: place})
     if key == "number":
         words = text.split()
         if len(words) != 5:
@@ -77,6 +87,10 @@ def format_location_lines(settings: LocationSettings) -> Iterator[str]:
         yield f"dwell {settings.dwell_s!r}"
     if settings.hysteresis_m:
         yield f"hysteresis {settings.hysteresis_m!r}"
+    if settings.told_in:
+        yield f"told {' '.join(settings.told_in)}"
+    for broker, place in settings.lent.items():
+        yield f"lent {broker} {place}"
     if settings.stay_s is not None:
         yield f"stay {settings.stay_s!r}"
     elif settings.stay_first_s != LocationSettings().stay_first_s:

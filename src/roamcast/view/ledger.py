@@ -24,6 +24,9 @@ from roamcast.view.log import Arrival
 
 Identity = tuple[str, int, int]
 """Publisher, incarnation, number."""
+Reached = dict[Identity, dict[str, float]]
+"""For each notification the clients that it reached, and when. By notification, because most clients get
+it at about the same time: a million deliveries are of few notifications."""
 Delivery = tuple[str, Identity]
 """Client and notification."""
 
@@ -121,19 +124,25 @@ class Ledger:
         whole = {row.client for row in events if row.client == row.node}
         self._settle(published, arrived, dropped, whole)
 
-    def _take_arrivals(self, arrivals: Iterable[Arrival]) -> dict[Delivery, float]:
-        arrived: dict[Delivery, float] = {}
+    def _take_arrivals(self, arrivals: Iterable[Arrival]) -> Reached:
+        arrived: Reached = {}
+        delivered, repeated, latencies_ms = self.delivered, self.repeated, self.latencies_ms
+        seen_at, bucket = None, 0
         for time, client, publisher, incarnation, first, count, reason, published_at in arrivals:
-            bucket = self.bucket(time)
-            for number in range(first, first + (count or 1)):
-                key = client, (publisher, incarnation or 0, number)
-                if key not in arrived:
-                    arrived[key] = time
-                    self.delivered[bucket] += 1
+            if time != seen_at:
+                seen_at, bucket = time, self.bucket(time)
+            for number in (first,) if count == 1 else range(first, first + (count or 1)):
+                identity = publisher, incarnation or 0, number
+                reached = arrived.get(identity)
+                if reached is None:
+                    reached = arrived[identity] = {}
+                if client not in reached:
+                    reached[client] = time
+                    delivered[bucket] += 1
                 elif reason is None:
-                    self.repeated[bucket] += 1
+                    repeated[bucket] += 1
             if published_at is not None and reason != RETAINED:
-                self.latencies_ms[bucket].append(1000 * (time - published_at))
+                latencies_ms[bucket].append(1000 * (time - published_at))
         return arrived
 
     def _take_drops(self, events: Sequence[Row]) -> dict[Delivery, str]:
@@ -149,11 +158,12 @@ class Ledger:
         return dropped
 
     def _take_published(
-        self, events: Sequence[Row], arrived: Iterable[Delivery], dropped: Iterable[Delivery]
+        self, events: Sequence[Row], arrived: Reached, dropped: Iterable[Delivery]
     ) -> dict[Identity, Published]:
         reached: dict[Identity, dict[str, None]] = {}
         if not any(row.attributes for row in events if row.kind == "published"):
-            for client, identity in (*arrived, *dropped):
+            reached = {identity: dict.fromkeys(clients) for identity, clients in arrived.items()}
+            for client, identity in dropped:
                 reached.setdefault(identity, {})[client] = None
         subscriptions, published = Subscriptions(), {}
         for row in events:
@@ -173,29 +183,31 @@ class Ledger:
     def _settle(
         self,
         published: Mapping[Identity, Published],
-        arrived: Mapping[Delivery, float],
+        arrived: Reached,
         dropped: Mapping[Delivery, str],
         whole: Container[str],
     ) -> None:
-        newest: dict[tuple[str, str], tuple[int, int]] = {}
-        for client, identity in arrived:
-            stream = client, identity[0]
-            if identity[1:] > newest.get(stream, (-1, -1)):
-                newest[stream] = identity[1:]
+        newest: dict[tuple[str, str], tuple[int, int]] | None = None
+        seen_at, later = None, 0
         for identity, (time, receivers) in published.items():
-            bucket = self.bucket(time)
+            bucket, reached = self.bucket(time), arrived.get(identity, {})
             for client in receivers:
-                key, stream = (client, identity), (client, identity[0])
-                arrived_at = arrived.get(key)
-                if arrived_at is None and dropped.get(key) in NOT_OWED:
-                    continue
-                self.owed[bucket] += 1
+                arrived_at = reached.get(client)
                 if arrived_at is not None:
-                    later = self.bucket(arrived_at)
+                    self.owed[bucket] += 1
+                    if arrived_at != seen_at:
+                        seen_at, later = arrived_at, self.bucket(arrived_at)
                     if later != bucket:
                         self._change(self.waiting, bucket, client, 1)
                         self._change(self.waiting, later, client, -1)
-                elif client in whole or key in dropped or identity[1:] < newest.get(stream, (-1, -1)):
+                    continue
+                key, stream = (client, identity), (client, identity[0])
+                if dropped.get(key) in NOT_OWED:
+                    continue
+                self.owed[bucket] += 1
+                if newest is None:  # Nobody asks for it where everything arrived.
+                    newest = _newest(arrived)
+                if client in whole or key in dropped or identity[1:] < newest.get(stream, (-1, -1)):
                     self.lost[bucket] += 1
                     self._change(self.lost_by, bucket, client, 1)
                 else:
@@ -205,3 +217,14 @@ class Ledger:
     def _change(changes: list[dict[str, int]], bucket: int, client: str, change: int) -> None:
         at = changes[bucket]
         at[client] = at.get(client, 0) + change
+
+
+def _newest(arrived: Reached) -> dict[tuple[str, str], tuple[int, int]]:
+    """Incarnation and number of the last notification of each publisher that reached each client."""
+    newest: dict[tuple[str, str], tuple[int, int]] = {}
+    for (publisher, incarnation, number), clients in arrived.items():
+        position = incarnation, number
+        for client in clients:
+            if position > newest.get((client, publisher), (-1, -1)):
+                newest[client, publisher] = position
+    return newest

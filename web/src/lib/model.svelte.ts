@@ -6,6 +6,8 @@ import { neighboursOf } from "./layout";
 const HISTORY_MAX = 900;
 const HANDOFFS_MAX = 2_000;
 const LISTED_MAX = 100;
+/** Handoffs come in batches: within one they are shown as far apart as they happened, up to this. */
+const SPREAD_MS = 500;
 
 /** One handoff on the screen; `shown_ms` is when the page learned of it. */
 export interface Shown extends Handoff {
@@ -67,7 +69,11 @@ export class Model {
   }
 
   takeHandoffs(handoffs: Handoff[], now_ms: number): void {
-    for (const handoff of handoffs) this.handoffs.push({ ...handoff, shown_ms: now_ms });
+    const newest = handoffs.reduce((latest, one) => Math.max(latest, one.at), 0);
+    for (const handoff of handoffs) {
+      const before_ms = Math.min(1000 * (newest - handoff.at), SPREAD_MS);
+      this.handoffs.push({ ...handoff, shown_ms: now_ms - before_ms });
+    }
     if (this.handoffs.length > HANDOFFS_MAX) this.handoffs.splice(0, this.handoffs.length - HANDOFFS_MAX);
     if (handoffs.length) this.latest = [...handoffs].reverse().concat(this.latest).slice(0, LISTED_MAX);
   }

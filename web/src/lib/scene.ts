@@ -366,7 +366,7 @@ export class Scene {
     for (const client of this.model.clients.values()) {
       const place = client.queued > 0 ? this.at.get(client.id) : undefined;
       if (!place) continue;
-      const radius = 4 + 2.6 * Math.log10(1 + client.queued);
+      const radius = haloOf(client);
       draw.moveTo(place.x + radius, place.y);
       draw.arc(place.x, place.y, radius, 0, 7);
     }
@@ -437,7 +437,7 @@ export class Scene {
     }
   }
 
-  /** How far the clients of each broker reach. */
+  /** How far the clients of each broker reach, halos included. */
   private discRadii(): Map<string, number> {
     const reach = new Map<string, number>();
     for (const client of this.model.clients.values()) {
@@ -445,7 +445,7 @@ export class Scene {
       const at = this.at.get(client.id);
       if (!place || !at || client.broker === null || (this.isOnEarth && hasPosition(client))) continue;
       const centre = this.onScreen(place);
-      const distance = Math.hypot(at.x - centre.x, at.y - centre.y);
+      const distance = Math.hypot(at.x - centre.x, at.y - centre.y) + haloOf(client);
       if (distance > (reach.get(client.broker) ?? 0)) reach.set(client.broker, distance);
     }
     return reach;
@@ -606,6 +606,10 @@ export class Scene {
 
 export function classOf(duration_ms: number): number {
   return DURATIONS.findIndex((one) => duration_ms < one.below_ms);
+}
+
+function haloOf(client: Client): number {
+  return client.queued > 0 ? 4 + 2.6 * Math.log10(1 + client.queued) : 0;
 }
 
 /** A number from 0 to 1 that is always the same for a name. */

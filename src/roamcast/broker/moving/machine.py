@@ -529,5 +529,8 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
     def refusal_of_move(self, values: dict[str, Value]) -> str:
         return NO_PLACES
 
+    def tells_place(self, topic: str) -> bool:
+        return False
+
     def next_of(self, client: str, said: str) -> bytes | None:
         return self.settings.endpoint.steering.answer(self.id, said, ())

@@ -185,6 +185,9 @@ class Keeper(Protocol):
     def refusal_of_move(self, values: dict[str, Value]) -> str:
         """Why a client cannot be there; "" if it can."""
 
+    def tells_place(self, topic: str) -> bool:
+        """Whether what is published there may say where its publisher is."""
+
     def next_of(self, client: str, said: str) -> bytes | None:
         """What to tell a client that says this of its surroundings, if it should go to another broker."""
 
@@ -771,12 +774,11 @@ class Endpoint:
         if topic.startswith(CONTROL):
             return None
         decision = connection.access.publish(name)
-        if decision.needs_content:
-            connection.guarded[topic] = None
-            return attributes
-        if not decision.allowed:
+        if not (decision.needs_content or decision.allowed):
             self.note(connection, "denied", f"publish to {name}")
             return None
+        if decision.needs_content or self.keeper.tells_place(name):
+            connection.guarded[topic] = None
         return attributes
 
     def _named(self, topic: bytes) -> tuple[str, bytes]:
@@ -843,6 +845,8 @@ class Endpoint:
         if len(permitted) < len(bodies):
             self.traffic.denied["publish"] += len(bodies) - len(permitted)
             self.note(connection, "denied", f"publish to {name}, because of its content")
+        if permitted and self.keeper.tells_place(name):
+            connection.is_durable = True  # Also with QoS 0: where the client is must survive a crash.
         return permitted
 
     def described(self, block: bytes) -> Described:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from roamcast.errors import InputError
+from roamcast.filters.expression import Value
 from roamcast.routing.location.pace import Estimate
 from roamcast.routing.location.ploc import Rule
 from roamcast.routing.location.variables import Variable
@@ -31,6 +32,12 @@ class LocationSettings(msgspec.Struct, frozen=True):
     """How long a client is in a zone before others are told, and …"""
     hysteresis_m: float = 0.0
     """… how far it must be outside before it has left."""
+    told_in: tuple[str, ...] = ()
+    """Attributes of a client's own notifications that say where it is (see `told.py`), and …"""
+    told_topics: tuple[str, ...] = ()
+    """… where it publishes them; empty: anywhere."""
+    lent: Mapping[str, Value] = {}
+    """For each broker where its clients are that have not said where they are."""
 
     def check(self) -> None:
         """Refuse what cannot be."""
