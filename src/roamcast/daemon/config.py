@@ -30,6 +30,7 @@ from roamcast.config.sections import (
     ViewToken,
 )
 from roamcast.daemon.settings import read_steering, read_zones
+from roamcast.daemon.workers import check_workers
 from roamcast.errors import InputError, did_you_mean
 from roamcast.filters.patterns import TopicPattern
 from roamcast.mobility import MOBILE_PROTOCOLS, PROTOCOLS, check_combination
@@ -48,6 +49,7 @@ from roamcast.net.users import read_users
 FLAGS = {
     "id": "--id",
     "data": "--data",
+    "workers": "--workers",
     "listener": "--listen",
     "peer": "--peer",
     "link.address": "--peer-listen",
@@ -88,6 +90,7 @@ def check(config: Config, warn: Warn) -> None:
     check_location(config.location)
     check_steering(config.steering)
     check_replication(config)
+    check_workers(config)
 
 
 def check_replication(config: Config) -> None:

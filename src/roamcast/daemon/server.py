@@ -40,7 +40,9 @@ from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
 from roamcast.daemon.pressure import held_bytes
 from roamcast.daemon.settings import read_model, site_settings
+from roamcast.daemon.siblings import Siblings
 from roamcast.daemon.trees import Trees
+from roamcast.daemon.workers import Worker, link_socket, siblings, tell_ready
 from roamcast.errors import InputError, cannot_listen
 from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packets import Auth, Connack, Connect, Disconnect
@@ -102,8 +104,13 @@ class Server:
         fail_stop: FailStop,
         events: EventLog | None = None,
         replicating: Replicating | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self.config = config
+        self._worker = worker
+        is_first = worker is not None and worker.number == 1
+        self.siblings = Siblings(lambda: siblings(self.config)) if is_first else None
+        """The other workers, if this is the first of several."""
         self.replicating = replicating
         self._reread = reread
         self.site = site
@@ -137,7 +144,10 @@ class Server:
         self._proxies: dict[int, ProxyHeaders] = {}
         """Of the listeners behind load balancers, by their number."""
         self._admission = Admission(config)
-        self.linking = Linking(config, site, self.engine.push, self.kept_out, self.engine.fail)
+        self.linking = Linking(
+            config, site, self.engine.push, self.kept_out, self.engine.fail,
+            link_socket(Path(config.data)) if is_first else None,
+        )  # fmt: skip
         self._revocations = Revocations(config.listeners)
         self._contexts: dict[int, ServerContext] = {}
         """TLS of the listeners that have it, by their number."""
@@ -183,7 +193,9 @@ class Server:
         _, why = read_model(self.config)
         if why:
             log.warning("mobility.model is not used, and the broker learns from moves alone: %s", why)
-        log.info("broker %s listens on %s", self.config.id, ", ".join(map(str, self.ports)))
+        log.info("broker %s listens on %s", self.config.id, ", ".join(map(str, self.ports)) or "no port")
+        if self._worker is not None:
+            tell_ready()
         try:
             await self._stopping.wait()
         finally:
@@ -241,7 +253,7 @@ class Server:
         )
         self._doorways.append(doorway)
         try:
-            await doorway.open(listener.address, listener.port)
+            await doorway.open(listener.address, listener.port, is_shared=self._worker is not None)
         except OSError as error:
             where = f"{listener.address}:{listener.port}"
             raise cannot_listen(f"listener {where}", error) from None

@@ -56,14 +56,19 @@ class Doorway:
         self._timer: asyncio.TimerHandle | None = None
         self._complaints = Complaints()
 
-    async def open(self, host: str, port: int) -> None:
-        """Listen on every address of the host; OSError if that cannot be done."""
+    async def open(self, host: str, port: int, *, is_shared: bool = False) -> None:
+        """Listen on every address of the host; OSError if that cannot be done.
+
+        Connections to a port that is shared are spread over all processes that listen there.
+        """
         self._loop = asyncio.get_running_loop()
         found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
             for family, _, _, _, address in dict.fromkeys(found):
                 port = self._sockets[0].getsockname()[1] if self._sockets else port
-                one = socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+                one = socket.create_server(
+                    (str(address[0]), port), family=family, backlog=BACKLOG, reuse_port=is_shared
+                )
                 one.setblocking(False)
                 self._sockets.append(one)
         except OSError:
