@@ -34,6 +34,10 @@ FILTERS_TOGETHER = 50
 """Topic filters in one SUBSCRIBE."""
 
 
+Door = Callable[[], socket.socket]
+"""Opens a connection to a broker."""
+
+
 @dataclass(frozen=True)
 class Figure:
     """What one run gave."""
@@ -60,12 +64,18 @@ class LoadConnection:
     """A client's connection. It blocks until `go`, and never afterwards."""
 
     def __init__(
-        self, port: int, client_id: str, version: int = 4, *, wait: bool = True, is_lasting: bool = False
+        self,
+        port: int | Door,
+        client_id: str,
+        version: int = 4,
+        *,
+        wait: bool = True,
+        is_lasting: bool = False,
     ) -> None:
         """`is_lasting` takes up the session of this client id, and leaves it behind."""
         self.version = version
         self.is_resumed = False
-        self.socket = socket.create_connection((HOST, port), PATIENCE_S)
+        self.socket = port() if callable(port) else socket.create_connection((HOST, port), PATIENCE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.blocked: set[LoadConnection] = set()
         """Where it puts itself when the socket takes no more."""

@@ -344,6 +344,7 @@ def handoff(
     ] = "",
     out: Annotated[Path | None, typer.Option(help="With --rtt: a folder for handoff.svg.")] = None,
     sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.GROUP,
+    workers: Annotated[bool, typer.Option("--workers", help="Between two workers of one site.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """A client moves between broker processes: how long until it is served, against a plain resume.
@@ -359,7 +360,7 @@ def handoff(
     with progress("handing off") as report, failing_plainly():
         result = benchmark.run(
             sync=sync.value, rounds=rounds or benchmark.ROUNDS, queued=queued or benchmark.QUEUED,
-            progress=report,
+            within=workers, progress=report,
         )  # fmt: skip
     if as_json:
         emit_json(result)

@@ -100,7 +100,9 @@ def site_status(own: Answer, others: Mapping[str, Answer]) -> Answer:
     """What worker 1 says of itself, with the sums of all and a row for each."""
     answered = [own, *(one for one in others.values() if "error" not in one)]
     failing = [f"{one['broker']}: {one['journal']}" for one in answered if one["journal"] != "ok"]
-    sums = {name: sum(one[name] for one in answered) for name in ("connections", "sessions", "queued")}
+    counts = ("connections", "sessions", "queued", "fail_stops")
+    sums: Answer = {name: sum(one[name] for one in answered) for name in counts}
+    sums["kept_out"] = [who for one in answered for who in one["kept_out"]]
     rows = [_row(own["broker"], own), *(_row(id, one) for id, one in others.items())]
     return {**own, **sums, "journal": "; ".join(failing) or "ok", "workers": rows}
 

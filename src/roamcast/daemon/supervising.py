@@ -22,7 +22,15 @@ from pathlib import Path
 from roamcast.config.addresses import join_endpoint
 from roamcast.config.sections import Config, Listener
 from roamcast.daemon.control import ask
-from roamcast.daemon.workers import Worker, leaving, secret_file, worker_folder, worker_id
+from roamcast.daemon.workers import (
+    Worker,
+    gone,
+    gone_folder,
+    leaving,
+    secret_file,
+    worker_folder,
+    worker_id,
+)
 from roamcast.errors import InputError, cannot_listen
 from roamcast.net import logs
 from roamcast.storage.failures import write_private
@@ -69,6 +77,7 @@ class Supervisor:
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._stop, 0)
         loop.add_signal_handler(signal.SIGHUP, self._send_all, signal.SIGHUP)
+        self._check_gone()
         self._ports = tuple(self._hold(number, one) for number, one in enumerate(self._config.listeners))
         self._make_secret()
         self._leavers = leaving(self._data, self._config.workers)
@@ -91,7 +100,8 @@ class Supervisor:
         self._is_up = True
         ports = ", ".join(map(str, self._ports))
         log.info("site %s serves on %s with %d workers", self._config.id, ports, self._config.workers)
-        self._dismissing = [asyncio.create_task(self._dismiss(one)) for one in self._leavers]
+        leavers = [*self._leavers, *gone(self._data)]
+        self._dismissing = [asyncio.create_task(self._dismiss(one)) for one in leavers]
 
     def _hold(self, number: int, listener: Listener) -> int:
         """Take a port that the workers will share, if nobody else has it; the port."""
@@ -114,6 +124,15 @@ class Supervisor:
             where = join_endpoint(host, port)
             raise cannot_listen(f"listener.{number} {where}", error) from None
         return port
+
+    def _check_gone(self) -> None:
+        known = [number for number in gone(self._data) if number <= self._config.workers]
+        if known:
+            folder, number = gone_folder(self._data, known[0]), known[0]
+            raise InputError(
+                f"workers = {self._config.workers}: {folder} belongs to a worker that is not forgotten"
+                f" yet; start once with workers = {number - 1}"
+            )
 
     def _make_secret(self) -> None:
         self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -187,14 +206,19 @@ class Supervisor:
     async def _dismiss(self, number: int) -> None:
         """Let a worker that is not needed any more hand over what it has, and end it for good."""
         id, folder = worker_id(self._config.id, number), worker_folder(self._data, number)
-        log.info("worker %s hands its sessions to the others", id)
-        while not await asyncio.to_thread(self._is_emptied, folder):
+        if number in self._leavers:
+            log.info("worker %s hands its sessions to the others", id)
+            while not await asyncio.to_thread(self._is_emptied, folder):
+                await asyncio.sleep(ASK_AGAIN_S)
+            self._dismissed.add(number)
+            self._send(number, signal.SIGTERM)
+            while number in self._processes:
+                await asyncio.sleep(ASK_AGAIN_S)
+            # What is forgotten must not be started again, whenever this process ends.
+            folder.rename(gone_folder(self._data, number))
+        while not await asyncio.to_thread(self._is_forgotten, id):
             await asyncio.sleep(ASK_AGAIN_S)
-        self._dismissed.add(number)
-        self._send(number, signal.SIGTERM)
-        while number in self._processes or not await asyncio.to_thread(self._is_forgotten, id):
-            await asyncio.sleep(ASK_AGAIN_S)
-        shutil.rmtree(folder)
+        shutil.rmtree(gone_folder(self._data, number))
         self._send(1, signal.SIGHUP)  # It looks for this worker no longer.
         log.info("worker %s had nothing left, and is no more", id)
 
@@ -214,6 +238,7 @@ class Supervisor:
             for _ in ask(self._data, ASK_S, command="forget", broker=id):
                 pass
         except InputError as error:
-            log.debug("%s", error)  # Worker 1 has not noticed yet that the link is down.
-            return False
+            log.debug("%s", error)
+            # Otherwise worker 1 has not noticed yet that the link is down.
+            return str(error).startswith("there is no broker")
         return True

@@ -19,6 +19,7 @@ import msgspec
 
 from roamcast.config.sections import Config, Link, Listener, Metrics, Peer, PeerRight, Quotas, Relay
 from roamcast.errors import InputError
+from roamcast.mobility import MOBILE_PROTOCOLS
 from roamcast.net.unix_sockets import SCHEME
 
 VARIABLE = "_ROAMCAST_WORKER"
@@ -91,8 +92,21 @@ def link_socket(data: Path) -> Path:
 
 def leaving(data: Path, count: int) -> list[int]:
     """Workers of an earlier start that may still hold sessions, and are not among those that serve now."""
-    found = [re.fullmatch(r"worker-(\d+)", path.name) for path in data.glob("worker-*") if path.is_dir()]
-    return sorted(int(one[1]) for one in found if one is not None and int(one[1]) > max(1, count))
+    return sorted(number for number in _numbered(data, r"worker-(\d+)") if number > max(1, count))
+
+
+def gone(data: Path) -> list[int]:
+    """Workers that have left, but may still be known to the others."""
+    return _numbered(data, r"worker-(\d+)\.gone")
+
+
+def gone_folder(data: Path, number: int) -> Path:
+    return data / f"worker-{number}.gone"
+
+
+def _numbered(data: Path, pattern: str) -> list[int]:
+    found = [re.fullmatch(pattern, path.name) for path in data.glob("worker-*") if path.is_dir()]
+    return [int(one[1]) for one in found if one is not None]
 
 
 def siblings(config: Config) -> dict[str, Path]:
@@ -111,13 +125,23 @@ def serves(config: Config, id: str) -> bool:
 
 
 def check_workers(config: Config) -> None:
-    """Refuse what workers cannot do; `daemon.config` refuses mobility and replication."""
+    """Refuse what workers cannot do."""
     if config.workers == 1:
         return
     where = f"workers = {config.workers}"
     last = worker_id(config.id, config.workers)
     if len(last) > 64:
         raise InputError(f"{where}: the id of the last worker would be {last}; valid are 64 characters")
+    if config.replication.name:
+        raise InputError(
+            f"{where}: a replicated site has one process; set workers = 1, or no replication.name"
+        )
+    if config.mobility.protocol in MOBILE_PROTOCOLS:
+        raise InputError(
+            f"{where}: a broker with mobility.protocol = {config.mobility.protocol} has one process"
+        )
+    if config.journal.folder:
+        raise InputError(f"{where}: each worker has its journal in its own folder; leave out journal.folder")
     for number, peer in enumerate(config.peers):
         if re.fullmatch(rf"{re.escape(config.id)}\.\d+", peer.id):
             raise InputError(f"peer.{number}.id = {peer.id}: workers of {config.id} have such ids; rename it")
@@ -151,7 +175,6 @@ def _first(config: Config) -> Config:
 
 def _other(config: Config, worker: Worker) -> Config:
     site, link, number = Path(config.data), config.link, worker.number
-    folder = f"{config.journal.folder}-worker-{number}" if config.journal.folder else ""
     first = Peer(
         id=config.id,
         address=f"{SCHEME}{link_socket(site)}",
@@ -174,7 +197,7 @@ def _other(config: Config, worker: Worker) -> Config:
         detours=(),
         relay=Relay(),
         metrics=Metrics(),
-        journal=msgspec.structs.replace(config.journal, folder=folder),
+        journal=msgspec.structs.replace(config.journal, folder=""),
         events=msgspec.structs.replace(config.events, folder=str(config.events_folder)),
     )
 
