@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 HOST = "127.0.0.1"
 START_S = 60.0
@@ -68,6 +69,8 @@ class Process:
     """Where it runs; empty lets the system choose."""
     variables: dict[str, str] = field(default_factory=dict)
     child: subprocess.Popen[bytes] | None = None
+    has_group: ClassVar[bool] = False
+    """Whether the program starts others, which signals are for, too."""
 
     def start(self) -> None:
         with self.log.open("ab") as output:
@@ -77,6 +80,7 @@ class Process:
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **self.variables},
+                start_new_session=self.has_group,
             )
         if self.cores:
             os.sched_setaffinity(self.child.pid, self.cores)

@@ -539,12 +539,14 @@ def chaos(
     ] = None,
     replicas: Annotated[int, typer.Option(min=0, max=2, help="Followers of each broker; needs etcd.")] = 0,
     wipe: Annotated[bool, typer.Option("--wipe", help="Disks are lost with killed replicas.")] = False,
+    workers: Annotated[int, typer.Option(min=1, max=8, help="Worker processes of each broker.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Clients roam while brokers are killed and links fail; then an audit. Exit code 1 if a promise broke."""
     from roamcast.bench import chaos as benchmark
     from roamcast.bench.builds import find_build
     from roamcast.bench.chaos_replicated import ReplicatedChaos
+    from roamcast.bench.chaos_workers import WorkersChaos
 
     if keep is not None:
         prepare_out_folder(keep, option="--keep")
@@ -552,10 +554,14 @@ def chaos(
         raise InputError("--wipe: only with --replicas; a broker alone has nothing but its disk")
     if replicas and upgrade_from is not None:
         raise InputError("--upgrade-from: not with --replicas")
+    if workers > 1 and (replicas or upgrade_from is not None):
+        raise InputError("--workers: not with --replicas or --upgrade-from")
     earlier = find_build(upgrade_from) if upgrade_from is not None else None
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     print(f"seed {seed}", file=sys.stderr)
     make = partial(ReplicatedChaos, followers=replicas, wipe=wipe) if replicas else None
+    if workers > 1:
+        make = partial(WorkersChaos, workers=workers)
     with progress("chaos"), failing_plainly():
         result = benchmark.run(
             seconds=seconds, seed=seed, clients=clients, brokers=brokers, sync=sync.value, keep=keep,
