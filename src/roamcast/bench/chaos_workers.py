@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from roamcast.bench.broker_network import BrokerNetwork, damage_tail
 from roamcast.bench.builds import THIS_BUILD, Build
 from roamcast.bench.chaos import KINDS, Chaos, Fault
-from roamcast.bench.processes import STOP_S, Process, wait_until
+from roamcast.bench.processes import STOP_S, Process, cpu_s_of, wait_until
 from roamcast.bench.roaming_clients import World
 from roamcast.daemon.workers import worker_folder
 
@@ -46,6 +46,9 @@ class SiteProcess(Process):
     def send(self, number: signal.Signals) -> None:
         if self.is_running:
             os.killpg(self.pid, number)
+
+    def cpu_s(self) -> float:
+        return sum(map(cpu_s_of, self.workers() or [self.pid]))
 
     def kill(self) -> None:
         super().kill()

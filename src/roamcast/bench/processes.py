@@ -133,16 +133,20 @@ class Process:
 
     def cpu_s(self) -> float:
         """Seconds of a core that it has taken so far."""
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        spent_ns = 0
-        for task in tasks:
-            with suppress(FileNotFoundError, ProcessLookupError):  # A thread that has ended since.
-                spent_ns += int((task / "schedstat").read_text().split()[0])
-        return spent_ns / 1e9
+        return cpu_s_of(self.pid)
 
     def resident_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_s_of(process: int) -> float:
+    """Seconds of a core that a process has taken so far."""
+    spent_ns = 0
+    for task in Path(f"/proc/{process}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # A thread that has ended since.
+            spent_ns += int((task / "schedstat").read_text().split()[0])
+    return spent_ns / 1e9
 
 
 def two_cores() -> tuple[frozenset[int], frozenset[int]]:

@@ -44,6 +44,7 @@ def register(app: typer.Typer) -> None:
         (broker, "broker --against mosquitto,amqtt --out figures"),
         (handoff, "handoff --rtt 1,10,50,100 --loss 0,1 --out figures"),
         (storm, "storm --clients 10000 --way drain"),
+        (workers, "workers --workers 1,2,4,8 --share 0.1"),
         (chaos, "chaos --seconds 60 --seed 7"),
         (replicas, "replicas --out figures"),
         (attack, "attack --only silent-tls --only non-readers-qos-0"),
@@ -236,6 +237,41 @@ def radio(
     with progress("simulating") as report:
         result = benchmark.run(brokers, speed, duration, seed=seed, progress=report)
     show_cases(result, "bench radio", as_json)
+
+
+def workers(
+    counts: Annotated[
+        str, typer.Option("--workers", help="Numbers of workers, by commas; the first is compared with.")
+    ] = "1,2",
+    share: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=1.0, help="What each worker gets of a core; needs root. [default: all]"),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.05, help="How long messages are sent in each run.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """What a site delivers with more workers: per second, and per second of a core."""
+    from roamcast.bench import workers as benchmark
+
+    try:
+        numbers = [int(one) for one in counts.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(1 <= one <= 64 for one in numbers):
+        raise InputError(f"--workers {counts}: valid are numbers from 1 to 64, by commas, as in 1,2,4")
+    with progress("measuring sites") as report, failing_plainly():
+        result = benchmark.run(workers=numbers, share=share, seconds=seconds, rounds=rounds, progress=report)
+    if as_json:
+        emit_json(result)
+        return
+    columns = ["case", "QoS", "workers", "messages/s", "times", "per core s", "times", "cores"]
+    names = ("case", "qos", "workers", "messages_per_s", "times", "messages_per_core_s", "times_per_core_s")
+    table(
+        columns,
+        [[*(row[name] for name in names), row["cores"]] for row in result["cases"]],
+        title="bench workers",
+    )
 
 
 def journal(
