@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from roamcast.bench.broker import at_rank, machine
 from roamcast.bench.broker_network import BrokerNetwork
+from roamcast.bench.chaos_workers import WorkersNetwork
 from roamcast.bench.mqtt_load import Door, LoadConnection
 from roamcast.bench.processes import BenchFailed
 from roamcast.bench.report import Report, silent
@@ -53,7 +54,8 @@ def run(
     """`within` moves the client between two workers of one site."""
     settings = [f"journal.sync={sync}", "log.level=warning", *(["workers=2"] if within else [])]
     with tempfile.TemporaryDirectory(prefix="roamcast-bench-") as name, ExitStack() as stack:
-        network = BrokerNetwork(Path(name), [] if within else [(1, 0)], settings, is_relayed=False)
+        kind, edges = (WorkersNetwork, []) if within else (BrokerNetwork, [(1, 0)])
+        network = kind(Path(name), edges, settings, is_relayed=False)
         stack.callback(lambda: asyncio.run(network.stop()))
         asyncio.run(network.start())
         ports: Sequence[int | Door] = [broker.port for broker in network.brokers]

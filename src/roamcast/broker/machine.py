@@ -261,6 +261,9 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     def likely_next(self, session: Session) -> list[str]:
         return self.broker.protocol.likely_next(session)
 
+    def holders_of(self, client: str) -> tuple[str, ...]:
+        return self.broker.directory.holders_of(client)
+
     def unmet(self) -> list[str]:
         return list(self.broker.locator.unmet)
 

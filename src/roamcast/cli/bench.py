@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -595,8 +595,10 @@ def chaos(
     earlier = find_build(upgrade_from) if upgrade_from is not None else None
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     print(f"seed {seed}", file=sys.stderr)
-    make = partial(ReplicatedChaos, followers=replicas, wipe=wipe) if replicas else None
-    if workers > 1:
+    make: Callable[..., benchmark.Chaos] | None = None
+    if replicas:
+        make = partial(ReplicatedChaos, followers=replicas, wipe=wipe)
+    elif workers > 1:
         make = partial(WorkersChaos, workers=workers)
     with progress("chaos"), failing_plainly():
         result = benchmark.run(

@@ -58,6 +58,7 @@ class BrokerFigures:
         self.events = events
         self.started_at = time.monotonic()
         self.connections: Callable[[], int] = lambda: 0
+        self.handed_over: Callable[[], int] = lambda: 0
         self.strangers = Strangers(lambda: 0)
         self.buffered = Buffered()
         self.is_listening: Callable[[], bool] = lambda: False

@@ -79,6 +79,8 @@ class Running(Protocol):
     @property
     def connections(self) -> int: ...
     @property
+    def handed_over(self) -> int: ...
+    @property
     def is_listening(self) -> bool: ...
     @property
     def failed_logins(self) -> int: ...
@@ -101,6 +103,7 @@ class Operations:
             server.engine, server.linking.peers, server.trees, server.kept_out, server.events
         )
         self._figures.connections = lambda: server.connections
+        self._figures.handed_over = lambda: server.handed_over
         self._figures.strangers, self._figures.buffered = server.strangers, server.buffered
         self._figures.is_listening = lambda: server.is_listening
         self._figures.failed_logins = lambda: server.failed_logins

@@ -116,6 +116,15 @@ def siblings(config: Config) -> dict[str, Path]:
     return {worker_id(config.id, number): worker_folder(data, number) for number in numbers}
 
 
+def handover_sockets(config: Config, worker: Worker) -> dict[str, Path]:
+    """Where each worker that serves takes connections of the others; `config` is that of one worker."""
+    is_first = worker.number == 1
+    site = config.id if is_first else config.peers[0].id
+    data = Path(config.data) if is_first else Path(config.data).parent
+    numbers = range(1, worker.count + 1)
+    return {worker_id(site, number): worker_folder(data, number) / "handover" for number in numbers}
+
+
 def serves(config: Config, id: str) -> bool:
     """Whether this is one of the workers that the site has now."""
     return id in [worker_id(config.id, number) for number in range(1, config.workers + 1)]

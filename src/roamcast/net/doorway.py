@@ -132,7 +132,7 @@ class Doorway:
             except OSError as error:
                 self._pause(listening, error)
                 return
-            self._receive(one, str(address[0]), join_endpoint(str(address[0]), int(address[1])))
+            self.receive(one, str(address[0]), join_endpoint(str(address[0]), int(address[1])))
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
         """Too many open files, or too little memory: let others finish first."""
@@ -145,13 +145,15 @@ class Doorway:
         if listening in self._sockets:
             self._loop.add_reader(listening, self._accept, listening)
 
-    def _receive(self, one: socket.socket, host: str, address: str) -> None:
+    def receive(self, one: socket.socket, host: str, address: str, *, is_handed: bool = False) -> None:
+        """A connection was accepted, here or by the process that has handed it over."""
         stranger = self._strangers.enter(host, address, lambda why: self._forget(one))
         if stranger is None:
             if self._complaints.is_due(host, "busy"):
                 log.warning("%s is refused: too many connections, and all of them are busy", address)
             one.close()
             return
+        stranger.is_handed = is_handed
         one.setblocking(False)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._waiting[one] = stranger

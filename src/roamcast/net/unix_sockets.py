@@ -16,9 +16,9 @@ def path_of(address: str) -> str:
     return short(Path(address.removeprefix(SCHEME))) if address.startswith(SCHEME) else ""
 
 
-def bound(path: Path) -> socket.socket:
+def bound(path: Path, kind: int = socket.SOCK_STREAM) -> socket.socket:
     """A socket that only this user can connect to. OSError if it cannot be made."""
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made = socket.socket(socket.AF_UNIX, kind)
     before = os.umask(0o177)
     try:
         path.unlink(missing_ok=True)

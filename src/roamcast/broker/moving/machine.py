@@ -198,6 +198,9 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
     def likely_next(self, session: Session) -> list[str]:
         return []
 
+    def holders_of(self, client: str) -> tuple[str, ...]:
+        return ()
+
     def unmet(self) -> list[str]:
         return []
 
