@@ -30,9 +30,8 @@ from roamcast.bench.worker_doors import find_doors
 
 ROUND = 2_000
 PER_WRITE = 250
-ECHOES = 48
-"""Clients with one message in flight, spread over the workers."""
-DOORS_MIN = 4
+ECHOES_EACH = 24
+"""Clients of each worker with one message in flight."""
 KINDS = ("pairs", "pairs apart", "one in flight")
 
 
@@ -70,8 +69,9 @@ def measure(count: int, share: float | None, seconds: float, rounds: int) -> lis
     with tempfile.TemporaryDirectory(prefix="roamcast-bench-") as name, ExitStack() as stack:
         site = start(Path(name), count)
         stack.callback(site.stop)
-        each = max(DOORS_MIN, -(-2 * ECHOES // count))
-        doors: list[Door] = list(find_doors(site.port, count, each).values()) if count > 1 else [_any(site)]
+        doors: list[Door] = (
+            list(find_doors(site.port, count, 2 * ECHOES_EACH).values()) if count > 1 else [_any(site)]
+        )
         if share is not None:
             shares = stack.enter_context(CpuShares())
             for process in site.workers() or [site.pid]:
@@ -115,11 +115,12 @@ def _row(case: str, qos: int, count: int, figures: Sequence[Figure]) -> dict[str
 
 def _run(site: SiteProcess, case: str, doors: Sequence[Door], qos: int, seconds: float) -> Figure:
     if case == "one in flight":
+        echoes = ECHOES_EACH * len(doors)
         cycles = [
             Cycle([b"bench/%03d" % client] * 20, [numbered(n, PAYLOAD_BYTES, client) for n in range(20)], qos)
-            for client in range(ECHOES)
+            for client in range(echoes)
         ]
-        topics = [f"bench/{client:03d}" for client in range(ECHOES)]
+        topics = [f"bench/{client:03d}" for client in range(echoes)]
         return one_in_flight(site, cycles, topics, seconds, doors)
     away = 1 if case == "pairs apart" else 0
     made = [_pair(doors[n], doors[(n + away) % len(doors)], n, qos) for n in range(len(doors))]
