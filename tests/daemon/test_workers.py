@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from roamcast.cli.network import rows_of_sites
 from roamcast.config.sections import Config, Quotas
 from roamcast.daemon.config import load
 from roamcast.daemon.siblings import merged, site_health, site_status
@@ -130,6 +131,16 @@ def test_one_status_has_the_sums_and_a_row_for_each() -> None:
         ("a.3", False),
     ]
     assert answer["workers"][2]["why"] == "no answer (Connection refused)"
+
+
+def test_one_row_for_a_site_or_one_for_each_worker() -> None:
+    def row(id: str, site: str, **changes: Any) -> dict[str, Any]:
+        return {"id": id, "site": site, "up": True, "attached": 1, "sessions": 2, "queued": 3, **changes}
+
+    workers = [row("a", "a", journal="ok"), row("a.2", "a", up=False, journal="the disk is full")]
+    first, second = rows_of_sites([*workers, row("b", "", journal="ok")])
+    assert (first["id"], first["sessions"], first["up"]) == ("a", 4, False)
+    assert (first["journal"], second["id"], second["sessions"]) == ("the disk is full", "b", 2)
 
 
 def test_a_site_is_failing_if_a_worker_that_answers_is() -> None:

@@ -81,6 +81,8 @@ class Running(Protocol):
     @property
     def handed_over(self) -> int: ...
     @property
+    def site_of_worker(self) -> str: ...
+    @property
     def is_listening(self) -> bool: ...
     @property
     def failed_logins(self) -> int: ...
@@ -104,6 +106,7 @@ class Operations:
         )
         self._figures.connections = lambda: server.connections
         self._figures.handed_over = lambda: server.handed_over
+        self._figures.site = server.site_of_worker
         self._figures.strangers, self._figures.buffered = server.strangers, server.buffered
         self._figures.is_listening = lambda: server.is_listening
         self._figures.failed_logins = lambda: server.failed_logins

@@ -42,7 +42,7 @@ from roamcast.daemon.pressure import held_bytes
 from roamcast.daemon.settings import read_model, site_settings
 from roamcast.daemon.siblings import Siblings
 from roamcast.daemon.trees import Trees
-from roamcast.daemon.workers import Worker, handover_sockets, link_socket, siblings, tell_ready
+from roamcast.daemon.workers import Worker, handover_sockets, link_socket, siblings, site_id, tell_ready
 from roamcast.errors import InputError, cannot_listen
 from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packets import Auth, Connack, Connect, Disconnect
@@ -229,6 +229,11 @@ class Server:
     @property
     def connections(self) -> int:
         return len(self._clients)
+
+    @property
+    def site_of_worker(self) -> str:
+        """The site of which this is a worker, if it is one."""
+        return site_id(self.config, self._worker) if self._worker is not None else ""
 
     @property
     def handed_over(self) -> int:

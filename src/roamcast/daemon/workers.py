@@ -116,11 +116,15 @@ def siblings(config: Config) -> dict[str, Path]:
     return {worker_id(config.id, number): worker_folder(data, number) for number in numbers}
 
 
+def site_id(config: Config, worker: Worker) -> str:
+    """The site of a worker, from the worker's configuration."""
+    return config.id if worker.number == 1 else config.peers[0].id
+
+
 def handover_sockets(config: Config, worker: Worker) -> dict[str, Path]:
     """Where each worker that serves takes connections of the others; `config` is that of one worker."""
-    is_first = worker.number == 1
-    site = config.id if is_first else config.peers[0].id
-    data = Path(config.data) if is_first else Path(config.data).parent
+    site = site_id(config, worker)
+    data = Path(config.data) if worker.number == 1 else Path(config.data).parent
     numbers = range(1, worker.count + 1)
     return {worker_id(site, number): worker_folder(data, number) / "handover" for number in numbers}
 
