@@ -123,13 +123,14 @@ def _run(site: SiteProcess, case: str, doors: Sequence[Door], qos: int, seconds:
         topics = [f"bench/{client:03d}" for client in range(echoes)]
         return one_in_flight(site, cycles, topics, seconds, doors)
     away = 1 if case == "pairs apart" else 0
-    made = [_pair(doors[n], doors[(n + away) % len(doors)], n, qos) for n in range(len(doors))]
+    names = [f"{case.replace(' ', '-')}-{number}" for number in range(len(doors))]
+    made = [_pair(doors[n], doors[(n + away) % len(doors)], n, names[n], qos) for n in range(len(doors))]
     return pairs(site, made, seconds, PER_WRITE)
 
 
-def _pair(publisher: Door, subscriber: Door, number: int, qos: int) -> Pair:
+def _pair(publisher: Door, subscriber: Door, number: int, name: str, qos: int) -> Pair:
     topic = f"bench/{number:02d}"
     cycle = Cycle([topic.encode()] * ROUND, [numbered(n, PAYLOAD_BYTES, number) for n in range(ROUND)], qos)
-    taking = LoadConnection(subscriber, f"bench-subscriber-{number}")
+    taking = LoadConnection(subscriber, f"{name}-subscriber")
     taking.subscribe([topic], qos)
-    return Pair(LoadConnection(publisher, f"bench-publisher-{number}"), cycle, taking, EvenStream(cycle))
+    return Pair(LoadConnection(publisher, f"{name}-publisher"), cycle, taking, EvenStream(cycle))

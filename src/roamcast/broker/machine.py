@@ -261,8 +261,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     def likely_next(self, session: Session) -> list[str]:
         return self.broker.protocol.likely_next(session)
 
-    def holders_of(self, client: str) -> tuple[str, ...]:
-        return self.broker.directory.holders_of(client)
+    def may_hold(self, client: str) -> tuple[str, ...]:
+        return self.broker.directory.may_hold(client)
 
     def unmet(self) -> list[str]:
         return list(self.broker.locator.unmet)

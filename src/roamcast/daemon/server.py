@@ -302,7 +302,7 @@ class Server:
         client_id = client_id_of(one)
         if not client_id or client_id in self.site.endpoint.sessions:
             return False
-        holder = next((id for id in self.site.holders_of(client_id) if id in self._handovers), None)
+        holder = next((id for id in self.site.may_hold(client_id) if id in self._handovers), None)
         about = Handed(number, stranger.host, stranger.address)
         if holder is None or not self._hand_over.give(self._handovers[holder], one, about):
             return False

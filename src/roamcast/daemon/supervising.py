@@ -44,8 +44,6 @@ STABLE_S = 10.0
 SECRET_BYTES = 32
 ASK_S = 30.0
 ASK_AGAIN_S = 0.5
-EXIT_KILLED = 70
-"""Of the site, if a worker is killed before all of them serve."""
 
 
 def supervise(config: Config, warnings: Iterable[str] = ()) -> int:
@@ -95,7 +93,7 @@ class Supervisor:
     def _on_ready(self, number: int) -> None:
         """A worker serves: when all do so for the first time, those that must leave can."""
         self._unready.discard(number)
-        if self._unready or self._is_up:
+        if self._unready or self._is_up or self._stopping.is_set():
             return
         self._is_up = True
         ports = ", ".join(map(str, self._ports))
@@ -151,8 +149,8 @@ class Supervisor:
             code = await self._run(number)
             if self._stopping.is_set() or number in self._dismissed:
                 return
-            if not self._is_up:
-                self._stop(code if code > 0 else EXIT_KILLED)
+            if not self._is_up and code > 0:
+                self._stop(code)  # As a broker alone would: it has said what is wrong.
                 return
             failures = 0 if time.monotonic() - started_s > STABLE_S else failures + 1
             pause_s = 0.0 if code and failures <= 1 else min(PAUSE_MAX_S, PAUSE_MIN_S * 2.0**failures)

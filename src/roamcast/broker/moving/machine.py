@@ -198,7 +198,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
     def likely_next(self, session: Session) -> list[str]:
         return []
 
-    def holders_of(self, client: str) -> tuple[str, ...]:
+    def may_hold(self, client: str) -> tuple[str, ...]:
         return ()
 
     def unmet(self) -> list[str]:
