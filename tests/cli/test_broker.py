@@ -11,6 +11,7 @@ import pytest
 from roamcast.cli import build_app, run
 from roamcast.config.sections import Config, Discovery, Listener, Peer
 from roamcast.daemon.config import BROKER, load
+from roamcast.daemon.workers import Worker
 
 
 @pytest.fixture
@@ -18,7 +19,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configurations that brokers were started with; a reload of each is appended too."""
     configurations: list[Config] = []
 
-    def serve(config: Config, read: Callable[[Callable[[str], None]], Config], warnings: list[str]) -> None:
+    def serve(
+        config: Config,
+        read: Callable[[Callable[[str], None]], Config],
+        warnings: list[str],
+        worker: Worker | None,
+    ) -> None:
+        assert worker is None
         again: list[str] = []
         configurations.extend([config, read(again.append)])
         assert again == warnings

@@ -41,6 +41,8 @@ class Door(Protocol):
 class BrokerNetwork:
     """Brokers b0, b1, … over the edges of a tree."""
 
+    process = Process
+
     def __init__(
         self,
         folder: Path,
@@ -68,7 +70,7 @@ class BrokerNetwork:
         for number in range(len(self.link_ports)):
             port = free_port()
             name = self.name(number)
-            process = Process(name, (), port, self.folder / f"{name}.log")
+            process = self.process(name, (), port, self.folder / f"{name}.log")
             self.brokers.append(process)
             self.set_build(number, self._first_build)
             process.start()

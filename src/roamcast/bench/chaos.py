@@ -259,11 +259,13 @@ class Chaos:
         number, kind = fault.target, fault.kind
         await asyncio.to_thread(self.network.brokers[number].kill)
         if "tail" in kind:
-            journal = self.network.data(number) / "journal"
             tail = "torn" if kind == "kill, torn tail" else "flipped"
-            damage_tail(journal, tail, random.Random(f"{self.seed} {fault.at_s}"))
+            self._damage(number, tail, random.Random(f"{self.seed} {fault.at_s}"))
         await asyncio.sleep(fault.seconds)
         await self._restart(number)
+
+    def _damage(self, number: int, tail: str, rng: random.Random) -> None:
+        damage_tail(self.network.data(number) / "journal", tail, rng)
 
     async def _restart(self, number: int) -> None:
         self.network.restart(number)

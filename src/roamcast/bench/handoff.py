@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 
 from roamcast.bench.broker import at_rank, machine
 from roamcast.bench.broker_network import BrokerNetwork
-from roamcast.bench.mqtt_load import LoadConnection
+from roamcast.bench.chaos_workers import WorkersNetwork
+from roamcast.bench.mqtt_load import Door, LoadConnection
 from roamcast.bench.processes import BenchFailed
 from roamcast.bench.report import Report, silent
+from roamcast.bench.worker_doors import find_doors
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.bursts import FrameWriter, written_acknowledgements
 from roamcast.storage.journal import Journal, Sync
@@ -32,6 +34,8 @@ P99_FACTOR = 2.0
 WINDOW = 500
 PAYLOAD_BYTES = 64
 TOPIC = "handoff"
+DOORS = 8
+"""Connections at once to each worker."""
 FILLED = "filled"
 CLIENT = "roaming"
 PUBACK = b"\x40\x02"
@@ -44,22 +48,28 @@ def run(
     sync: Sync = "group",
     rounds: int = ROUNDS,
     queued: Sequence[int] = QUEUED,
+    within: bool = False,
     progress: Report = silent,
 ) -> dict[str, Any]:
-    settings = [f"journal.sync={sync}", "log.level=warning"]
+    """`within` moves the client between two workers of one site."""
+    settings = [f"journal.sync={sync}", "log.level=warning", *(["workers=2"] if within else [])]
     with tempfile.TemporaryDirectory(prefix="roamcast-bench-") as name, ExitStack() as stack:
-        network = BrokerNetwork(Path(name), [(1, 0)], settings, is_relayed=False)
+        kind, edges = (WorkersNetwork, []) if within else (BrokerNetwork, [(1, 0)])
+        network = kind(Path(name), edges, settings, is_relayed=False)
         stack.callback(lambda: asyncio.run(network.stop()))
         asyncio.run(network.start())
-        ports = [broker.port for broker in network.brokers]
+        ports: Sequence[int | Door] = [broker.port for broker in network.brokers]
+        if within:
+            ports = list(find_doors(network.brokers[0].port, 2, DOORS).values())
         floor = stack.enter_context(closing(Floor(Path(name) / "floor", sync, ports)))
         walk = stack.enter_context(closing(Walk(ports, floor)))
         rows = walk.measure(queued, rounds, progress)
     for row in rows:
         judge(row)
+    places = "2 workers of one site" if within else "2 brokers and 1 link over loopback"
     return {
         "machine": machine(pinned=False),
-        "settings": f"MQTT 5, QoS 1, {PAYLOAD_BYTES}-byte payloads, 2 brokers and 1 link over loopback,"
+        "settings": f"MQTT 5, QoS 1, {PAYLOAD_BYTES}-byte payloads, {places},"
         f" journal sync = {sync}, records as counters (no event log)",
         "bound": "plain resume + 3 journal syncs + 1 round trip, medians; twice that at p99",
         "cases": rows,
@@ -90,7 +100,7 @@ class Came(NamedTuple):
 class Floor:
     """What no handoff can do without: a sync of a journal, and a round trip to a broker."""
 
-    def __init__(self, folder: Path, sync: Sync, ports: Sequence[int]) -> None:
+    def __init__(self, folder: Path, sync: Sync, ports: Sequence[int | Door]) -> None:
         self._journal, _ = Journal.open(folder, sync=sync, version="bench")
         self._is_synced = sync == "group"
         self._clients = [LoadConnection(port, f"pings{number}", 5) for number, port in enumerate(ports)]
@@ -113,7 +123,7 @@ class Floor:
 class Walk:
     """A client that goes away and comes back, here or there."""
 
-    def __init__(self, ports: Sequence[int], floor: Floor) -> None:
+    def __init__(self, ports: Sequence[int | Door], floor: Floor) -> None:
         self._ports = ports
         self._floor = floor
         self._at = 0
@@ -214,7 +224,7 @@ def await_filled(publisher: LoadConnection, watcher: LoadConnection, broker: int
     watcher.send_all(packets.Puback(filled.packet_id))
 
 
-def come_back(port: int, client_id: str, payloads: Sequence[bytes]) -> Came:
+def come_back(port: int | Door, client_id: str, payloads: Sequence[bytes]) -> Came:
     """Connect, read these messages and acknowledge them. The session stays when the connection ends."""
     started_s = time.perf_counter()
     client = LoadConnection(port, client_id, 5, is_lasting=True)

@@ -34,6 +34,10 @@ FILTERS_TOGETHER = 50
 """Topic filters in one SUBSCRIBE."""
 
 
+Door = Callable[[], socket.socket]
+"""Opens a connection to a broker."""
+
+
 @dataclass(frozen=True)
 class Figure:
     """What one run gave."""
@@ -60,12 +64,18 @@ class LoadConnection:
     """A client's connection. It blocks until `go`, and never afterwards."""
 
     def __init__(
-        self, port: int, client_id: str, version: int = 4, *, wait: bool = True, is_lasting: bool = False
+        self,
+        port: int | Door,
+        client_id: str,
+        version: int = 4,
+        *,
+        wait: bool = True,
+        is_lasting: bool = False,
     ) -> None:
         """`is_lasting` takes up the session of this client id, and leaves it behind."""
         self.version = version
         self.is_resumed = False
-        self.socket = socket.create_connection((HOST, port), PATIENCE_S)
+        self.socket = port() if callable(port) else socket.create_connection((HOST, port), PATIENCE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.blocked: set[LoadConnection] = set()
         """Where it puts itself when the socket takes no more."""
@@ -322,8 +332,55 @@ def many_to_one(broker: Process, cycles: Sequence[Cycle], seconds: float, chunk:
     return Figure(sum(one.sent for one in publishers), stream.received, *took)
 
 
-def one_in_flight(broker: Process, cycles: Sequence[Cycle], topics: Sequence[str], seconds: float) -> Figure:
-    """Clients that each send the next message when their last one has come back to them."""
+@dataclass(frozen=True)
+class Pair:
+    """A publisher, what it sends, and who gets all of it."""
+
+    publisher: LoadConnection
+    cycle: Cycle
+    subscriber: LoadConnection
+    stream: EvenStream
+
+
+def pairs(broker: Process, of: Sequence[Pair], seconds: float, chunk: int) -> Figure:
+    """Every publisher sends as fast as the windows of its own pair allow."""
+    poller = Poller()
+    publishers, windows = [Publisher(one.publisher, one.cycle, chunk) for one in of], []
+    for pair, publisher in zip(of, publishers, strict=True):
+        windows.append(Window(2 * chunk))
+        poller.add(pair.publisher, publisher.on_read)
+        poller.add(pair.subscriber, _receiver(pair.subscriber, pair.stream))
+    streams = [one.stream for one in of]
+
+    def send() -> None:
+        for stream, publisher, window in zip(streams, publishers, windows, strict=True):
+            done = stream.done()
+            window.arrived(done)
+            while publisher.may_send(done, window.size):
+                publisher.send()
+
+    def is_done() -> bool:
+        return all(
+            publisher.is_acknowledged and stream.received == publisher.sent
+            for publisher, stream in zip(publishers, streams, strict=True)
+        )
+
+    took = _run(broker, poller, send, is_done, seconds)
+    count = sum(one.sent for one in publishers)
+    return Figure(count, count, *took)
+
+
+def one_in_flight(
+    broker: Process,
+    cycles: Sequence[Cycle],
+    topics: Sequence[str],
+    seconds: float,
+    doors: Sequence[Door] = (),
+) -> Figure:
+    """Clients that each send the next message when their last one has come back to them.
+
+    With `doors` they come in there, in turn.
+    """
     poller = Poller()
     clients: list[tuple[LoadConnection, Echo]] = []
     open_count = 0
@@ -342,7 +399,8 @@ def one_in_flight(broker: Process, cycles: Sequence[Cycle], topics: Sequence[str
         return on_read
 
     for number, (cycle, topic) in enumerate(zip(cycles, topics, strict=True)):
-        connection, echo = LoadConnection(broker.port, f"bench-{number}"), Echo(cycle)
+        door = doors[number % len(doors)] if doors else broker.port
+        connection, echo = LoadConnection(door, f"bench-{number}"), Echo(cycle)
         connection.subscribe([topic], cycle.qos)
         clients.append((connection, echo))
         poller.add(connection, handler(connection, echo))

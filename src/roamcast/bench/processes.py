@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 HOST = "127.0.0.1"
 START_S = 60.0
@@ -68,6 +69,8 @@ class Process:
     """Where it runs; empty lets the system choose."""
     variables: dict[str, str] = field(default_factory=dict)
     child: subprocess.Popen[bytes] | None = None
+    has_group: ClassVar[bool] = False
+    """Whether the program starts others, which signals are for, too."""
 
     def start(self) -> None:
         with self.log.open("ab") as output:
@@ -77,6 +80,7 @@ class Process:
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **self.variables},
+                start_new_session=self.has_group,
             )
         if self.cores:
             os.sched_setaffinity(self.child.pid, self.cores)
@@ -129,16 +133,20 @@ class Process:
 
     def cpu_s(self) -> float:
         """Seconds of a core that it has taken so far."""
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        spent_ns = 0
-        for task in tasks:
-            with suppress(FileNotFoundError, ProcessLookupError):  # A thread that has ended since.
-                spent_ns += int((task / "schedstat").read_text().split()[0])
-        return spent_ns / 1e9
+        return cpu_s_of(self.pid)
 
     def resident_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_s_of(process: int) -> float:
+    """Seconds of a core that a process has taken so far."""
+    spent_ns = 0
+    for task in Path(f"/proc/{process}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # A thread that has ended since.
+            spent_ns += int((task / "schedstat").read_text().split()[0])
+    return spent_ns / 1e9
 
 
 def two_cores() -> tuple[frozenset[int], frozenset[int]]:

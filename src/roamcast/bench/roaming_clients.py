@@ -46,6 +46,8 @@ class World:
     is_roaming: bool = True
     """Whether clients move and publish; otherwise they stay where they are and take what they are owed."""
     is_publishing: bool = False
+    may_return: bool = False
+    """Whether clients also come back where they were: there may be several processes."""
     moves: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Welcomes at another broker than the last one, by the numbers of the two."""
     refusals: dict[str, int] = field(default_factory=dict)
@@ -109,7 +111,8 @@ class RoamingClient:
                 writer.transport.abort()
 
     async def _move(self) -> None:
-        others = [number for number in range(len(self._world.brokers)) if number != self.broker]
+        world = self._world
+        others = [n for n in range(len(world.brokers)) if n != self.broker or world.may_return]
         if self.hops:
             self.broker = self.hops.pop(0)
             return

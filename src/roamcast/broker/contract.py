@@ -122,6 +122,9 @@ class AnyMachine(Protocol):
     def likely_next(self, session: Session) -> list[str]:
         """The brokers where the client of a session is expected next."""
 
+    def may_hold(self, client: str) -> tuple[str, ...]:
+        """The other brokers that may hold a client's session, if it outlasts connections."""
+
     def unmet(self) -> list[str]:
         """Peers that are configured and were never met, while sessions are not made anew without them."""
 

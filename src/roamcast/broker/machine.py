@@ -268,6 +268,9 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     def likely_next(self, session: Session) -> list[str]:
         return self.broker.protocol.likely_next(session)
 
+    def may_hold(self, client: str) -> tuple[str, ...]:
+        return self.broker.directory.may_hold(client)
+
     def unmet(self) -> list[str]:
         return list(self.broker.locator.unmet)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -44,6 +44,7 @@ def register(app: typer.Typer) -> None:
         (broker, "broker --against mosquitto,amqtt --out figures"),
         (handoff, "handoff --rtt 1,10,50,100 --loss 0,1 --out figures"),
         (storm, "storm --clients 10000 --way drain"),
+        (workers, "workers --workers 1,2,4,8 --share 0.1"),
         (chaos, "chaos --seconds 60 --seed 7"),
         (replicas, "replicas --out figures"),
         (attack, "attack --only silent-tls --only non-readers-qos-0"),
@@ -238,6 +239,41 @@ def radio(
     show_cases(result, "bench radio", as_json)
 
 
+def workers(
+    counts: Annotated[
+        str, typer.Option("--workers", help="Numbers of workers, by commas; the first is compared with.")
+    ] = "1,2",
+    share: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=1.0, help="What each worker gets of a core; needs root. [default: all]"),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.05, help="How long messages are sent in each run.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """What a site delivers with more workers: per second, and per second of a core."""
+    from roamcast.bench import workers as benchmark
+
+    try:
+        numbers = [int(one) for one in counts.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(1 <= one <= 64 for one in numbers):
+        raise InputError(f"--workers {counts}: valid are numbers from 1 to 64, by commas, as in 1,2,4")
+    with progress("measuring sites") as report, failing_plainly():
+        result = benchmark.run(workers=numbers, share=share, seconds=seconds, rounds=rounds, progress=report)
+    if as_json:
+        emit_json(result)
+        return
+    columns = ["case", "QoS", "workers", "messages/s", "times", "per core s", "times", "cores"]
+    names = ("case", "qos", "workers", "messages_per_s", "times", "messages_per_core_s", "times_per_core_s")
+    table(
+        columns,
+        [[*(row[name] for name in names), row["cores"]] for row in result["cases"]],
+        title="bench workers",
+    )
+
+
 def journal(
     folder: Annotated[
         Path | None, typer.Option("--dir", help="A folder on the disk to measure. [default: a temporary one]")
@@ -344,6 +380,7 @@ def handoff(
     ] = "",
     out: Annotated[Path | None, typer.Option(help="With --rtt: a folder for handoff.svg.")] = None,
     sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.GROUP,
+    workers: Annotated[bool, typer.Option("--workers", help="Between two workers of one site.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """A client moves between broker processes: how long until it is served, against a plain resume.
@@ -359,7 +396,7 @@ def handoff(
     with progress("handing off") as report, failing_plainly():
         result = benchmark.run(
             sync=sync.value, rounds=rounds or benchmark.ROUNDS, queued=queued or benchmark.QUEUED,
-            progress=report,
+            within=workers, progress=report,
         )  # fmt: skip
     if as_json:
         emit_json(result)
@@ -538,12 +575,14 @@ def chaos(
     ] = None,
     replicas: Annotated[int, typer.Option(min=0, max=2, help="Followers of each broker; needs etcd.")] = 0,
     wipe: Annotated[bool, typer.Option("--wipe", help="Disks are lost with killed replicas.")] = False,
+    workers: Annotated[int, typer.Option(min=1, max=8, help="Worker processes of each broker.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Clients roam while brokers are killed and links fail; then an audit. Exit code 1 if a promise broke."""
     from roamcast.bench import chaos as benchmark
     from roamcast.bench.builds import find_build
     from roamcast.bench.chaos_replicated import ReplicatedChaos
+    from roamcast.bench.chaos_workers import WorkersChaos
 
     if keep is not None:
         prepare_out_folder(keep, option="--keep")
@@ -551,10 +590,16 @@ def chaos(
         raise InputError("--wipe: only with --replicas; a broker alone has nothing but its disk")
     if replicas and upgrade_from is not None:
         raise InputError("--upgrade-from: not with --replicas")
+    if workers > 1 and (replicas or upgrade_from is not None):
+        raise InputError("--workers: not with --replicas or --upgrade-from")
     earlier = find_build(upgrade_from) if upgrade_from is not None else None
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     print(f"seed {seed}", file=sys.stderr)
-    make = partial(ReplicatedChaos, followers=replicas, wipe=wipe) if replicas else None
+    make: Callable[..., benchmark.Chaos] | None = None
+    if replicas:
+        make = partial(ReplicatedChaos, followers=replicas, wipe=wipe)
+    elif workers > 1:
+        make = partial(WorkersChaos, workers=workers)
     with progress("chaos"), failing_plainly():
         result = benchmark.run(
             seconds=seconds, seed=seed, clients=clients, brokers=brokers, sync=sync.value, keep=keep,

@@ -72,6 +72,10 @@ def broker(
         ),
     ] = None,
     data: DataFolder = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Processes that serve clients together, behind one address."),
+    ] = None,
     mobility: Annotated[str | None, typer.Option(help="The mobility protocol.")] = None,
     set_: Annotated[
         list[str] | None,
@@ -83,7 +87,10 @@ def broker(
     """Run a broker. Flags win over environment variables (ROAMCAST_SECTION_KEY), and these over the file."""
     if context.invoked_subcommand is not None:
         return
-    start_broker(
+    code = start_broker(
         config=config, id=id, listen=listen, peer=peer, peer_listen=peer_listen, discover=discover, data=data,
-        mobility=mobility, set_=set_, print_config=print_config, check=check,
+        workers=None if workers is None else str(workers), mobility=mobility, set_=set_,
+        print_config=print_config, check=check,
     )  # fmt: skip
+    if code:
+        raise typer.Exit(code)

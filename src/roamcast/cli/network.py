@@ -53,17 +53,35 @@ def status(
     data: Data = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
+    workers: Annotated[bool, typer.Option("--workers", help="A row for each worker.")] = False,
     watch: Watch = False,
     interval: Interval = 2.0,
 ) -> None:
     """All brokers of the network, their links and alerts: exit code 1 if a broker is down or failing."""
     folder = folder_of(data, config)
-    last = repeat(lambda: asked(folder, "network"), print_status, as_json, watch, interval)
+
+    def show(network: Answer) -> None:
+        print_status(network, workers)
+
+    last = repeat(lambda: asked(folder, "network"), show, as_json, watch, interval)
     if any(alert["level"] == "error" for alert in last["alerts"]):
         raise typer.Exit(EXIT_FAILING)
 
 
-def print_status(network: Answer) -> None:
+def rows_of_sites(brokers: list[Answer]) -> list[Answer]:
+    """A row for each broker, with all workers of a site in one."""
+    rows: dict[str, Answer] = {}
+    for one in brokers:
+        row = rows.setdefault(one["site"] or one["id"], dict(one))
+        if row["id"] != one["id"]:
+            row |= {name: row[name] + one[name] for name in ("attached", "sessions", "queued")}
+            row["up"] = row["up"] and one["up"]
+            row["journal"] = one["journal"] if row["journal"] == "ok" else row["journal"]
+    return [row | {"id": name} for name, row in rows.items()]
+
+
+def print_status(network: Answer, with_workers: bool = False) -> None:
+    brokers = network["brokers"]
     table(
         ["broker", "state", "version", "up for s", "clients", "sessions", "queued", "journal"],
         [
@@ -71,7 +89,7 @@ def print_status(network: Answer) -> None:
                 one["id"], "up" if one["up"] else "down", one["version"], round(one["uptime_s"]),
                 one["attached"], one["sessions"], one["queued"], one["journal"],
             ]
-            for one in network["brokers"]
+            for one in (brokers if with_workers else rows_of_sites(brokers))
         ],
     )  # fmt: skip
     up = sum(link["up"] for link in network["links"])

@@ -116,7 +116,12 @@ def print_status(answer: dict[str, Any]) -> None:
         tree = answer["tree"]
         parent = f"parent {tree['parent']}" if tree["parent"] else "no parent"
         print(f"tree: leader {tree['leader']}, {parent}, children: {', '.join(tree['children']) or 'none'}")
+    workers = answer.get("workers", ())
+    for worker in workers:
+        print_worker(worker)
     for link in answer["links"]:
+        if any(worker["worker"] == link["peer"] for worker in workers):
+            continue  # Its row says whether it is there.
         state = "up" if link["is_up"] else f"down ({link['why'] or 'not connected'})"
         if link.get("over"):
             state = f"up, carried by {link['over']} ({link['why'] or 'the direct way is silent'})"
@@ -129,6 +134,16 @@ def print_status(answer: dict[str, Any]) -> None:
         print(f"fail-stops: {answer['fail_stops']:,}")
     for one in answer["kept_out"]:
         print(f"kept out: {one['kind']} {one['name']} until {spoken_time(one['until'])}: {one['why']}")
+
+
+def print_worker(worker: dict[str, Any]) -> None:
+    if not worker["up"]:
+        print(f"worker {worker['worker']}: away ({worker['why']})")
+        return
+    print(
+        f"worker {worker['worker']}: process {worker['process']}, up for {worker['uptime_s']:,.0f} s: "
+        f"{worker['connections']:,} connections, {worker['sessions']:,} sessions, {worker['queued']:,} queued"
+    )
 
 
 def print_replication(replication: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from roamcast.errors import InputError, did_you_mean
 
 KINDS = ("tcp", "tls", "ws", "wss")
 
-SINGLE = ("--config", "--id", "--peer-listen", "--discover", "--data", "--mobility")
+SINGLE = ("--config", "--id", "--peer-listen", "--discover", "--data", "--workers", "--mobility")
 REPEATED = ("--listen", "--peer", "--set")
 
 
@@ -45,8 +45,7 @@ def run_plain(flags: dict[str, Any]) -> int:
     from roamcast.plugins import load_protocols
 
     load_protocols()
-    start_broker(**flags)
-    return 0
+    return start_broker(**flags)
 
 
 def start_broker(
@@ -58,17 +57,21 @@ def start_broker(
     peer_listen: str | None = None,
     discover: str | None = None,
     data: str | None = None,
+    workers: str | None = None,
     mobility: str | None = None,
     set_: list[str] | None = None,
     print_config: bool = False,
     check: bool = False,
-) -> None:
-    """Run a broker until it is told to stop, or say what its configuration is, or whether it can be used."""
+) -> int:
+    """Run a broker until it is told to stop, or say what its configuration is, or whether it can be used.
+
+    The exit code.
+    """
     from roamcast.daemon.config import BROKER
 
     if print_config:
         sys.stdout.write(BROKER.default_file())
-        return
+        return 0
     flags: dict[str, Any] = {}
     if listen:
         flags["listener"] = [parse_listener(text) for text in listen]
@@ -77,7 +80,7 @@ def start_broker(
     flags |= dict(map(parse_setting, set_ or []))
     flags |= {
         key: value
-        for key, value in {"id": id, "data": data, "mobility.protocol": mobility}.items()
+        for key, value in {"id": id, "data": data, "workers": workers, "mobility.protocol": mobility}.items()
         if value is not None
     }
     if peer_listen:
@@ -88,10 +91,18 @@ def start_broker(
     settings = BROKER.load(config, os.environ, flags, warnings.append)
     if check:
         print_usable(config, warnings)
-        return
+        return 0
+    from roamcast.daemon.workers import leaving, this_worker
+
+    worker = this_worker()
+    if worker is None and (settings.workers > 1 or leaving(Path(settings.data), settings.workers)):
+        from roamcast.daemon.supervising import supervise
+
+        return supervise(settings, warnings)
     from roamcast.daemon.main import serve
 
-    serve(settings, lambda warn: BROKER.load(config, os.environ, flags, warn), warnings)
+    serve(settings, lambda warn: BROKER.load(config, os.environ, flags, warn), warnings, worker)
+    return 0
 
 
 def print_usable(path: Path | None, warnings: list[str]) -> None:

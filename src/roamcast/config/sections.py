@@ -714,6 +714,9 @@ class Config(Section, frozen=True):
     """The network's name; brokers of another network are refused as peers."""
     data: PathText = "roamcast-data"
     """The folder for everything that must survive a restart; for one broker alone."""
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Processes that serve clients together behind the same listeners: one for each core at most. Quotas are
+    those of the site; each worker has a share."""
     listeners: tuple[Listener, ...] = field(name="listener", default=(Listener(),))
     peers: tuple[Peer, ...] = field(name="peer", default=())
     link: Link = Link()

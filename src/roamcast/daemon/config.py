@@ -30,6 +30,7 @@ from roamcast.config.sections import (
     ViewToken,
 )
 from roamcast.daemon.settings import read_graph, read_steering, read_zones
+from roamcast.daemon.workers import check_workers
 from roamcast.errors import InputError, did_you_mean
 from roamcast.filters.patterns import TopicPattern
 from roamcast.mobility import MOBILE_PROTOCOLS, PROTOCOLS, check_combination
@@ -50,6 +51,7 @@ from roamcast.routing.location.variables import Variable
 FLAGS = {
     "id": "--id",
     "data": "--data",
+    "workers": "--workers",
     "listener": "--listen",
     "peer": "--peer",
     "link.address": "--peer-listen",
@@ -90,6 +92,7 @@ def check(config: Config, warn: Warn) -> None:
     check_location(config.location)
     check_steering(config.steering)
     check_replication(config)
+    check_workers(config)
 
 
 def check_replication(config: Config) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any
 import msgspec
 
 from roamcast.errors import InputError
+from roamcast.net.unix_sockets import bound, short
 
 log = logging.getLogger("roamcast.control")
 
 SOCKET_NAME = "control"
 LINE_BYTES_MAX = 65_536
 REQUEST_S_MAX = 5.0
-SOCKET_PATH_BYTES_MAX = 107
 
 Answers = AsyncIterator[dict[str, object]]
 Command = Callable[[dict[str, Any]], Answers]
@@ -36,9 +35,9 @@ class ControlServer:
 
     async def start(self) -> None:
         try:
-            self.path.unlink(missing_ok=True)  # The journal's lock says that nobody else has the folder.
+            # The journal's lock says that nobody else has the folder.
             self._server = await asyncio.start_unix_server(
-                self._serve, sock=_bound(self.path), limit=LINE_BYTES_MAX
+                self._serve, sock=bound(self.path), limit=LINE_BYTES_MAX
             )
         except OSError as error:
             # The broker's work does not depend on it.
@@ -77,32 +76,13 @@ class ControlServer:
             yield {"error": str(error), "done": True}
 
 
-def _bound(path: Path) -> socket.socket:
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        bound.bind(_short(path))
-    except OSError:
-        bound.close()
-        raise
-    finally:
-        os.umask(before)
-    return bound
-
-
-def _short(path: Path) -> str:
-    """A unix socket's path must be short; the way there from here may be, where the whole path is not."""
-    whole = str(path.absolute())
-    return whole if len(os.fsencode(whole)) <= SOCKET_PATH_BYTES_MAX else os.path.relpath(path)
-
-
 def ask(data: Path, timeout_s: float, **request: object) -> Iterator[dict[str, Any]]:
     """Send a command to the broker with this data folder; its answers, as they come."""
     path = data / SOCKET_NAME
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
-            connection.connect(_short(path))
+            connection.connect(short(path))
             connection.sendall(msgspec.json.encode(request) + b"\n")
             with connection.makefile("rb") as lines:
                 for line in lines:

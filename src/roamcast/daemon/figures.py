@@ -58,6 +58,9 @@ class BrokerFigures:
         self.events = events
         self.started_at = time.monotonic()
         self.connections: Callable[[], int] = lambda: 0
+        self.handed_over: Callable[[], int] = lambda: 0
+        self.site = ""
+        """The site of which this broker is a worker."""
         self.strangers = Strangers(lambda: 0)
         self.buffered = Buffered()
         self.is_listening: Callable[[], bool] = lambda: False

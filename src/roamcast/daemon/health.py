@@ -6,6 +6,7 @@ import os
 import resource
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
 
@@ -13,17 +14,17 @@ from roamcast import __version__
 from roamcast.broker.contract import AnyMachine
 from roamcast.broker.links.links import Offer
 from roamcast.daemon.figures import BrokerFigures
-from roamcast.daemon.http import Answer
+from roamcast.daemon.http import Answer, as_json
 
 SYS = "$SYS/broker"
 
 
-def health(figures: BrokerFigures) -> Answer:
-    """200 if clients can come in and what they are told is promised; links that are down are only named."""
+def health(figures: BrokerFigures) -> dict[str, Any]:
+    """Well if clients can come in and what they are told is promised; links that are down are only named."""
     engine = figures.engine
     refusal = engine.site.history.refusal
     is_well = engine.is_promising and figures.is_listening() and not refusal
-    body = (
+    return (
         {
             "status": "ok" if is_well else "failing",
             "broker": engine.site.id,
@@ -37,8 +38,11 @@ def health(figures: BrokerFigures) -> Answer:
         | fail_stops_of(figures)
         | tree_of(figures)
     )
-    status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
-    return Answer(status, "application/json", msgspec.json.encode(body) + b"\n")
+
+
+def health_page(told: dict[str, Any]) -> Answer:
+    """200 if it is well."""
+    return as_json(told, HTTPStatus.OK if told["status"] == "ok" else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def history_of(site: AnyMachine, refused: Mapping[str, tuple[Offer, str]]) -> dict[str, object]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import msgspec
@@ -55,8 +56,9 @@ class Linking:
         push: Callable[[MachineInput], None],
         kept_out: KeptOut,
         fail: Callable[[Exception], NoReturn],
+        within: Path | None = None,
     ) -> None:
-        """`fail` ends the process because the site raised."""
+        """`fail` ends the process because the site raised; `within` is where other workers connect."""
         terms = {
             "network": config.network,
             "mobility protocol": config.mobility.protocol,
@@ -69,7 +71,7 @@ class Linking:
         contexts = link_contexts(config.link) if config.link.tls else None
         self.peers = Peers(
             config.id, terms, _link_of(config), config.peers, self, contexts,
-            detours=config.detours, relay=config.relay,
+            detours=config.detours, relay=config.relay, within=within,
         )  # fmt: skip
         self._config = config
         self.discovery: LocalDiscovery | None = None

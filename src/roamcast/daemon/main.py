@@ -23,6 +23,7 @@ from roamcast.config.sections import Config
 from roamcast.daemon.failing import cannot_replay, settle
 from roamcast.daemon.server import Server
 from roamcast.daemon.settings import site_settings
+from roamcast.daemon.workers import Worker, end_with, worker_config
 from roamcast.errors import InputError
 from roamcast.net import logs
 from roamcast.protocol.snapshot import thawed, verify_hash
@@ -57,20 +58,32 @@ Warn = Callable[[str], None]
 """Takes a line about a setting that is valid and yet not what one may want."""
 
 
-def serve(config: Config, read: Callable[[Warn], Config], warnings: Iterable[str] = ()) -> None:
-    """Run a broker until it is told to stop; `read` reads its configuration anew."""
+def serve(
+    config: Config,
+    read: Callable[[Warn], Config],
+    warnings: Iterable[str] = (),
+    worker: Worker | None = None,
+) -> None:
+    """Run a broker until it is told to stop; `read` reads its configuration anew.
+
+    `worker` says which one of a site's it is, and `config` is that of the site.
+    """
     logs.set_up(config.log)
-    for line in warnings:
+    if worker is not None:
+        end_with(worker.supervisor)
+    for line in warnings if worker is None else ():
         log.warning("%s", line)
 
     def reread() -> Config:
-        return read(log.warning)
+        if worker is None:
+            return read(log.warning)
+        return worker_config(read(log.warning if worker.number == 1 else lambda line: None), worker)
 
     _keep_freed_memory_small()
-    uvloop.run(_serve(config, reread))
+    uvloop.run(_serve(config if worker is None else worker_config(config, worker), reread, worker))
 
 
-async def _serve(config: Config, reread: Callable[[], Config]) -> None:
+async def _serve(config: Config, reread: Callable[[], Config], worker: Worker | None) -> None:
     fail_stop = FailStop(Path(config.data))
     if config.replication.name:
         set_aside_damaged(config.journal_folder)
@@ -115,7 +128,7 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
         site = site or make_machine(site_settings(config))
         settle(fail_stop, site)
         _collect_seldom()
-        await Server(config, site, journal, reread, fail_stop, events, replicating).run()
+        await Server(config, site, journal, reread, fail_stop, events, replicating, worker).run()
     finally:
         if verified is not None and recovered.verifying is not None and verified.cancel():
             recovered.verifying.kill()

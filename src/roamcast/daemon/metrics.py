@@ -81,6 +81,8 @@ class Metrics(Collector):
     def _clients(self) -> Iterator[Metric]:
         figures, site = self._figures, self._figures.engine.site
         yield gauge("roamcast_connections", "Open connections of clients.", figures.connections())
+        handed = "Connections given to the worker that has the client's session."
+        yield counter("roamcast_connections_handed_over", handed, figures.handed_over())
         strangers = figures.strangers
         yield gauge("roamcast_strangers", "Connections that have not said yet who they are.", len(strangers))
         gone = CounterMetricFamily(

@@ -146,6 +146,7 @@ class Network:
             "cpu": row.cpu,
             "journal": row.journal,
             "role": row.role,
+            "site": row.site,
             "lag": row.lag,
             "rates": {
                 "received_per_s": row.received_per_s,
@@ -262,7 +263,7 @@ def _told(value: Percentiles | None) -> dict[str, float] | None:
 EMPTY: dict[str, object] = {
     "lat": None, "lon": None, "version": "", "uptime_s": 0, "connections": 0, "sessions": 0, "attached": 0,
     "subscriptions": 0, "queued": 0, "queued_bytes": 0, "memory_bytes": 0, "cpu": 0, "journal": "unknown",
-    "role": "single", "lag": 0, "latency_ms": None, "handoff_ms": None,
+    "role": "single", "site": "", "lag": 0, "latency_ms": None, "handoff_ms": None,
     "rates": {"received_per_s": 0, "delivered_per_s": 0, "handoffs_per_s": 0},
 }  # fmt: skip
 """A broker that was never heard."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from functools import cached_property
@@ -32,12 +33,14 @@ from roamcast.daemon.control import Answers, ControlServer
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.figures import BrokerFigures
 from roamcast.daemon.gate import Gate
-from roamcast.daemon.health import announcements, fail_stops_of, health, history_of, tree_of
+from roamcast.daemon.health import announcements, fail_stops_of, health, health_page, history_of, tree_of
 from roamcast.daemon.http import Answer, HttpServer, Problem, Request, Stream
 from roamcast.daemon.linking import Linking
 from roamcast.daemon.reports import Ask
+from roamcast.daemon.siblings import Siblings, merged, site_health, site_status
 from roamcast.daemon.trees import Trees
 from roamcast.daemon.watching import Watching
+from roamcast.daemon.workers import serves
 from roamcast.errors import InputError
 from roamcast.mqtt.server.sessions import PROVISIONAL
 from roamcast.net.admission import Admitted
@@ -71,9 +74,14 @@ class Running(Protocol):
     strangers: Strangers
     buffered: Buffered
     replicating: Replicating | None
+    siblings: Siblings | None
 
     @property
     def connections(self) -> int: ...
+    @property
+    def handed_over(self) -> int: ...
+    @property
+    def site_of_worker(self) -> str: ...
     @property
     def is_listening(self) -> bool: ...
     @property
@@ -97,6 +105,8 @@ class Operations:
             server.engine, server.linking.peers, server.trees, server.kept_out, server.events
         )
         self._figures.connections = lambda: server.connections
+        self._figures.handed_over = lambda: server.handed_over
+        self._figures.site = server.site_of_worker
         self._figures.strangers, self._figures.buffered = server.strangers, server.buffered
         self._figures.is_listening = lambda: server.is_listening
         self._figures.failed_logins = lambda: server.failed_logins
@@ -113,6 +123,8 @@ class Operations:
             Path(server.config.data),
             {
                 "status": self._status,
+                "worker": self._of_worker,
+                "metrics": self._metrics_of_worker,
                 "where": self._where,
                 "drain": self._drain,
                 "forget": self._forget,
@@ -159,13 +171,32 @@ class Operations:
         if request.path in ("/metrics", "/healthz"):
             if request.method not in ("GET", "HEAD"):
                 raise Problem(HTTPStatus.METHOD_NOT_ALLOWED)
-            return self._metrics_page() if request.path == "/metrics" else health(self._figures)
+            return await (self._metrics_page() if request.path == "/metrics" else self._health())
         if not self._config.serves_view:
             raise Problem(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz; view.enabled = true adds more")
         return await self._api.answer(request)
 
-    def _metrics_page(self) -> Answer:
+    async def _health(self) -> Answer:
+        told, siblings = health(self._figures), self._server.siblings
+        if siblings is not None:
+            told = site_health(told, await siblings.ask(command="worker"))
+        return health_page(told)
+
+    async def _of_worker(self, request: dict[str, Any]) -> Answers:
+        """What the first worker of a site asks the others."""
+        left = self._engine.site.sessions_left()
+        yield {"health": health(self._figures), "sessions_left": left, "done": True}
+
+    async def _metrics_of_worker(self, request: dict[str, Any]) -> Answers:
+        yield {"page": self._metrics.page().body.decode(), "done": True}
+
+    async def _metrics_page(self) -> Answer:
         page, replicating = self._metrics.page(), self._server.replicating
+        if self._server.siblings is not None:
+            pages = {self._config.id: page.body.decode()}
+            answers = await self._server.siblings.ask(command="metrics")
+            pages |= {id: one["page"] for id, one in answers.items() if "error" not in one}
+            return page._replace(body=merged(pages).encode())
         if replicating is None:
             return page
         from roamcast.daemon.replicating import metrics_of
@@ -188,13 +219,17 @@ class Operations:
     # --- commands ---
 
     async def _status(self, request: dict[str, Any]) -> Answers:
-        yield {**self._own_status(), "done": True}
+        status, siblings = self._own_status(), self._server.siblings
+        if siblings is not None:
+            status = site_status(status, await siblings.ask(command="status"))
+        yield {**status, "done": True}
 
     def _own_status(self) -> dict[str, Any]:
         figures, replicating = self._figures, self._server.replicating
         return {
             "broker": self._config.id,
             "version": __version__,
+            "process": os.getpid(),
             "uptime_s": round(figures.uptime_s, 3),
             "connections": figures.connections(),
             "sessions": self._engine.site.session_count,
@@ -309,6 +344,8 @@ class Operations:
         broker = _text(request, "broker")
         if broker == self._config.id:
             raise InputError(f"{broker} is this broker itself")
+        if serves(self._server.config, broker):
+            raise InputError(f"{broker} is a worker of this site; start the site with fewer workers")
         self._engine.site.check_forgetting(broker)
         if any(link.peer == broker and link.is_up for link in self._figures.links()):
             raise InputError(f"{broker} is connected: stop it first, what is forgotten must never come back")
@@ -318,8 +355,16 @@ class Operations:
         yield {"forgotten": broker, "configured": is_configured, "done": True}
 
     async def _accept_history(self, request: dict[str, Any]) -> Answers:
-        broker = _text(request, "broker")
-        accepted = self._server.linking.accept(broker)
+        broker, siblings = _text(request, "broker"), self._server.siblings
+        try:
+            accepted = self._server.linking.accept(broker)
+        except InputError:
+            answers = await siblings.ask(**request) if siblings is not None else {}
+            by_worker = [one for one in answers.values() if "error" not in one]
+            if not by_worker:
+                raise
+            yield by_worker[0]
+            return
         self._engine.push(accepted)
         self._engine.turn()
         if not self._engine.is_promising:
@@ -330,28 +375,38 @@ class Operations:
         yield {"accepted": broker, "begins_anew": accepted.begins_anew, "done": True}
 
     async def _readmit(self, request: dict[str, Any]) -> Answers:
-        name, kept_out = _text(request, "name"), self._server.kept_out
+        name, kept_out, siblings = _text(request, "name"), self._server.kept_out, self._server.siblings
         found = kept_out.readmit(name)
-        if not found:
+        answers = await siblings.ask(**request) if siblings is not None else {}
+        elsewhere = [who for one in answers.values() if "error" not in one for who in one["readmitted"]]
+        if not found and not elsewhere:
             names = ", ".join(map(str, kept_out.now())) or "nobody"
             raise InputError(f"{name} is not kept out; kept out now: {names}")
         for who in found:
             log.warning("%s is let in again, as the operator wishes", who)
             if who.kind == "peer":
                 self._server.linking.peers.dial_again(who.name)
-        yield {"readmitted": [who._asdict() for who in found], "done": True}
+        yield {"readmitted": [*(who._asdict() for who in found), *elsewhere], "done": True}
 
     async def _drain(self, request: dict[str, Any]) -> Answers:
-        up = [link.peer for link in self._figures.links() if link.is_up]
-        destination = str(request.get("to") or "") or next(iter(up), "")
+        destination = str(request.get("to") or "") or next(iter(self._takers()), "")
         if not destination:
             raise InputError("no link is up: there is no broker that could take the sessions")
         self._engine.site.check_draining(destination)
         drained = DrainOrdered(destination, str(request.get("reference") or ""))
+        siblings = self._server.siblings
+        if siblings is not None and destination in siblings:
+            raise InputError(f"{destination} is a worker of this site, which all of it leaves")
+        for id in siblings.folders() if siblings is not None else ():
+            await self.watching.ask(id, "drain", to=destination, reference=drained.reference)
         log.warning("draining: all sessions go to %s; no client is served until the next start", destination)
         again_at = 0.0
         while True:
             left = self._engine.site.sessions_left()
+            if siblings is not None:
+                answers = await siblings.ask(command="worker")
+                # One that does not answer may have sessions: it is waited for.
+                left += sum(one.get("sessions_left", 1) for one in answers.values())
             yield {"to": destination, "sessions": left, "done": not left and again_at > 0}
             if not left and again_at:
                 log.info("drained: no session is here any more")
@@ -404,7 +459,7 @@ class Operations:
                 return self._kick(arguments.get("client", ""), peer)
             case "drain":
                 self._check_orders(peer)
-                return self._begin_drain(arguments.get("to", ""))
+                return self._begin_drain(arguments.get("to", ""), arguments.get("reference", ""))
         raise InputError(f"broker {self._config.id} cannot {ask.command}")
 
     def _check_orders(self, peer: str) -> None:
@@ -427,15 +482,20 @@ class Operations:
         self._engine.push(AccessRevoked((), (session.connection,), why, by_operator=True))
         return {"text": f"{client} was disconnected from {self._config.id}; its session stays"}
 
-    def _begin_drain(self, to: str) -> dict[str, Any]:
-        draining = self._drain({"to": to})
+    def _takers(self) -> list[str]:
+        """Who could take all sessions: peers that are linked, and no workers of this site."""
+        siblings = self._server.siblings or ()
+        return [link.peer for link in self._figures.links() if link.is_up and link.peer not in siblings]
+
+    def _begin_drain(self, to: str, reference: str = "") -> dict[str, Any]:
+        draining = self._drain({"to": to, "reference": reference})
         first = self._engine.site.session_count
 
         async def drain() -> None:
             async for _ in draining:
                 pass
 
-        up = [link.peer for link in self._figures.links() if link.is_up]
+        up = self._takers()
         if to or up:
             self._engine.site.check_draining(to or up[0])
         else:

@@ -89,6 +89,8 @@ class BrokerRow(msgspec.Struct, frozen=True, array_like=True):
     role: str = "single"
     lag: int = 0
     subscriptions: int = 0
+    site: str = ""
+    """The site of which this broker is a worker."""
 
 
 class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):

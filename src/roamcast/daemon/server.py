@@ -41,7 +41,9 @@ from roamcast.daemon.linking import Linking
 from roamcast.daemon.operations import Operations
 from roamcast.daemon.pressure import held_bytes
 from roamcast.daemon.settings import read_model, site_settings
+from roamcast.daemon.siblings import Siblings
 from roamcast.daemon.trees import Trees
+from roamcast.daemon.workers import Worker, handover_sockets, link_socket, siblings, site_id, tell_ready
 from roamcast.errors import InputError, cannot_listen
 from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packets import Auth, Connack, Connect, Disconnect
@@ -63,6 +65,7 @@ from roamcast.net.clients import (
 from roamcast.net.complaints import Complaints
 from roamcast.net.doorway import Doorway
 from roamcast.net.flapping import Flapping
+from roamcast.net.handing_over import Handed, HandOver, client_id_of
 from roamcast.net.logs import fields, set_level
 from roamcast.net.open_files import room_for
 from roamcast.net.proxy_protocol import HeaderRefused, ProxyHeaders
@@ -101,8 +104,13 @@ class Server:
         fail_stop: FailStop,
         events: EventLog | None = None,
         replicating: Replicating | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self.config = config
+        self._worker = worker
+        is_first = worker is not None and worker.number == 1
+        self.siblings = Siblings(lambda: siblings(self.config)) if is_first else None
+        """The other workers, if this is the first of several."""
         self.replicating = replicating
         self._reread = reread
         self.site = site
@@ -135,13 +143,20 @@ class Server:
         self._addresses: Counter[str] = Counter()
         self._connections_max = self._room()
         self._flapping = Flapping()
+        self._handovers = handover_sockets(config, worker) if worker is not None else {}
+        own = self._handovers.pop(config.id, None)
+        self._hand_over = HandOver(own, self._take_handed) if own is not None else None
+        """Takes connections of the other workers, and gives them theirs."""
         self._complaints = Complaints()
         self._denials = Complaints(DENIED_AGAIN_S, DENIED_PAUSE_MAX_S)
         self._opened = 0
         self._proxies: dict[int, ProxyHeaders] = {}
         """Of the listeners behind load balancers, by their number."""
         self._admission = Admission(config)
-        self.linking = Linking(config, site, self.engine.push, self.kept_out, self.engine.fail)
+        self.linking = Linking(
+            config, site, self.engine.push, self.kept_out, self.engine.fail,
+            link_socket(Path(config.data)) if is_first else None,
+        )  # fmt: skip
         self._revocations = Revocations(config.listeners)
         self._contexts: dict[int, ServerContext] = {}
         """TLS of the listeners that have it, by their number."""
@@ -187,7 +202,11 @@ class Server:
         _, why = read_model(self.config)
         if why:
             log.warning("mobility.model is not used, and the broker learns from moves alone: %s", why)
-        log.info("broker %s listens on %s", self.config.id, ", ".join(map(str, self.ports)))
+        if self._hand_over is not None:
+            self._hand_over.open()
+        log.info("broker %s listens on %s", self.config.id, ", ".join(map(str, self.ports)) or "no port")
+        if self._worker is not None:
+            tell_ready()
         try:
             await self._stopping.wait()
         finally:
@@ -213,6 +232,15 @@ class Server:
     @property
     def connections(self) -> int:
         return len(self._clients)
+
+    @property
+    def site_of_worker(self) -> str:
+        """The site of which this is a worker, if it is one."""
+        return site_id(self.config, self._worker) if self._worker is not None else ""
+
+    @property
+    def handed_over(self) -> int:
+        return self._hand_over.given if self._hand_over is not None else 0
 
     def _room(self) -> int:
         """How many connections there may be: as many as are configured, or as the system allows."""
@@ -244,7 +272,7 @@ class Server:
         )
         self._doorways.append(doorway)
         try:
-            await doorway.open(listener.address, listener.port)
+            await doorway.open(listener.address, listener.port, is_shared=self._worker is not None)
         except OSError as error:
             where = f"{listener.address}:{listener.port}"
             raise cannot_listen(f"listener {where}", error) from None
@@ -253,6 +281,8 @@ class Server:
     async def _enter(self, number: int, one: socket.socket, stranger: Stranger) -> None:
         """Somebody has sent a first byte."""
         listener, proxies, source = self.config.listeners[number], self._proxies.get(number), None
+        if listener.kind == "tcp" and proxies is None and self._hand_on(number, one, stranger):
+            return
         if proxies is not None:
             try:
                 source = await proxies.source_of(one, stranger.host)
@@ -267,6 +297,26 @@ class Server:
         protocol = protocol_of(ClientConnection(self, listener, stranger, source), listener)
         context = self._contexts[number].context if number in self._contexts else None
         await self._doorways[number].hand_over(one, stranger, protocol, context)
+
+    def _hand_on(self, number: int, one: socket.socket, stranger: Stranger) -> bool:
+        """Hand a connection to the worker of this site that has the client's session, if that is another."""
+        if self._hand_over is None or stranger.is_handed:
+            return False
+        client_id = client_id_of(one)
+        if not client_id or client_id in self.site.endpoint.sessions:
+            return False
+        holder = next((id for id in self.site.may_hold(client_id) if id in self._handovers), None)
+        about = Handed(number, stranger.host, stranger.address)
+        if holder is None or not self._hand_over.give(self._handovers[holder], one, about):
+            return False
+        self.strangers.settle(stranger)
+        return True
+
+    def _take_handed(self, one: socket.socket, about: Handed) -> None:
+        if about.listener < len(self._doorways):
+            self._doorways[about.listener].receive(one, about.host, about.address, is_handed=True)
+        else:
+            one.close()
 
     def _reload(self) -> None:
         """Read again what can change while clients are there; what else is new needs a restart."""
@@ -340,6 +390,8 @@ class Server:
 
     async def _stop(self) -> None:
         self._admission.close()
+        if self._hand_over is not None:
+            self._hand_over.close()
         for doorway in self._doorways:
             doorway.close()
         self.engine.turn()

@@ -238,6 +238,7 @@ class Watching:
             handoffs_per_s=rates[2],
             handoff_ms=percentiles(took),
             subscriptions=figures.subscriptions(),
+            site=figures.site,
         )
 
     def _links(self) -> list[LinkRow]:

@@ -56,14 +56,19 @@ class Doorway:
         self._timer: asyncio.TimerHandle | None = None
         self._complaints = Complaints()
 
-    async def open(self, host: str, port: int) -> None:
-        """Listen on every address of the host; OSError if that cannot be done."""
+    async def open(self, host: str, port: int, *, is_shared: bool = False) -> None:
+        """Listen on every address of the host; OSError if that cannot be done.
+
+        Connections to a port that is shared are spread over all processes that listen there.
+        """
         self._loop = asyncio.get_running_loop()
         found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
             for family, _, _, _, address in dict.fromkeys(found):
                 port = self._sockets[0].getsockname()[1] if self._sockets else port
-                one = socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+                one = socket.create_server(
+                    (str(address[0]), port), family=family, backlog=BACKLOG, reuse_port=is_shared
+                )
                 one.setblocking(False)
                 self._sockets.append(one)
         except OSError:
@@ -127,7 +132,7 @@ class Doorway:
             except OSError as error:
                 self._pause(listening, error)
                 return
-            self._receive(one, str(address[0]), join_endpoint(str(address[0]), int(address[1])))
+            self.receive(one, str(address[0]), join_endpoint(str(address[0]), int(address[1])))
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
         """Too many open files, or too little memory: let others finish first."""
@@ -140,13 +145,15 @@ class Doorway:
         if listening in self._sockets:
             self._loop.add_reader(listening, self._accept, listening)
 
-    def _receive(self, one: socket.socket, host: str, address: str) -> None:
+    def receive(self, one: socket.socket, host: str, address: str, *, is_handed: bool = False) -> None:
+        """A connection was accepted, here or by the process that has handed it over."""
         stranger = self._strangers.enter(host, address, lambda why: self._forget(one))
         if stranger is None:
             if self._complaints.is_due(host, "busy"):
                 log.warning("%s is refused: too many connections, and all of them are busy", address)
             one.close()
             return
+        stranger.is_handed = is_handed
         one.setblocking(False)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._waiting[one] = stranger

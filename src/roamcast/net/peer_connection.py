@@ -46,6 +46,9 @@ class PeerConnection(asyncio.Protocol):
         self.state: Literal["shaking", "up", "closed"] = "shaking"
         self.is_writable = True
         self.is_local = False
+        self.is_within = False
+        """Whether it joins two workers of one site, over a unix socket: no TLS protects it."""
+        self.on_made: Callable[[], None] | None = None
         self.host = ""
         self.address = ""
         self.dialed = ""
@@ -91,11 +94,16 @@ class PeerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
-        self.host, port = (self.transport.get_extra_info("peername") or ("", 0))[:2]
-        self.address = f"over {self.over}" if self.over else join_endpoint(self.host, port)
-        self.is_local = is_loopback(self.host)
-        self.local_host = str((self.transport.get_extra_info("sockname") or ("",))[0])
+        if self.is_within:
+            self.address, self.is_local = "within the site", True
+        else:
+            self.host, port = (self.transport.get_extra_info("peername") or ("", 0))[:2]
+            self.address = f"over {self.over}" if self.over else join_endpoint(self.host, port)
+            self.is_local = is_loopback(self.host)
+            self.local_host = str((self.transport.get_extra_info("sockname") or ("",))[0])
         self._last_received = self._loop.time()
+        if self.on_made is not None:
+            self.on_made()
 
     def data_received(self, data: bytes) -> None:
         self._last_received = now = self._loop.time()

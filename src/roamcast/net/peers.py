@@ -18,6 +18,7 @@ import secrets
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -49,6 +50,7 @@ from roamcast.net.peer_list import PeerList
 from roamcast.net.relay import Relay
 from roamcast.net.strangers import Stranger, Strangers
 from roamcast.net.tls import LinkContexts
+from roamcast.net.unix_sockets import bound, path_of
 from roamcast.protocol.codec import VERSION_MAX, VERSION_MIN
 
 log = logging.getLogger("roamcast.peers")
@@ -137,10 +139,12 @@ class Peers:
         versions: tuple[int, int] = (VERSION_MIN, VERSION_MAX),
         detours: Iterable[Detour] = (),
         relay: RelaySection | None = None,
+        within: Path | None = None,
     ) -> None:
         """`terms` is what the brokers of a network must agree on, in words for the log.
 
-        `versions` are the lowest and the highest version of the link protocol that are spoken.
+        `versions` are the lowest and the highest version of the link protocol that are spoken. `within` is
+        the unix socket to listen on for the other workers of the site.
         """
         self.id = id
         self.own = Own(id, secrets.token_bytes(16), dict(terms), versions)
@@ -170,6 +174,8 @@ class Peers:
         self._detour_list = list(detours)
         self._detours = Detours(self)
         self.relay = Relay(relay or RelaySection())
+        self._within = within
+        self._within_server: asyncio.Server | None = None
 
     # --- from start to end ---
 
@@ -180,6 +186,14 @@ class Peers:
             except OSError as error:
                 where = f"link.address = {join_endpoint(self.link.address, self.link.port)}"
                 raise cannot_listen(where, error) from None
+        if self._within is not None:
+            try:
+                server = await asyncio.get_running_loop().create_unix_server(
+                    self._receive_within, sock=bound(self._within)
+                )
+            except OSError as error:
+                raise cannot_listen(str(self._within), error) from None
+            self._within_server = server
         self._dial_all()
         self._detours.configure(self._detour_list, self._list.listed)
 
@@ -225,7 +239,7 @@ class Peers:
         return True
 
     def _objection(self, connection: PeerConnection) -> str:
-        peer, contexts = connection.peer_id, self.contexts
+        peer, contexts = connection.peer_id, self._contexts_of(connection)
         if not self._list.admits(peer):
             return f"{peer} is not in the list of peers any more"
         if connection.over and not self._detours.allows(peer, connection.over):
@@ -263,6 +277,8 @@ class Peers:
         tasks = [*self._dialers.values(), *self._shaking]
         for task in tasks:
             task.cancel()
+        if self._within_server is not None:
+            self._within_server.close()
         for connection in list(self._connections):
             connection.close("this broker stops")
         self.relay.stop()
@@ -408,6 +424,16 @@ class Peers:
         if await self._doorway.hand_over(accepted, stranger, connection, context) is not None:
             await self._shake(connection)
 
+    def _receive_within(self) -> PeerConnection:
+        """Another worker of the site has connected."""
+        connection = PeerConnection(self, is_dialer=False)
+        connection.is_within = True
+        connection.on_made = lambda: self._start(self._shake(connection))
+        return connection
+
+    def _contexts_of(self, connection: PeerConnection) -> LinkContexts | None:
+        return None if connection.is_within else self.contexts
+
     def _complain_about_stranger(self, stranger: Stranger, why: str) -> None:
         self._complain(stranger.host, f"a stranger at {stranger.address}", why, logging.WARNING)
 
@@ -439,16 +465,19 @@ class Peers:
                     await hurry.wait()
 
     async def _connect(self, peer: str, address: str) -> PeerConnection | None:
-        host, port = split_endpoint(address)
+        path, loop = path_of(address), asyncio.get_running_loop()
         connection = PeerConnection(self, is_dialer=True, expected=peer)
-        connection.dialed = address
-        connection.contexts_digest = self.contexts.digest if self.contexts else b""
-        context = self.contexts.client if self.contexts else None
+        connection.dialed, connection.is_within = address, bool(path)
+        contexts = self._contexts_of(connection)
+        connection.contexts_digest = contexts.digest if contexts else b""
+        context = contexts.client if contexts else None
         try:
             async with asyncio.timeout(self.link.timeout_s):
-                await asyncio.get_running_loop().create_connection(
-                    lambda: connection, host, port, ssl=context
-                )
+                if path:
+                    await loop.create_unix_connection(lambda: connection, path)
+                else:
+                    host, port = split_endpoint(address)
+                    await loop.create_connection(lambda: connection, host, port, ssl=context)
         except (OSError, TimeoutError) as error:
             why = getattr(error, "reason", "") or getattr(error, "strerror", "") or str(error) or "no answer"
             is_broken_off = isinstance(error, ConnectionResetError | ConnectionAbortedError)
@@ -496,7 +525,7 @@ class Peers:
             self.own,
             secrets.token_bytes(NONCE_BYTES),
             connection.expected,
-            self._certified_by(connection) if self.contexts else None,
+            self._certified_by(connection) if self._contexts_of(connection) else None,
         )
         try:
             async with asyncio.timeout(self.link.timeout_s):
@@ -507,7 +536,12 @@ class Peers:
             connection.close(f"no handshake within {self.link.timeout_s:g} s")
             self._failed(connection, handshake)
         except Ended:
-            if connection.is_dialer and handshake.peer is None and self.contexts is None:
+            if (
+                connection.is_dialer
+                and handshake.peer is None
+                and self.contexts is None
+                and not connection.is_within
+            ):
                 connection.why += "; if its links use TLS, set link.tls = true here, too"
             self._failed(connection, handshake)
         except BaseException:
@@ -581,7 +615,7 @@ class Peers:
 
     def secrets(self, connection: PeerConnection, peer: HandshakeHello) -> tuple[str, ...]:
         valid = (self.relay.secrets if peer.meets else ()) or self._list.secrets(peer.id)
-        if not (valid or self.contexts or connection.is_local):
+        if not (valid or self._contexts_of(connection) or connection.is_local):
             raise LinkRefusal(REASONS["secret"], "secret")
         return valid
 

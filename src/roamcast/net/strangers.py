@@ -24,12 +24,14 @@ Leave = Callable[[str], None]
 class Stranger:
     """One connection, from its first moment until it has said who it is."""
 
-    __slots__ = ("address", "host", "is_asking", "leave", "network", "since_s")
+    __slots__ = ("address", "host", "is_asking", "is_handed", "leave", "network", "since_s")
 
     def __init__(self, host: str, address: str, since_s: float, leave: Leave) -> None:
         self.host, self.address, self.network = host, address, network_of(host)
         self.since_s = since_s
         self.leave = leave
+        self.is_handed = False
+        """True if another process has handed the connection over."""
         self.is_asking = False
         """True while somebody looks at what it has said."""
 

@@ -205,6 +205,9 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
     def likely_next(self, session: Session) -> list[str]:
         return []
 
+    def may_hold(self, client: str) -> tuple[str, ...]:
+        return ()
+
     def unmet(self) -> list[str]:
         return []
 

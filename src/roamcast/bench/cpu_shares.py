@@ -1,0 +1,47 @@
+"""Processes that get no more than a share of a core, by control groups of the system; needs root."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from roamcast.bench.processes import BenchFailed
+
+ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
+PERIOD_US = 20_000
+"""Short, so that a worker that has used its share does not keep others waiting for long."""
+
+
+class CpuShares:
+    """Use it as a context: the groups are gone at its end."""
+
+    def __init__(self) -> None:
+        self._groups: list[tuple[Path, int]] = []
+        self._root = next((one for one in ROOTS if (one / "cgroup.procs").exists()), ROOTS[0])
+        self._is_old = (self._root / "cpu.cfs_period_us").exists() or self._root == ROOTS[0]
+
+    def limit(self, process: int, share: float) -> None:
+        """At most this share of a core from now on."""
+        group, quota_us = self._root / f"roamcast-bench-{process}", int(share * PERIOD_US)
+        try:
+            group.mkdir()
+            self._groups.append((group, process))
+            if self._is_old:
+                (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+                (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+            else:
+                (group / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+            (group / "cgroup.procs").write_text(str(process))
+        except OSError as error:
+            raise BenchFailed(
+                f"shares of a core need control groups that can be written: {group} ({error.strerror})"
+            ) from None
+
+    def __enter__(self) -> CpuShares:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for group, process in self._groups:
+            if os.path.exists(f"/proc/{process}"):
+                (self._root / "cgroup.procs").write_text(str(process))
+            group.rmdir()
