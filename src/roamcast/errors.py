@@ -38,3 +38,11 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     choice = nearest(word, choices)
     return f"did you mean '{choice}'?" if choice else None
+
+
+def empty_log(folder: object) -> InputError:
+    """What to raise for a log folder without a file that can be read."""
+    return InputError(
+        f"log folder {folder}: there is no Parquet file in it"
+        " (a broker closes one every `events.file_s` seconds, and when it stops)"
+    )

@@ -15,10 +15,10 @@ def missing_extra(module: str, arguments: Sequence[str]) -> str:
     extras = [extra for extra, name in _packages_of_extras() if name == package != "roamcast"]
     if not extras:
         return ""
-    # `roamcast pipeline` needs all of the extra `pipeline`, not only the package that was missed first.
-    command = next(iter(arguments), "")
+    # A command with an extra of its own needs all of it, not only the package that was missed first: `audit`
+    # for `roamcast pipeline audit`, `pipeline` for the other commands of that group.
     every = {extra for extra, _ in _packages_of_extras()}
-    extra = command if command in every else extras[0]
+    extra = next((word for word in reversed(arguments[:2]) if word in every), extras[0])
     return f"this needs the package {package}, which is not installed; run: pip install 'roamcast[{extra}]'"
 
 

@@ -104,7 +104,7 @@ def run_audit(
 
         return {**run_on_spark("auditing", where, log, out, work), "engine": "spark"}
     if not is_installed("duckdb"):
-        raise InputError("DuckDB is not installed; it comes with: pip install 'roamcast[pipeline]'")
+        raise InputError("DuckDB is not installed; it comes with: pip install 'roamcast[audit]'")
     from roamcast.pipeline.audit import audit_embedded
 
     prepare_out_place(out)
