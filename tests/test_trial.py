@@ -72,9 +72,9 @@ def test_the_readme_can_be_copied_from_top_to_bottom(
             if program_of(step.text) in CLIENTS and result.returncode == NOT_FOUND:
                 continue
             assert result.returncode == 0, f"{step.text}\n{result.stdout}{result.stderr}"
-        counts = next(line for line in result.stdout.splitlines() if line.startswith("│ roamcast"))
-        lost_and_such = [cell.strip() for cell in counts.split("│")][4:9]
-        assert lost_and_such == ["0"] * 5, "lost, duplicates, out of order, unexpected, invented"
+        found = next(line for line in result.stdout.splitlines() if line.startswith("│ roamcast"))
+        owed, delivered, *wrong = [int(cell) for cell in found.split("│")[2:-1]]
+        assert (owed, delivered, set(wrong)) == (2, 2, {0})
     finally:
         story.stop()
 

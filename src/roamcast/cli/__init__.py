@@ -25,7 +25,7 @@ EXIT_BROKEN_PIPE = 141
 
 
 def main() -> int:
-    """What the installed `roamcast` command calls."""
+    """Entry point of the installed `roamcast` command."""
     arguments = sys.argv[1:]
     if arguments[:1] in (["pub"], ["sub"]):
         # Scripts call these for every message: they do without what the other commands have to load.
@@ -49,7 +49,7 @@ def run_client_command(name: str, *arguments: str) -> int:
 
 
 def build_app(only: str = "") -> typer.Typer:
-    """All commands, or only one (see app.build_app)."""
+    """Build all commands, or only one (see app.build_app)."""
     from roamcast.cli.app import build_app as build
 
     return build(only)
@@ -102,7 +102,7 @@ def complain(text: str, code: int) -> int:
 
 
 def leave_quietly() -> int:
-    """End like a program that the system stopped for writing to nobody, without Python's complaint."""
+    """Exit with the code of SIGPIPE, without Python's message about a broken pipe."""
     # Python flushes stdout once more at the end, and must find something that takes it.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_BROKEN_PIPE

@@ -134,7 +134,7 @@ def location(
     seed: Annotated[int, typer.Option(help="What locations and moves are drawn from.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Clients walk on a grid of streets: how long a broker takes for one move, near them and further away."""
+    """Measure how long brokers near and far take for one move of a client on a grid of streets."""
     from roamcast.bench import location as benchmark
 
     with progress("moving clients") as report:
@@ -230,7 +230,7 @@ def radio(
     seed: Annotated[int, typer.Option(min=0, help="What ways, shadowing and back-offs are drawn from.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Brokers and clients that move on a radio channel, under MFT-PubSub and AODV: seconds for a run."""
+    """Simulate moving brokers on a radio channel, with MFT-PubSub and AODV: seconds for a run."""
     from roamcast.bench import radio as benchmark
 
     with progress("simulating") as report:
@@ -346,7 +346,7 @@ def handoff(
     sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.GROUP,
     as_json: AsJson = False,
 ) -> None:
-    """A client moves between broker processes: how long until it is served, against a plain resume.
+    """Measure handoffs between broker processes, compared with a reconnect at one broker.
 
     With --rtt brokers are a chain whose links are slowed down, and every way of coming back is measured. A
     packet that is lost comes later by a round trip and 200 ms, and so does what is behind it.
@@ -433,7 +433,7 @@ def far_handoffs(
 
 
 def split_numbers(option: str, text: str, least: float, most: float) -> list[float]:
-    """Numbers by commas, each within these bounds."""
+    """Parse numbers separated by commas, each within the bounds."""
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
@@ -506,7 +506,7 @@ def proxy(
     ] = "process",
     as_json: AsJson = False,
 ) -> None:
-    """A client of a foreign broker moves in at another site: how long, against the broker's own delivery."""
+    """Measure handoffs between sites with foreign brokers and proxies."""
     from roamcast.bench import proxy as benchmark
 
     kinds = split_names("--against", against, benchmark.KINDS)
@@ -579,7 +579,7 @@ def replicas(
     out: Annotated[Path | None, typer.Option(help="A folder for the figure, failover.png.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a follower costs a broker, and what clients see of a failover. Needs etcd."""
+    """Measure the cost of a follower, and a failover as clients see it. Needs etcd."""
     from roamcast.bench import replicas as benchmark
 
     if out is not None:
@@ -664,7 +664,7 @@ def show_attacks(result: dict[str, Any]) -> None:
 
 @contextmanager
 def failing_plainly() -> Iterator[None]:
-    """A run that cannot be counted is one line and exit code 1; one that is stopped stops its processes."""
+    """Turn a failed run into one line and exit code 1, and stop its processes on interruption."""
     from roamcast.bench.processes import BenchFailed
 
     try:

@@ -10,7 +10,7 @@ REQUIREMENT = re.compile(r"(?P<name>[\w.-]+).*extra == ['\"](?P<extra>[\w-]+)['\
 
 
 def missing_extra(module: str, arguments: Sequence[str]) -> str:
-    """What to say when an import failed: which package to install, or "" if no extra has it."""
+    """The message for a failed import: which extra to install, or "" if no extra has the package."""
     package = module.partition(".")[0]
     extras = [extra for extra, name in _packages_of_extras() if name == package != "roamcast"]
     if not extras:
@@ -23,7 +23,7 @@ def missing_extra(module: str, arguments: Sequence[str]) -> str:
 
 
 def _packages_of_extras() -> list[tuple[str, str]]:
-    """Extra and package, in the order of pyproject.toml."""
+    """Pairs of extra and package, in the order of pyproject.toml."""
     try:
         lines = requires("roamcast") or []
     except PackageNotFoundError:

@@ -73,7 +73,7 @@ def show(
     file: Annotated[Path, typer.Argument(help="A movement graph: one edge on each line.")],
     as_json: AsJson = False,
 ) -> None:
-    """Check a movement graph, and show how far one gets on it: what a broker lets through for one client."""
+    """Check a movement graph, and show how many locations a client can reach in N steps."""
     from roamcast.routing.location.movement_graph import parse_movement_graph
 
     found = parse_movement_graph(read(file), str(file))

@@ -22,7 +22,7 @@ SHOWN = 20
 STORIES_PER_CHUNK = 20
 
 Story = tuple[str, int]
-"""Protocol and seed."""
+"""A drawn run: protocol and seed."""
 
 
 def register(group: typer.Typer) -> None:
@@ -104,7 +104,7 @@ def folder_for(out: Path | None) -> Iterator[Path]:
 
 
 def simulate(folder: Path, stories: list[Story], workers: int) -> dict[str, dict[str, int]]:
-    """The log of every story in the folder; run to the checkers' verdict."""
+    """Write the log of every story; map each run to the checkers' verdict."""
     chunks = [stories[at : at + STORIES_PER_CHUNK] for at in range(0, len(stories), STORIES_PER_CHUNK)]
     verdicts: dict[str, dict[str, int]] = {}
     with progress(f"simulating {len(stories)} runs") as report, mapping(min(workers, len(chunks))) as mapped:
@@ -125,7 +125,7 @@ def mapping(workers: int) -> Iterator[Callable[..., Iterable[dict[str, dict[str,
 
 
 def run_chunk(folder: Path, stories: list[Story]) -> dict[str, dict[str, int]]:
-    """What a worker process does."""
+    """Simulate a chunk of stories; called in a worker process."""
     from roamcast.simulator.fuzz_logs import write_fuzzed
 
     return dict(write_fuzzed(folder, stories))

@@ -82,7 +82,7 @@ def neighbours(
 
 
 def check_inputs(log: Path | None, trace: Path | None, master: str) -> bool:
-    """Look at what is to be read before Spark is started; whether it is little."""
+    """Check the input before Spark starts; True if it is small."""
     if (log is None) == (trace is None):
         raise InputError("--log and --trace: give one of them")
     need_spark()
@@ -132,7 +132,7 @@ def show(document: dict[str, Any], as_json: bool) -> None:
 
 
 def show_evaluation(found: dict[str, Any]) -> None:
-    """Models beside each other, and how right predictions of when were."""
+    """Print the models side by side, and how well they predict times of leaving."""
     columns = list(next(iter(found["models"].values()), {}))
     rows = [[name, *row.values()] for name, row in found["models"].items()]
     title = f"Later moves: {found['moves']:,}; the bound of clients' own ways is {found['bound_of_own_way']}"

@@ -68,7 +68,7 @@ def stream(
     once: Annotated[bool, typer.Option("--once", help="End when all files there are were read.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell loss, duplicates and handoff delay by the minute, while files are added to the log.
+    """Show loss, duplicates and handoff delay by the minute, while files are added to the log.
 
     It runs until Ctrl-C; started again, it goes on where it was. A minute is told when it is closed (--late),
     and corrected when something owed arrives later (--forget).
@@ -103,7 +103,7 @@ def say(progress: Progress) -> None:
 
 @contextmanager
 def asked_to_end() -> Iterator[threading.Event]:
-    """Set when somebody presses Ctrl-C or ends the process politely."""
+    """An event that is set on SIGINT or SIGTERM."""
     asked = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:

@@ -200,7 +200,7 @@ def without_foreign_model(scenario: Scenario) -> Scenario:
 
 
 def read_graph(file: Path | None) -> str:
-    """The text of a neighbour graph; what is wrong with it is said with the file's name."""
+    """Read a neighbour graph; errors name the file."""
     from roamcast.mobility.neighbour_graph import parse_graph
 
     if file is None:
@@ -214,7 +214,7 @@ def read_graph(file: Path | None) -> str:
 
 
 def check_number(option: str, value: float, *, least: float = -math.inf, above: float = -math.inf) -> None:
-    """Refuse what Typer lets pass: to it, NaN and infinity are numbers like others."""
+    """Refuse NaN and infinity, which Typer accepts."""
     if not (math.isfinite(value) and value >= least and value > above):
         bound = f"above {above:g}" if above > -math.inf else f"at least {least:g}"
         raise InputError(f"{option} {value}: valid is a number, {bound}")
@@ -230,7 +230,7 @@ def parse_delay(option: str, text: str) -> Delay:
 
 
 def prepare(scenario: Scenario) -> tuple[Topology, Iterator[Action]]:
-    """The network and what its clients do; whatever is wrong with them shows here, before any work."""
+    """Build the network and its scenario; errors are raised here, before any work."""
     from roamcast.simulator.run import check_settings
     from roamcast.simulator.workload import publish_times
 

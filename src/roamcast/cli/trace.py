@@ -89,7 +89,7 @@ def import_wifi(
     master: Master = "local[*]",
     as_json: AsJson = False,
 ) -> None:
-    """Visits from snapshots of which device is associated with which access point.
+    """Compute visits from snapshots that list devices by access point.
 
     A device that is listed at several spots at once is at the one whose unbroken run of listings began
     last: entries linger after a device has gone. Equally new: where it was before, then the first by name.
@@ -130,7 +130,7 @@ def import_gps(
     master: Master = "local[*]",
     as_json: AsJson = False,
 ) -> None:
-    """Visits from points of a satellite receiver; those of impossible speeds are dropped."""
+    """Compute visits from GPS points; points with impossible speeds are dropped."""
     from roamcast.pipeline import gps
     from roamcast.pipeline.sightings import Rules
     from roamcast.pipeline.trace_files import read_table, readable
@@ -189,7 +189,7 @@ def by_client(visits: DataFrame) -> Iterator[tuple[str, list[Visit]]]:
 
 
 def renamed(columns: Mapping[str, str], given: list[str] | None) -> dict[str, str]:
-    """Our names of columns to those in the files."""
+    """Map our column names to those of the files."""
     result = dict(columns)
     for text in given or []:
         ours, equals, theirs = text.partition("=")

@@ -133,7 +133,7 @@ def known_users(name: str, users: dict[str, str]) -> str:
 
 
 def read_password(from_stdin: bool, name: str, *, twice: bool = False) -> bytes:
-    """The password: the first line of standard input, or what is typed, unseen."""
+    """Read the password from the first line of standard input, or from the terminal without echo."""
     from roamcast.net.users import PASSWORD_BYTES_MAX
 
     if from_stdin:

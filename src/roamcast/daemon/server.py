@@ -216,7 +216,11 @@ class Server:
         wanted = self.config.quotas.connections_max
         room = room_for(wanted)
         if room < wanted:
-            log.info("quotas.connections_max = %d: the limit of open files leaves room for %d", wanted, room)
+            log.info(
+                "quotas.connections_max = %d: the limit of open files (ulimit -n) allows only %d",
+                wanted,
+                room,
+            )
         return room
 
     def _room_for_strangers(self) -> int:
@@ -295,7 +299,7 @@ class Server:
         )  # fmt: skip
         waiting = sorted(differences(shown_table(self.config), shown_table(config)))
         if waiting:
-            log.warning("these settings changed, and need a restart: %s", ", ".join(waiting))
+            log.warning("restart to apply these changed settings: %s", ", ".join(waiting))
         self._connections_max = self._room()
         self.engine.pressure.bytes_max = config.link.unacknowledged_bytes_max
         self.engine.push(SettingsChanged(site_settings(self.config)))
@@ -326,7 +330,7 @@ class Server:
             self.engine.turn()
         if owners:
             names = ", ".join(owners[:OWNERS_LOGGED_MAX])
-            log.warning("connections and sessions of %d removed users end: %s", len(owners), names)
+            log.warning("ending connections and sessions of %d removed users: %s", len(owners), names)
             self.engine.push(AccessRevoked(owners, (), "its user was removed"))
         reasons: dict[str, list[int]] = {}
         for connection, why in objections.items():

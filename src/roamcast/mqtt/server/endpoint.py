@@ -893,7 +893,7 @@ class Endpoint:
     # --- maintenance ---
 
     def send_away(self, reference: str, count_max: int) -> bool:
-        """Close so many connections and refuse new ones: there is another broker. True if some are left."""
+        """Close `count_max` connections, and refuse new ones: use another broker. True if any is left."""
         self._elsewhere = reference
         for connection in list(islice(self.connections.values(), count_max)):
             self._send_elsewhere(connection)
@@ -924,7 +924,7 @@ class Endpoint:
         destination = dict(packet.user_properties).get(DESTINATION, "")
         if destination and not connection.is_provisional:  # A stand-in stays: the session comes to it.
             self.inputs.append(Submitted(connection.client, connection.id, Leave(destination)))
-        self.note(connection, "disconnected", f"it goes to {destination}" if destination else "it said so")
+        self.note(connection, "disconnected", f"it goes to {destination}" if destination else "by the client")
         self._drop(connection, with_will=packet.reason != Reason.NORMAL_DISCONNECTION)
 
     def closed(self, id: int) -> None:
