@@ -91,7 +91,7 @@ def _bound(path: Path) -> socket.socket:
 
 
 def _short(path: Path) -> str:
-    """A unix socket's path must be short; the way there from here may be, where the whole path is not."""
+    """The path relative to the working folder, if shorter: paths of unix sockets are limited."""
     whole = str(path.absolute())
     return whole if len(os.fsencode(whole)) <= SOCKET_PATH_BYTES_MAX else os.path.relpath(path)
 
