@@ -52,7 +52,7 @@ class MachineSettings(msgspec.Struct, frozen=True):
     """Regions that filters may call by name: the name, and GeoJSON."""
     dwell_s: float = 0.0
     hysteresis_m: float = 0.0
-    """Of geofences (see `routing.location.settings`)."""
+    """Hysteresis of geofences (see `routing.location.settings`)."""
     states: tuple[StateSettings, ...] = ()
     stay_s: float | None = None
     """How long clients keep a location, or another state, at least; None: learnt from the changes of each."""
@@ -66,7 +66,7 @@ class MachineSettings(msgspec.Struct, frozen=True):
     """Whether, after that time, sessions are also made anew by a broker that has never met all its peers."""
     """How long after a start to wait for a peer that was never met and may hold a session."""
     election: ElectionSettings = ElectionSettings()
-    """For brokers that move, and …"""
+    """Settings of the election, for brokers that move, and …"""
     border: dict[str, PeerRules] | None = None
     """What each peer may do; "" is for those not listed. None: everyone is believed (in simulators)."""
     seen_max: int = MobileSettings().seen_max

@@ -66,7 +66,7 @@ ORDERED = (
     ("quotas.buffered_bytes_max", "at least", "mqtt.packet_bytes_max"),
     ("quotas.retained_bytes_max", "at least", "mqtt.packet_bytes_max"),
 )
-"""Pairs of keys of which the first must not exceed the second."""
+"""Pairs of keys that bound each other, and how they compare."""
 COMPARED = {"at most": operator.le, "less than": operator.lt, "at least": operator.ge}
 
 

@@ -123,7 +123,7 @@ class ProxyServer:
         self.spawn(self._tend())
 
     async def run(self) -> None:
-        """Until `stop`; JournalFailed if nothing can be promised any more."""
+        """Run until `stop`; JournalFailed if the journal cannot be written."""
         await self._ended
 
     def end(self) -> None:
