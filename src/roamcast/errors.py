@@ -1,6 +1,7 @@
 """The one exception that means "the user gave us something we cannot use", and words that help."""
 
 import errno
+import os
 from collections.abc import Iterable
 
 
@@ -20,7 +21,10 @@ def cannot_listen(where: str, error: OSError) -> InputError:
     """What to raise when a listener cannot be opened."""
     is_for_now = error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
     kind = CannotListenNow if is_for_now else InputError
-    return kind(f"{where}: cannot listen ({error.strerror or error})")
+    # asyncio's own text repeats the address.
+    why = os.strerror(error.errno).lower() if (error.errno or 0) > 0 else error.strerror or str(error)
+    hint = "; stop the other program, or choose another port" if error.errno == errno.EADDRINUSE else ""
+    return kind(f"{where}: cannot listen ({why}{hint})")
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

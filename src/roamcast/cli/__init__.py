@@ -36,8 +36,15 @@ def main() -> int:
         flags = plain_flags(arguments[1:])
         if flags is not None:
             return answered(lambda: run_plain(flags))
-        return run(build_app("broker"), arguments)
-    return run(build_app(), arguments)
+        return answered(lambda: invoke("broker", arguments))
+    return answered(lambda: invoke("", arguments))
+
+
+def invoke(only: str, arguments: Sequence[str]) -> int:
+    """Build the commands and run one. Building imports much, and may be interrupted too."""
+    from roamcast.cli import app
+
+    return app.invoke(build_app(only), arguments)
 
 
 def run_client_command(name: str, *arguments: str) -> int:

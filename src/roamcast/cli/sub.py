@@ -68,7 +68,7 @@ def sub(values: Values) -> int:
     target = target_of(values)
     topics = [*values.topic, *([target.topic] if target.topic is not None else [])]
     if not topics and not values.unsubscribe:
-        raise InputError("which topics? Give -t FILTER, or a URL with one (-L)")
+        raise InputError("no topic filter: give -t FILTER, or a URL with one (-L)")
     if values.no_retained and (values.retained_only or values.remove_retained):
         raise InputError("-R leaves out what was retained, and the other flag is about just that: give one")
     show = shown_as(values)
