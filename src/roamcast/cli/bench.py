@@ -16,7 +16,7 @@ import typer
 from roamcast.bench.interrupts import terminations_as_interrupts
 from roamcast.bench.report import check_names, split_names
 from roamcast.cli.output import emit_json, leaves, prepare_out_folder, progress, table
-from roamcast.cli.usage import new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, show_examples
 from roamcast.errors import InputError
 
 
@@ -24,8 +24,6 @@ class Sync(StrEnum):
     PROCESS = "process"
     GROUP = "group"
 
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 ROWS_MIN, ROWS_MAX = 1_000, 1_000_000_000
 STEP_PARTS = ("wall_s", "core_s", "shuffle_mb", "spill_mb", "peak_mb")

@@ -13,7 +13,7 @@ from roamcast.cli.output import emit_json, prepare_out_folder, progress
 from roamcast.cli.sim import EXIT_VIOLATIONS
 from roamcast.cli.spark import Where, run_audit
 from roamcast.cli.tables import table_in_parts
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import AsJson, show_examples
 from roamcast.errors import InputError
 
 COLUMNS = {
@@ -50,7 +50,7 @@ def demo(
     audited: Annotated[
         bool, typer.Option("--audit/--no-audit", help="Audit the logs at the end, with DuckDB.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what roaming clients get, and what they miss, under each mobility protocol."""
     from roamcast.lab.demo import DemoSettings, is_free, play, violations_in

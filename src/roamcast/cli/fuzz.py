@@ -21,7 +21,7 @@ from roamcast.cli.exhaustive import check_alone, search_exhaustively
 from roamcast.cli.output import emit_json, progress
 from roamcast.cli.sim import EXIT_VIOLATIONS
 from roamcast.cli.tables import table_in_parts
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import AsJson, show_examples
 from roamcast.errors import InputError
 from roamcast.plugins import load_protocols
 
@@ -131,7 +131,7 @@ def fuzz(
             " for multi_hop_handoff and roam.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Draw networks and moves from seeds, and look for one that breaks a protocol's promise.
 

@@ -23,7 +23,7 @@ from roamcast.cli.output import (
     table,
 )
 from roamcast.cli.spark import spark_session
-from roamcast.cli.usage import new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ KeptOnly = Annotated[
         "names the commits that made them.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def register(app: typer.Typer) -> None:

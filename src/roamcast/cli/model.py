@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roamcast.cli.output import emit_json, table
-from roamcast.cli.usage import new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 COST = "roamcast model cost --connect 600 --disconnect 30 --sends 1.7"
 CTMC = "roamcast model ctmc --topology building --movement NBR --connect 60 --disconnect 12 --handoff 3"
 FIT = "roamcast model fit --points points.csv --degree 2 --at 300"
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -85,7 +83,7 @@ def cost(
         float, typer.Option(help="Sends of each message to store it at every broker (N3).")
     ] = 2.0,
     control: Annotated[float, typer.Option(help="Cost of a handoff's control messages, in sends.")] = 0.0,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare what reactive, pro-active and durable handling of moves cost in messages.
 
@@ -174,7 +172,7 @@ def ctmc(
     clients: Annotated[int, typer.Option(min=1, help="How many clients there are.")] = 200,
     confidence: Annotated[float, typer.Option(help="Confidence of the bounds, between 0 and 1.")] = 0.95,
     seed: Annotated[int, typer.Option(help="What a random topology is drawn from.")] = 0,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compute how many clients each broker has in the long run, from a Markov chain.
 
@@ -234,7 +232,7 @@ def fit(
     ] = "3",
     at: Annotated[list[float] | None, typer.Option(help="Where to predict; once for each place.")] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of the bounds, between 0 and 1.")] = 0.95,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fit a polynomial to measured points, and predict with it beyond them.
 

@@ -13,8 +13,8 @@ import typer
 
 from roamcast.cli.fuzz import cores, parse_seeds, process_pool
 from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
-from roamcast.cli.spark import LOCAL, AsJson, Conf, Master, MemoryMb, Where, run_audit
-from roamcast.cli.usage import show_examples
+from roamcast.cli.spark import LOCAL, Conf, Master, MemoryMb, Where, run_audit
+from roamcast.cli.usage import AsJson, show_examples
 
 EXIT_DISAGREEMENT = 1
 SHOWN = 20

@@ -9,7 +9,6 @@ import typer
 from roamcast.cli.output import emit_json, table
 from roamcast.cli.spark import (
     LOCAL,
-    AsJson,
     Conf,
     EngineName,
     Log,
@@ -21,7 +20,7 @@ from roamcast.cli.spark import (
     run_on_spark,
 )
 from roamcast.cli.tables import table_in_parts
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import AsJson, show_examples
 from roamcast.errors import InputError
 
 EXIT_FINDINGS = 1

@@ -10,7 +10,7 @@ import typer
 
 from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
 from roamcast.cli.spark import SMALL_ROWS, Master, need_spark, spark_session
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import AsJson, show_examples
 from roamcast.errors import InputError
 
 LOG = "roamcast pipeline neighbours --log run/log --out neighbours.json"
@@ -48,7 +48,7 @@ def neighbours(
     ] = False,
     figures: Annotated[Path | None, typer.Option(help="Folder for pictures.")] = None,
     master: Master = "local[*]",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Learn where clients go next, and say how far that can be trusted.
 

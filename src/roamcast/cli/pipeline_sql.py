@@ -12,7 +12,6 @@ import typer
 from roamcast.cli.output import emit_json, table
 from roamcast.cli.spark import (
     LOCAL,
-    AsJson,
     Conf,
     EngineName,
     Log,
@@ -22,7 +21,7 @@ from roamcast.cli.spark import (
     run_on_spark,
     takes_embedded,
 )
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import AsJson, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from roamcast.cli.output import emit_json
 from roamcast.cli.pipeline_audit import ClockError, check_seconds
 from roamcast.cli.spark import (
     LOCAL,
-    AsJson,
     Conf,
     Log,
     Master,
@@ -27,7 +26,7 @@ from roamcast.cli.spark import (
     spark_session,
 )
 from roamcast.cli.tables import table_in_parts
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import AsJson, show_examples
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

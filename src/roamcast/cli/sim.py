@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from roamcast.cli.output import Report, emit_json, leaves, prepare_new_folder, progress, table
-from roamcast.cli.usage import new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="New folder for the event log (log/) and the figures (summary.json).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run one network and check what was delivered against what the mobility protocol promises.
 

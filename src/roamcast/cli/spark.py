@@ -61,7 +61,6 @@ EngineName = Annotated[
         help="What does the work: duckdb, in this process, or spark; auto takes duckdb for small logs.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 LOCAL = "local[*]"
 
