@@ -21,8 +21,9 @@ def cannot_listen(where: str, error: OSError) -> InputError:
     """What to raise when a listener cannot be opened."""
     is_for_now = error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
     kind = CannotListenNow if is_for_now else InputError
-    # asyncio's own text repeats the address.
-    why = os.strerror(error.errno).lower() if (error.errno or 0) > 0 else error.strerror or str(error)
+    # asyncio's own text repeats the address; getaddrinfo's numbers are below 0.
+    number = error.errno or 0
+    why = os.strerror(number).lower() if number > 0 else error.strerror or str(error)
     hint = "; stop the other program, or choose another port" if error.errno == errno.EADDRINUSE else ""
     return kind(f"{where}: cannot listen ({why}{hint})")
 

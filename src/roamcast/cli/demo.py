@@ -39,11 +39,11 @@ def register(app: typer.Typer) -> None:
 # The defaults are those of DemoSettings; a test compares them.
 def demo(
     out: Annotated[
-        Path, typer.Option(help="Folder for logs, figures and pictures; a former demo's is replaced.")
+        Path, typer.Option(help="Folder for logs, figures and pictures; an earlier demo in it is replaced.")
     ] = Path("demo"),
     clients: Annotated[int, typer.Option(help="How many clients; a quarter of them roam.")] = 80,
     duration: Annotated[float, typer.Option(help="Simulated time, in seconds.")] = 120.0,
-    seed: Annotated[int, typer.Option(help="What decides everything that is drawn.")] = 7,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 7,
     brokers: Annotated[
         bool, typer.Option(help="Start real broker processes, too, and let a client roam between them.")
     ] = True,

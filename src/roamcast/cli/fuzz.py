@@ -112,7 +112,7 @@ def fuzz(
         typer.Option(help="Routing strategy of every story; if not given, each seed draws one."),
     ] = None,
     failures_max: Annotated[
-        int, typer.Option(min=1, help="How many failing seeds of a protocol are enough.")
+        int, typer.Option(min=1, help="Stop a protocol after this many failing seeds.")
     ] = 5,
     workers: Annotated[
         int | None, typer.Option(min=1, help="How many processes; one for each core if not given.")

@@ -41,7 +41,7 @@ def graph(
         str, typer.Argument(help="grid:WIDTHxHEIGHT, rooms:FLOORSxROOMS, or h3 for cells around positions.")
     ],
     at: Annotated[
-        list[str] | None, typer.Option(help="With h3: a position LATITUDE,LONGITUDE; once for each.")
+        list[str] | None, typer.Option(help="With h3: a position LATITUDE,LONGITUDE. Repeatable.")
     ] = None,
     resolution: Annotated[int, typer.Option(help="With h3: 0 to 15; 9 makes cells about 350 m wide.")] = 9,
     rings: Annotated[int, typer.Option(min=0, max=500, help="With h3: cells around each position.")] = 5,

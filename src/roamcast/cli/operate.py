@@ -181,9 +181,9 @@ def _of_replica(
 
 
 def drain(
-    to: Annotated[str, typer.Option(help="Who takes the sessions; a connected peer if none.")] = "",
+    to: Annotated[str, typer.Option(help="Broker that takes the sessions. [default: a connected peer]")] = "",
     reference: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where clients of MQTT 5 are told to go.")
+        str, typer.Option(metavar="HOST:PORT", help="Address that MQTT 5 clients are referred to.")
     ] = "",
     data: Data = None,
     config: ConfigFile = None,
@@ -232,7 +232,7 @@ def forget(
 
 
 def readmit(
-    name: Annotated[str, typer.Argument(metavar="ID", help="The client or the peer that is kept out.")],
+    name: Annotated[str, typer.Argument(metavar="ID", help="The banned client or peer.")],
     data: Data = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -272,9 +272,13 @@ def accept_history(
 
 
 def explain(
-    client: Annotated[str, typer.Argument(help="The client that should have it.")],
+    client: Annotated[str, typer.Argument(help="The client that should have received the notification.")],
     notification: Annotated[
-        str, typer.Argument(metavar="PUBLISHER:NUMBER", help="Or PUBLISHER:INCARNATION:NUMBER.")
+        str,
+        typer.Argument(
+            metavar="PUBLISHER:NUMBER",
+            help="The notification; PUBLISHER:INCARNATION:NUMBER if the publisher began anew.",
+        ),
     ],
     logs: Annotated[
         list[Path] | None,
@@ -285,7 +289,7 @@ def explain(
     ] = None,
     otlp: Annotated[
         str,
-        typer.Option(metavar="FILE|URL", help="Write the same as a trace of OpenTelemetry (OTLP, JSON)."),
+        typer.Option(metavar="FILE|URL", help="Also write an OpenTelemetry trace (OTLP, JSON)."),
     ] = "",
     as_json: AsJson = False,
 ) -> None:

@@ -35,12 +35,12 @@ def register(group: typer.Typer) -> None:
 
 def agree(
     protocol: Annotated[
-        str, typer.Option(help="Mobility protocol, or all: also those rules that are known to fail.")
+        str, typer.Option(help="Mobility protocol, or all, including published rules that are known to fail.")
     ] = "all",
     seeds: Annotated[str, typer.Option(help="Seeds FROM:TO, without TO, or one seed.")] = "0:200",
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="A folder in which logs and tables are kept. [default: they are not]"),
+        typer.Option("--out", help="Folder for logs and tables. [default: not kept]"),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that simulate; one for each core if not given.")
@@ -50,7 +50,7 @@ def agree(
     memory_mb: MemoryMb = None,
     engine: Annotated[
         Literal["both", "auto", "spark", "duckdb"],
-        typer.Option(help="What audits: Spark, DuckDB, one after the other, or what fits the size."),
+        typer.Option(help="Engine of the audit: spark, duckdb, both, or auto (by the size of the log)."),
     ] = "both",
     as_json: AsJson = False,
 ) -> None:

@@ -152,7 +152,7 @@ def metrics(
     memory_mb: MemoryMb = None,
     clock_error: ClockError = 0.0,
     neighbour_timeout: Annotated[
-        float, typer.Option(min=0.0, help="When a neighbour that nobody moved to is forgotten, in seconds.")
+        float, typer.Option(min=0.0, help="Seconds after which a neighbour without moves is forgotten.")
     ] = 3600.0,
     as_json: AsJson = False,
 ) -> None:

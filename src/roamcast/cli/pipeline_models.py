@@ -34,11 +34,11 @@ def neighbours(
     ] = 0.7,
     degree: Annotated[int, typer.Option(help="Neighbours of a broker, at most.")] = 8,
     mass: Annotated[
-        float, typer.Option(help="No more neighbours than make up this probability, 0 to 1.")
+        float, typer.Option(help="Keep the likeliest neighbours up to this total probability, 0 to 1.")
     ] = 1.0,
     k: Annotated[int, typer.Option(help="Hit rates for one to this many predictions.")] = 8,
     handoff: Annotated[
-        float, typer.Option(help="Who takes longer to another broker was disconnected, in seconds.")
+        float, typer.Option(help="Longer ways to another broker count as disconnections, in seconds.")
     ] = 60.0,
     evaluate: Annotated[
         bool,

@@ -25,7 +25,7 @@ def report(
         typer.Option(help="Folder that another command wrote: a run, a lab experiment, a model. Repeatable."),
     ],
     out: Annotated[Path, typer.Option(help="Folder for report.html and its pictures.")],
-    title: Annotated[str, typer.Option(help="What stands on top of the page.")] = "Roamcast report",
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Roamcast report",
     as_json: AsJson = False,
 ) -> None:
     """Show results on one page that needs no other file: pictures first, then claims and tables.

@@ -60,11 +60,11 @@ def stream(
         float, typer.Option(min=0.0, help="How long a minute waits for rows of slower nodes, in seconds.")
     ] = 60.0,
     forget: Annotated[
-        float, typer.Option(min=60.0, help="How long what comes late corrects its minute, in seconds.")
+        float, typer.Option(min=60.0, help="Seconds for which late rows still correct their minute.")
     ] = 86_400.0,
-    every: Annotated[float, typer.Option(min=0.1, help="How often it looks for files, in seconds.")] = 10.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two scans for new files.")] = 10.0,
     clock_error: ClockError = 0.0,
-    once: Annotated[bool, typer.Option("--once", help="End when all files there are were read.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Stop after reading all present files.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show loss, duplicates and handoff delay by the minute, while files are added to the log.

@@ -92,17 +92,17 @@ def run(
         float | None, typer.Option(help="Bandwidth between client and broker; unlimited if not given.")
     ] = None,
     notice_delay: Annotated[
-        str, typer.Option(help="How long until a broker notices that a client left, in seconds, or a range.")
+        str, typer.Option(help="Time until a broker notices that a client left, in seconds, or a range.")
     ] = "0",
-    service: Annotated[float, typer.Option(help="How long a broker works on one message, in seconds.")] = 0.0,
+    service: Annotated[float, typer.Option(help="Processing time of one message, in seconds.")] = 0.0,
     buffer_bytes: Annotated[
-        int | None, typer.Option(min=0, help="What a broker stores at most; unlimited if not given.")
+        int | None, typer.Option(min=0, help="Bytes that a broker stores at most; unlimited if not given.")
     ] = None,
     window: Annotated[
         int, typer.Option(min=1, help="Notifications on their way to a client before it acknowledges.")
     ] = 256,
     unknown_last_broker: Annotated[
-        bool, typer.Option("--unknown-last-broker", help="Clients do not say where they were before.")
+        bool, typer.Option("--unknown-last-broker", help="Clients do not name their previous broker.")
     ] = False,
     neighbours: Annotated[
         Path | None,
@@ -112,7 +112,7 @@ def run(
         int, typer.Option(min=1, help="Neighbours of a broker, at most, for proactive.")
     ] = 8,
     neighbours_fixed: Annotated[
-        bool, typer.Option("--neighbours-fixed", help="The graph stays as given, with its directions.")
+        bool, typer.Option("--neighbours-fixed", help="Keep the graph as given, with its directions.")
     ] = False,
     seed: Annotated[int, typer.Option(help="What decides everything that is drawn.")] = 0,
     records: Annotated[

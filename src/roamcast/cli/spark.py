@@ -47,9 +47,7 @@ Out = Annotated[
 Master = Annotated[
     str, typer.Option(help="Where Spark runs: local[*], local[N], spark://HOST:PORT, k8s://HOST:PORT.")
 ]
-Conf = Annotated[
-    list[str] | None, typer.Option("--conf", help="A setting of Spark's own, KEY=VALUE; once for each.")
-]
+Conf = Annotated[list[str] | None, typer.Option("--conf", help="A Spark setting, KEY=VALUE. Repeatable.")]
 MemoryMb = Annotated[
     int | None,
     typer.Option("--memory-mb", min=512, help="Memory of the driver; half of the machine's if not given."),
@@ -58,7 +56,7 @@ EngineName = Annotated[
     Literal["auto", "spark", "duckdb"],
     typer.Option(
         "--engine",
-        help="What does the work: duckdb, in this process, or spark; auto takes duckdb for small logs.",
+        help="duckdb (in this process) or spark; auto takes duckdb for small logs.",
     ),
 ]
 
