@@ -8,12 +8,13 @@
   environment's commands on the PATH and the folder examples/ in reach. A test that runs alone, or on
   another worker, first runs what comes before it in its document.
 - A command that ends with `&` is a server: it runs until the document is done, and the next step begins when
-  it says that it listens. Ports of 127.0.0.1 (after `127.0.0.1:` or `-p`) are replaced by free ones, the same
-  throughout a document, so that documents can show the usual ports and nobody else's server is met.
+  it says that it listens. `kill %1 %2; wait` stops all of them. Ports of 127.0.0.1 (after `127.0.0.1:` or
+  `-p`) are replaced by free ones, the same throughout a document, so that documents can show the usual ports
+  and nobody else's server is met.
 - `make`: running the suite or the demo from within the suite would not end, or install things, so a
   make command is only asked for its plan (`make -n`), which fails when there is no such target.
 - Only the programs in PROGRAMS may be used; anything else would need a machine we do not have. A document
-  that runs one of SERVERS is skipped where that is not installed.
+  that runs one of SERVERS, and a command that is one of CLIENTS, is skipped where that is not installed.
 - `<!-- not run: reason -->` on the line right above a block leaves it out. There may be few of these.
 - `<!-- slow -->` right above a block leaves it to `make test-all`, together with whatever later
   block needs what it made, which must be marked too.
@@ -37,7 +38,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CONSOLE = {"console", "sh", "bash", "shell"}
 SERVERS = {"etcd", "java", "mosquitto", "nats-server"}
-PROGRAMS = {"roamcast", "make", "python", "cat", "head", "ls", "mkdir", *SERVERS}
+CLIENTS = {"mosquitto_pub", "mosquitto_sub"}
+PROGRAMS = {"roamcast", "make", "python", "cat", "head", "ls", "mkdir", "kill", *CLIENTS, *SERVERS}
+STOP_ALL = re.compile(r"kill( %\d+)+; wait")
 READY = re.compile(
     r"listens|mosquitto version \S+ running|Server is ready|ActiveMQ .* started|ready to serve|serving"
 )
@@ -183,6 +186,11 @@ class Story:
         return found["before"] + self.ports.get(found["port"], found["port"])
 
     def _perform(self, step: Step) -> subprocess.CompletedProcess[str]:
+        if STOP_ALL.fullmatch(step.text):
+            assert step.text.count("%") == len(self.servers), "every server is stopped at once"
+            self.stop()
+            self.servers.clear()
+            return subprocess.CompletedProcess(step.text, 0, "", "")
         if not step.text.endswith("&") or step.kind != "shell":
             return perform(step, self.folder)
         log = self.folder / f"server-{len(self.servers)}.log"
@@ -285,14 +293,15 @@ def test_a_document_runs(
         (folder / "examples").symlink_to(ROOT / "examples")
         stories[document] = Story(steps, folder)
     programs = {program_of(one.text) for one in stories[document].steps if one.kind == "shell"}
-    for program in sorted(programs & SERVERS):
+    step = stories[document].steps[index]
+    own = {program_of(step.text)} if step.kind == "shell" else set()
+    for program in sorted((programs & SERVERS) | (own & CLIENTS)):
         if shutil.which(program, path=environment()["PATH"]) is None:
             pytest.skip(f"{program} is not installed")
     for found in {path for one in stories[document].steps for path in DEBIAN_FILES.findall(one.text)}:
         if not Path(found).exists():
             pytest.skip(f"{found} is not there: its package is not installed")
     result = stories[document].run(index)
-    step = stories[document].steps[index]
     assert result.returncode == 0, (
         f"{document}:{step.line}: {step.text}\nexit code {result.returncode}\n{result.stdout}{result.stderr}"
     )

@@ -54,5 +54,6 @@ def test_what_cannot_be_loaded_is_named_in_one_line(
 def test_a_missing_package_is_answered_with_its_extra() -> None:
     assert "'roamcast[lab]'" in missing_extra("networkx.algorithms", ["sim", "run"])
     assert "'roamcast[events]'" in missing_extra("pyarrow", ["explain"])
-    assert "'roamcast[pipeline]'" in missing_extra("pyarrow", ["pipeline", "audit"])
+    assert "'roamcast[audit]'" in missing_extra("pyarrow", ["pipeline", "audit"])
+    assert "'roamcast[pipeline]'" in missing_extra("pyarrow", ["pipeline", "metrics"])
     assert missing_extra("roamcast.broken", ["sim"]) == ""

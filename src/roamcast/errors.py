@@ -1,6 +1,7 @@
 """The one exception that means "the user gave us something we cannot use", and words that help."""
 
 import errno
+import os
 from collections.abc import Iterable
 
 
@@ -20,7 +21,11 @@ def cannot_listen(where: str, error: OSError) -> InputError:
     """What to raise when a listener cannot be opened."""
     is_for_now = error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
     kind = CannotListenNow if is_for_now else InputError
-    return kind(f"{where}: cannot listen ({error.strerror or error})")
+    # asyncio's own text repeats the address; getaddrinfo's numbers are below 0.
+    number = error.errno or 0
+    why = os.strerror(number).lower() if number > 0 else error.strerror or str(error)
+    hint = "; stop the other program, or choose another port" if error.errno == errno.EADDRINUSE else ""
+    return kind(f"{where}: cannot listen ({why}{hint})")
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
@@ -38,3 +43,11 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     choice = nearest(word, choices)
     return f"did you mean '{choice}'?" if choice else None
+
+
+def empty_log(folder: object) -> InputError:
+    """What to raise for a log folder without a file that can be read."""
+    return InputError(
+        f"log folder {folder}: there is no Parquet file in it"
+        " (a broker closes one every `events.file_s` seconds, and when it stops)"
+    )

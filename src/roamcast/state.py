@@ -45,7 +45,7 @@ class State:
         self.derived = derived
         """Not saved: `_restore` makes them again, when everything that was saved is there."""
         self.lifts = lifts or {}
-        """From each older version that can still be read to the next one."""
+        """Functions that lift each older readable version to the next one."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ def test_who_leaves_behind_a_flood_has_said_all_of_it() -> None:
     left = write(packets.Disconnect(), 5)
     turns = run(site, ClientFrames(1, publishes(1000) + left), ConnectionLost(1))
     assert answers(turns, 1) == answers(run(crowd(0), ClientFrames(1, publishes(1000) + left)), 1)
-    assert [note.reason for turn in turns for note in turn.notes] == ["it said so"]
+    assert [note.reason for turn in turns for note in turn.notes] == ["by the client"]
     assert not any(isinstance(item, ConnectionLost) for turn in turns for item in turn.durable)
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from typer.main import get_command
 
 import roamcast.bench
 from roamcast import __version__
-from roamcast.cli import build_app, run
+from roamcast.cli import build_app, main, run
 from roamcast.cli.output import cell, emit_json, plain, prepare_out_folder, progress, table
 from roamcast.cli.usage import new_group
 from roamcast.errors import InputError, nearest
@@ -69,6 +69,18 @@ def test_a_reader_that_went_away_is_no_error() -> None:
     assert (result.returncode, result.stderr) == (141, b"")
 
 
+def test_an_interruption_while_commands_are_loaded_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(only: str = "") -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("roamcast.cli.app.build_app", interrupted)
+    monkeypatch.setattr(sys, "argv", ["roamcast", "bench", "match"])
+    assert main() == 130
+    assert capsys.readouterr().err == "roamcast: interrupted\n"
+
+
 def test_starting_loads_nothing_heavy() -> None:
     heavy = [
         "numpy",
@@ -82,7 +94,7 @@ def test_starting_loads_nothing_heavy() -> None:
     ]
     code = f"""
 import sys
-from roamcast.cli import build_app, run
+from roamcast.cli import build_app, main, run
 assert run(build_app(), ["--help"]) == 0
 print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
 """
@@ -111,7 +123,7 @@ print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
         (["bench", "match", "--subscriptions"], "option '--subscriptions' requires an argument"),
         (["bench", "match", "--subscriptions", "many"], "invalid value for '--subscriptions'"),
         (["bench", "match", "--subscriptions", "0"], "invalid value for '--subscriptions'"),
-        (["bench", "match", "more"], "unexpected extra argument"),
+        (["bench", "match", "more"], "unexpected argument 'more'"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line(

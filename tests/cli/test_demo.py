@@ -12,7 +12,6 @@ import pytest
 
 from roamcast.cli import build_app, run
 from roamcast.cli.demo import demo
-from roamcast.errors import InputError
 from roamcast.lab.demo import DemoSettings, demo_protocols, scenes_of
 from roamcast.mobility import find_protocol
 from roamcast.mobility.base import Promise
@@ -60,7 +59,7 @@ def test_a_person_sees_a_table_and_where_everything_is(
     assert lost_and_such["sub_unsub"] == ["0", "0", "0"]
     assert lines[-4:-1] == [
         "Logs, figures and pictures are in demo",
-        "The report of it all: demo/report.html",
+        "Report with all of it: demo/report.html",
         "Watch it again in the browser: roamcast view demo/log",
     ]
     assert lines[-1] == f'To call it by its name: export PATH="{Path(sys.executable).parent}:$PATH"'
@@ -118,7 +117,7 @@ def numbers_in(rows: list[Row], kind: str) -> set[int]:
 def test_a_car_roams_between_real_brokers_and_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(build_app(), [one for one in SMALL if one != "--no-brokers"]) == 0
     output = capsys.readouterr()
-    told = r"(\d+) notifications with QoS 2, (\d+) delivered, lost 0, twice 0, out of order 0"
+    told = r"(\d+) notifications with QoS 2: (\d+) delivered, 0 lost, 0 duplicates, 0 out of order"
     (found,) = re.findall(told, output.out)
     assert found[0] == found[1]
     assert int(found[0]) > 100
@@ -129,19 +128,15 @@ def test_a_car_roams_between_real_brokers_and_loses_nothing(capsys: pytest.Captu
     assert published == numbers_in(rows, "delivered"), "by the word of brokers and car, each in its own log"
 
 
-def test_without_java_the_demo_says_so_in_one_line(
+def test_without_duckdb_the_demo_says_so_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("pyspark", reason="the pipeline's extra is not installed")
-
-    def no_java() -> Path:
-        raise InputError("Spark needs Java 17 or 21 and none was found")
-
-    monkeypatch.setattr("roamcast.pipeline.java.find_java", no_java)
+    monkeypatch.setattr("roamcast.cli.spark.is_installed", lambda library="pyspark": False)
     assert run(build_app(), [*SMALL, "--audit"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "The Spark audit is left out: Spark needs Java 17 or 21 and none was found" in lines
-    assert "The report of it all: demo/report.html" in lines
+    left_out = "The audit is left out: DuckDB is not installed; it comes with: pip install 'roamcast[audit]'"
+    assert left_out in lines
+    assert "Report with all of it: demo/report.html" in lines
 
 
 def test_an_empty_folder_is_taken() -> None:

@@ -201,7 +201,7 @@ def test_bad_input_is_refused_before_any_work(
     verdicts: dict[str, bool | None], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     line = refused(capsys, "check", "X1", "Z9")
-    assert line == "there is no claim or experiment 'Z9'; valid: adding, X1, X2, crashing, Y1"
+    assert line == "there is no claim or experiment 'Z9'; `roamcast lab list` shows all"
     assert refused(capsys, "run", "Z9", "--out", str(tmp_path / "never")).startswith("there is no claim")
     assert not (tmp_path / "never").exists()
     assert "missing option '--out'" in refused(capsys, "run", "X1")

@@ -186,7 +186,7 @@ def test_two_culprits_are_kept_out_and_an_operator_lets_one_in_again(broker: Bro
     data = ("--data", str(broker.data))
     assert "kept out: client oscar until " in roamcast("broker", "status", *data).stdout
     assert refusal_of(broker, "oscar") is not None
-    assert roamcast("broker", "readmit", "oscar", *data).stdout == "client oscar may come in again\n"
+    assert roamcast("broker", "readmit", "oscar", *data).stdout == "client oscar is readmitted\n"
     assert refusal_of(broker, "oscar") is None
     again = roamcast("broker", "readmit", "oscar", *data)
     assert (again.returncode, again.stdout) == (2, "")

@@ -143,7 +143,7 @@ def test_a_broker_with_another_address_is_found_there(tmp_path: Path) -> None:
         for number, id in enumerate("adb"):
             places.move(id, f"10.77.0.{100 + number}")
             sensor.publish("road/1", 5)
-            network.brokers[id].wait_for(rf"this broker is at 10\.77\.0\.{100 + number} now")
+            network.brokers[id].wait_for(rf"the address of this broker is now 10\.77\.0\.{100 + number}")
             network.wait_for_tree("abcd")
             sensor.publish("road/2", 5)
             sensor.wait()

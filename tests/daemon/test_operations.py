@@ -237,7 +237,7 @@ def test_a_clean_stop_is_told_and_lines_are_objects(pair: tuple[BrokerProcess, B
     client = MqttClient("phone", b.port)
     gone = MqttClient("gone", b.port)
     gone.leave()
-    b.wait_for('"client":"gone".*it said so')
+    b.wait_for('"client":"gone".*by the client')
     b.stop()
     wait_until(lambda: bool(client.disconnects), lambda: "not told")
     assert client.disconnects[0][0] == 0x8B
@@ -266,7 +266,7 @@ def test_limits_and_log_level_are_read_again(tmp_path: Path) -> None:
         first.paho.subscribe("two", qos=1)
         assert str(first.answer("subscribe")) == "Quota exceeded"
         first.leave()
-        broker.wait_for("these settings changed, and need a restart: mobility.seen_max")
+        broker.wait_for("restart to apply these changed settings: mobility.seen_max")
     finally:
         broker.stop()
     assert not any("client first disconnected" in line for line in broker.lines)

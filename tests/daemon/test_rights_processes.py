@@ -323,7 +323,7 @@ def test_a_user_removed_while_the_broker_was_down_has_no_session_left(tmp_path: 
         stored = users.pop("alice")
     after = RestartedSite(before, "")
     try:
-        after.wait_for("connections and sessions of 1 removed users end: a/user:alice")
+        after.wait_for("ending connections and sessions of 1 removed users: a/user:alice")
         with changing_users(str(after.folder / "users")) as users:
             users["alice"] = stored
         after.reload()

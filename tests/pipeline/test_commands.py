@@ -16,7 +16,7 @@ from tests.pipeline.log_maker import Tampered, as_nobody
 
 from roamcast.cli import build_app, run
 from roamcast.cli.spark import cause_of, parse_conf
-from roamcast.errors import InputError
+from roamcast.errors import InputError, empty_log
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -45,7 +45,7 @@ def test_mistakes_get_one_line_and_leave_nothing(
     empty.mkdir()
     results.mkdir()
     asked = (command, "--out", results / "out", "--log")
-    assert complaint(capsys, *asked, empty) == f"log folder {empty}: there is no Parquet file in it"
+    assert complaint(capsys, *asked, empty) == str(empty_log(empty))
     missing = complaint(capsys, *asked, tmp_path / "nowhere")
     assert missing == f"log folder {tmp_path / 'nowhere'}: no such file or directory"
     assert complaint(capsys, *asked, log, "--master", "sparks://a:1").startswith(
@@ -125,7 +125,7 @@ def test_without_the_extra(
     line = complaint(capsys, "audit", *options, "--engine", "spark")
     assert line == "Spark is not installed; it comes with: pip install 'roamcast[pipeline]'"
     line = complaint(capsys, "audit", *options, "--engine", "duckdb")
-    assert line == "DuckDB is not installed; it comes with: pip install 'roamcast[pipeline]'"
+    assert line == "DuckDB is not installed; it comes with: pip install 'roamcast[audit]'"
 
 
 def test_settings_of_sparks_own() -> None:

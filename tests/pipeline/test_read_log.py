@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from tests.pipeline.conftest import WriteLog
 from tests.pipeline.log_maker import as_nobody
 
-from roamcast.errors import InputError
+from roamcast.errors import InputError, empty_log
 from roamcast.pipeline.log_files import VERSION_KEY, find_log_files, spark_schema
 from roamcast.pipeline.spark_engine import read_log
 from roamcast.protocol.records import COLUMNS, SCHEMA_VERSION, Row
@@ -81,7 +81,7 @@ def problem(folder: Path) -> str:
 
 
 def test_no_log(tmp_path: Path, write_log: WriteLog) -> None:
-    assert problem(tmp_path) == f"log folder {tmp_path}: there is no Parquet file in it"
+    assert problem(tmp_path) == str(empty_log(tmp_path))
     assert problem(tmp_path / "no") == f"log folder {tmp_path / 'no'}: no such file or directory"
     rewrite(tmp_path / "a.parquet", parquet.schema().empty_table())
     assert problem(tmp_path) == f"log folder {tmp_path}: its files hold no rows"

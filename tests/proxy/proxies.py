@@ -51,7 +51,10 @@ class Proxies:
         process = self.processes[site]
         process.start()
         process.wait_listening()
-        signs = [f"the broker of site {site} is there", *(["MQTT clients connect"] if self.has_mqtt else [])]
+        signs = [
+            f"connected to the broker of site {site}",
+            *(["MQTT clients connect"] if self.has_mqtt else []),
+        ]
 
         def is_usable() -> bool:
             said = process.log.read_text().rpartition("proxy listens on")[2]

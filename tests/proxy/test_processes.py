@@ -84,7 +84,7 @@ def test_a_proxy_killed_between_move_out_and_move_in_loses_nothing(kind: str, tm
             proxies.start("hub")
             if kind != "mosquitto":
                 log = proxies.processes["hub"].log
-                await until(lambda: log.read_text().count("is there") == 2)
+                await until(lambda: log.read_text().count("connected to the broker") == 2)
                 await asyncio.sleep(0.5)
                 await publish(105, 20)
             result = await client.move_in("left")

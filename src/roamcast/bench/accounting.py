@@ -53,7 +53,7 @@ class Acknowledged:
 
     def __init__(self, round: int) -> None:
         self._round = round
-        """After so many messages packet ids begin at 1 again."""
+        """Messages after which packet ids start at 1 again."""
         self._rest = b""
         self.count = 0
 
@@ -142,7 +142,7 @@ class FrameStream:
     def __init__(self, qos: int) -> None:
         self._qos = qos
         self.kept: list[bytes] = []
-        """Of each read, the whole frames."""
+        """The complete frames of each read."""
         self._rest = b""
         self.received = 0
 

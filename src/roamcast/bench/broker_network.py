@@ -88,7 +88,7 @@ class BrokerNetwork:
         return self.brokers
 
     def name(self, number: int) -> str:
-        """Of a process."""
+        """Name of the process."""
         return f"b{number}"
 
     def set_build(self, number: int, build: Build) -> None:

@@ -314,7 +314,7 @@ class Chaos:
                         await self._restart(number)
 
     def _care_for(self, number: int) -> asyncio.Lock:
-        """Of the process of this number."""
+        """Lock of the process with this number, held while it is stopped or restarted."""
         return self._care[number]
 
     # --- upgrades ---

@@ -46,7 +46,7 @@ class Traffic:
     topics: Sequence[str]
     """A message goes to one of them; {} in it stands for a number that no other message has."""
     wants: Sequence[Sequence[int]]
-    """Of each subscriber, the topics that it subscribes to."""
+    """Topics of each subscriber."""
     publishers: int = 1
     """Each sends in its turn: to the topic of the same number if there are as many, else to any."""
     filters: Sequence[str] = ()

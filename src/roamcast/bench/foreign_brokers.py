@@ -36,7 +36,7 @@ class ForeignNetwork:
     processes: list[Process] = field(default_factory=list)
     ports: dict[str, int] = field(default_factory=dict)
     options: dict[str, object] = field(default_factory=dict)
-    """Of the adapter."""
+    """Options of the adapter."""
 
     def url(self, site: str, port: int | None = None) -> str:
         """Where a site's broker is; `port` is that of a relay in front of it."""

@@ -177,7 +177,7 @@ class Walk:
         return come_back(self._ports[self._at], CLIENT, payloads)
 
     def _publish(self, count: int) -> list[bytes]:
-        """Queue so many messages for the client, which is away. They are published at the other broker, so
+        """Queue `count` messages for the client, which is away. They are published at the other broker, so
         that both have just been at work: else only a plain resume would meet one that is warm."""
         publisher = LoadConnection(self._ports[1 - self._at], "publisher", 5)
         payloads = publish(publisher, self._published, count)
@@ -198,7 +198,7 @@ class Walk:
 
 
 def publish(publisher: LoadConnection, first: int, count: int) -> list[bytes]:
-    """Publish so many messages, numbered from `first`, and wait for their acknowledgements."""
+    """Publish `count` messages, numbered from `first`, and wait for their acknowledgements."""
     payloads = []
     for at in range(0, count, WINDOW):
         numbers = range(first + at, first + min(at + WINDOW, count))

@@ -209,7 +209,7 @@ class Chain:
                 relay.loss, relay.retransmission_s = loss, RETRANSMISSION_MIN_S + rtt_s
 
     def come_back(self, count: int, hops: int) -> Came:
-        """A client that was never seen before attaches at the first broker and moves so many hops."""
+        """Attach a new client at the first broker and move it by this number of hops."""
         if self._goes == "aside":
             # Brokers learn from what they see: most clients go where they are expected.
             self._move(0, self._aside)

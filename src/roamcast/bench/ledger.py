@@ -14,7 +14,7 @@ from roamcast.simulator.checkers import Arrivals, Counts, Identity
 
 EXAMPLES_MAX = 20
 EXAMPLES_EACH = 3
-"""Of one subscriber."""
+"""Examples kept for each subscriber."""
 
 
 @dataclass

@@ -54,7 +54,7 @@ REGION_RADII_M = (100, 300, 1_000)
 REGIONS_JUDGED_MIN = 50_000
 LINK_NOTIFICATIONS = 2_000
 ALLOWED_PART = 1 / 200
-"""Of the time that asking each region takes."""
+"""Allowed share of the time that asking every region takes."""
 PEERS = ("left", "right")
 ROUND_TRIP_S = 0.5
 """So that, with stays of 0.3 s, an inner broker allows for two steps."""
@@ -124,7 +124,7 @@ class Walkers:
         self.told = 0
         """Moves that others had to hear of."""
         self.serials = [2] * subscriptions
-        """Of each client: its last request, or its last whereabouts."""
+        """Last request or position of each client."""
         for number in range(subscriptions):
             self.begin(number, f"client{number}", parse(filters[number % len(filters)]).text)
 

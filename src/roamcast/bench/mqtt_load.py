@@ -425,7 +425,7 @@ def one_in_flight(
 
 
 def connect_all(port: int, name: str, count: int, is_lasting: bool = False) -> list[LoadConnection]:
-    """Connections of so many clients, made by the hundred."""
+    """Open connections of `count` clients, a hundred at a time."""
     connections: list[LoadConnection] = []
     try:
         while len(connections) < count:

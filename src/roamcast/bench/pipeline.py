@@ -34,7 +34,7 @@ SCRATCH_BYTES_PER_RECORD = 100
 SECONDS_MAX = 7_200.0
 
 WALL_S_MAX = 90.0
-"""For ten million records, without starting up."""
+"""Allowed seconds for ten million records, without start-up."""
 GROWTH_MAX = 1.3
 RATIO_MAX = 5.0
 Row = dict[str, Any]

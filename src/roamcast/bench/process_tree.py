@@ -24,7 +24,7 @@ class Taken:
     core_s: float
     """Seconds of a core, of all its processes."""
     start_core_s: float
-    """Of these, what it took until it said that it begins."""
+    """CPU seconds until the process said that it begins."""
     peak_mb: int
     """All processes together, at most; memory that they share counts for each."""
 

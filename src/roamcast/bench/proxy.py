@@ -232,7 +232,7 @@ async def _through(client: RoamingClient, publisher: Adapter, numbers: range) ->
 
 
 async def _move_in(client: RoamingClient, site: str | None, count: int) -> None:
-    """Until all that was kept is here."""
+    """Move in, and wait until all stored notifications have arrived."""
     moved = await client.move_in(site)
     if moved.missing or moved.lost or moved.dropped:
         raise BenchFailed(

@@ -47,7 +47,7 @@ class Relay(TcpRelay):
                 await asyncio.sleep(free_at - loop.time())
 
     def _losses(self, size: int) -> int:
-        """How often a packet of so many bytes is lost, one behind the other."""
+        """Number of packets that are lost in a chunk of this size."""
         return sum(self.random.random() < self.loss for _ in range(0, size, PACKET_BYTES))
 
     def heal(self) -> None:

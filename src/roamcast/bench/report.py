@@ -11,7 +11,7 @@ Report = Callable[[int, int], None]
 
 
 def silent(done: int, total: int) -> None:
-    """For those who do not want to see how far it is."""
+    """Report no progress."""
 
 
 def split_names(option: str, text: str, valid: Collection[str]) -> list[str]:

@@ -120,7 +120,7 @@ class Pair:
         self._link.append((sender, peer, message))
 
     def rest(self) -> None:
-        """Until nothing is under way."""
+        """Run until nothing is in transit."""
         while self._link:
             sender, receiver, message = self._link.popleft()
             if isinstance(message, Update):

@@ -45,7 +45,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_SleepingClient).decode
 _NAMES = _SleepingClient.__struct_fields__
 _others = attrgetter(*[name for name in Session.__struct_fields__ if name not in ("client", *_NAMES)])
-"""What most sessions do not have. A client whose session has any of it stays awake."""
+"""Fields that most sessions do not use; a client whose session uses one stays awake."""
 _NO_OTHERS = _others(Session(""))
 
 
@@ -136,7 +136,7 @@ class Clients:
         """Whether nobody else keeps hold of clients and sessions with which nothing is under way."""
         self.here: Waking[ClientHere] = Waking(self._wake)
         self.sessions: Waking[Session] = Waking(self._wake)
-        """Those held here, for whoever needs no more than the session."""
+        """Sessions held here, by client."""
         self.resting: dict[str, None] = {}
         """Those that are awake and away; the first has been awake for longest."""
         rows, held = self._told
@@ -165,7 +165,7 @@ class Clients:
 
     @property
     def held(self) -> list[str]:
-        """Those whose sessions are here, in the order in which these came."""
+        """Clients whose sessions are here, in order of arrival."""
         return list(self.sessions)
 
     @held.setter

@@ -68,11 +68,11 @@ class AnyMachine(Protocol):
 
     @property
     def promise(self) -> str:
-        """What clients can rely on and what not, as a line."""
+        """One line about what clients can rely on."""
 
     @property
     def tree(self) -> Tree | None:
-        """Of brokers that move: what the election has made."""
+        """The tree that the election made; only for brokers that move."""
 
     @property
     def strategy(self) -> str:
@@ -111,7 +111,7 @@ class AnyMachine(Protocol):
         """Messages of a peer that were refused at the border since the process began, by reason."""
 
     def stored(self) -> Iterable[Burst]:
-        """What waits for clients here, sent and not acknowledged ones included."""
+        """Notifications stored for clients here, including unacknowledged ones."""
 
     def queues(self) -> Iterable[tuple[str, DeliveryQueue]]:
         """The queues of this broker and whose they are; nothing where brokers move."""

@@ -91,7 +91,7 @@ new_row = tuple.__new__
 
 
 class CoreSettings(msgspec.Struct, frozen=True):
-    """What can be set for a broker."""
+    """Settings of a broker."""
 
     routing: str = ""
     """Routing strategy; "" is the protocol's own choice."""
@@ -181,7 +181,7 @@ class BrokerCore:
         """Above those of all sessions that ended here."""
         self.sessions_begun = 0
         self._own = Session(f"$broker/{id}")
-        """For what the broker publishes itself."""
+        """The broker as a publisher of its own notifications."""
         self.directory = Directory(self)
         self.locator = Locator(self)
         self.protocol = protocol(self, self.settings.protocol)
@@ -208,7 +208,7 @@ class BrokerCore:
     def _restore(self) -> None:
         self._out = Effects()
         self.border: Border | None = None
-        """What of peers' messages may pass; None: all of it."""
+        """Checks messages of peers; None lets all pass."""
         self._unjournalled: Message | None = None
         """What is being handled and is in no journal, and …"""
         self._unjournalled_source = ""
@@ -363,7 +363,7 @@ class BrokerCore:
         return self.next_incarnation, self.sessions_begun, len(self.sessions), self._timers_set
 
     def unfinished(self) -> list[str]:
-        """What is still under way here; nothing, when the network has come to rest."""
+        """Unfinished work here; empty when the network is at rest."""
         under_way: dict[str, object] = {
             "clients": [here.told() for here in self.clients.here.awake() if not here.is_at_rest],
             **self.locator.unfinished(),
@@ -675,7 +675,7 @@ class BrokerCore:
 
     @property
     def own_members(self) -> list[str]:
-        """Those of this broker's organisation."""
+        """Brokers of this broker's organisation."""
         return [one for one in self.members if one not in self.guests]
 
     def is_guest(self, broker: str) -> bool:
@@ -723,7 +723,7 @@ class BrokerCore:
         self.salvagers[kind] = handler
 
     def announce(self, burst: Fleeting) -> None:
-        """What this broker says of itself, to whoever is attached here."""
+        """Publish a status message of this broker to clients attached here."""
         self._take_fleeting(self.id, burst)
 
     def publish_here(self, attributes: bytes, body: bytes, marks: bytes) -> None:
@@ -733,7 +733,7 @@ class BrokerCore:
         self.publish(self._own, attributes, (body,), marks)
 
     def publish_fleeting(self, attributes: bytes, body: bytes, marks: bytes) -> None:
-        """As `publish_here`, without a promise."""
+        """Like `publish_here`, but without a journal: QoS 0."""
         self._take_fleeting("", Fleeting(self._own.client, 0, 0, attributes, self.now, (body,), 1, marks))
 
     def enqueue(self, client: str, burst: Burst) -> bool:
@@ -751,7 +751,7 @@ class BrokerCore:
         return self._owner_of(client) is not None
 
     def _owner_of(self, client: str) -> Owner | None:
-        """Who gets what is kept here for a client; None if nothing can be."""
+        """The receiver of notifications stored here for a client; None if there is none."""
         session = self.sessions.get(client)
         if session is None or not self.protocol.keeps_for(session):
             return None

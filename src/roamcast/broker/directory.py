@@ -61,7 +61,7 @@ class Holdings(Message, frozen=True, tag="?Holdings"):
     changes: tuple[tuple[str, tuple[Holder, ...]], ...]
     """Client, and who may hold its session as far as `broker` knows: `broker` itself, others, or nobody."""
     brief: tuple[str, ...] = ()
-    """Of these clients, those whose sessions end with their connections."""
+    """The clients among them whose sessions end with their connections."""
     is_anew: bool = False
     """Whether nothing counts that was told of `broker` before."""
     is_all: bool = False
@@ -72,7 +72,7 @@ class Holdings(Message, frozen=True, tag="?Holdings"):
 
 
 class HoldingsMissed(Message, frozen=True, tag="?HoldingsMissed"):
-    """What the receiver knows of these brokers is out of date until it is told anew."""
+    """The receiver's knowledge of these brokers is outdated until they report again."""
 
     brokers: tuple[str, ...]
     cause: ClassVar[Cause] = "handoff"
@@ -316,7 +316,7 @@ class Directory:
         self._unknown.pop(broker, None)
 
     def lost(self, brokers: Iterable[str]) -> None:
-        """They are gone for good, with all they held."""
+        """Remove brokers that are gone for good, and all they held."""
         gone = dict.fromkeys(brokers)
         for one in gone:
             self._unknown.pop(one, None)

@@ -23,20 +23,20 @@ class FinishedHandoff(NamedTuple):
     came_from: str
     at: float
     seconds: float | None
-    """From its attach; None if the session came ahead of its client."""
+    """Seconds since the attach; None if the session came ahead of its client."""
     moved: int
     """Notifications that came with the session or waited for it."""
 
 
 class Figures:
-    """Since the process began."""
+    """Counters since the process began."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self.handoffs: dict[str, int] = {}
-        """By result."""
+        """Number of handoffs, by result."""
         self.handoff_classes = [0] * (len(HANDOFF_BOUNDS_S) + 1)
         """Number of handoffs by duration, from the attach until all that was owed had come."""
         self.handoff_total_s = 0.0

@@ -21,17 +21,17 @@ from roamcast.protocol.messages import ClientPublish
 from roamcast.state import State
 
 PACKETS_MIN = 8
-"""What one client may always send in one turn."""
+"""Packets that one client may always send in one turn."""
 
 
 class ClientFront(Protocol):
-    """What the machine asks of its front."""
+    """The front, as the machine uses it."""
 
     inputs: list[Input]
-    """For the core, not yet taken."""
+    """Inputs for the core that were not taken yet."""
     now: float
     sessions: Any
-    """What it keeps for each client."""
+    """The front's part of each session."""
 
     @property
     def timers(self) -> Timers | None: ...
@@ -48,7 +48,7 @@ class ClientFront(Protocol):
         """What came from clients, in order; `out.durable` gets what must be journalled of it."""
 
     def perform(self, effects: Effects) -> None:
-        """What the core wants done for clients."""
+        """Perform the core's effects for clients."""
 
     def position(self, client: str) -> tuple[Any, ...]:
         """Figures that change with what it keeps for a client, for comparing a replay."""
@@ -65,7 +65,7 @@ class ClientFront(Protocol):
     def set_slow(self, id: int, is_slow: bool) -> None: ...
     def is_slow(self, id: int) -> bool: ...
     def send_away(self, reference: str, count_max: int) -> bool:
-        """Close so many connections and refuse new ones; True if connections are left."""
+        """Close `count_max` connections and refuse new ones; True if connections are left."""
 
     def refuse_all(self, why: str) -> None:
         """Serve nobody, for this reason; "" serves again."""

@@ -57,7 +57,7 @@ class ToldHistory(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):
-    """What is remembered of a peer."""
+    """The last known history of a peer."""
 
     history: int
     epoch: int

@@ -29,7 +29,7 @@ or the meaning of an input changes. Only code with the same number replays a jou
 
 
 class MachineInput(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """One thing that happened."""
+    """An input of the machine."""
 
 
 class Started(MachineInput, frozen=True):
@@ -41,7 +41,7 @@ class Started(MachineInput, frozen=True):
 
 
 class RulesChanged(MachineInput, frozen=True):
-    """Who may do what, from now on."""
+    """New access rules."""
 
     rules: AccessRules
 
@@ -96,7 +96,7 @@ class LinkUp(MachineInput, frozen=True):
     incarnation: int
     """A random number for this end if the link begins anew, else 0."""
     version: int = 1
-    """Of the link protocol, on which both ends have agreed."""
+    """Negotiated version of the link protocol."""
 
 
 class OverlayGiven(MachineInput, frozen=True):
@@ -119,7 +119,7 @@ class HistoryAccepted(MachineInput, frozen=True):
 
     broker: str
     seen: Seen | None = None
-    """Of a peer: the history that it came with."""
+    """The history with which the peer connected."""
     begins_anew: bool = False
     """True if the link to the peer must be made anew, because its numbers do not fit."""
 
@@ -136,7 +136,7 @@ class LinkDown(MachineInput, frozen=True):
 
 
 class LinkSlowed(MachineInput, frozen=True):
-    """More is kept for a peer than should be, or little enough again."""
+    """The buffer for a peer passed its limit, or shrank below it again."""
 
     peer: str
     is_slow: bool
@@ -195,7 +195,7 @@ class DrainOrdered(MachineInput, frozen=True):
 
     destination: str
     reference: str
-    """Where clients are told to go; "" if that is not known."""
+    """Address that clients are referred to; "" if unknown."""
 
 
 class Tick(MachineInput, frozen=True):
@@ -220,7 +220,7 @@ class StateChecked(MachineInput, frozen=True):
 
 
 class Elapsed(MachineInput, frozen=True):
-    """Of a `Tick`, what is not the election's: a time has come that was set for clients."""
+    """A deadline set for clients has passed (a `Tick` without the election's part)."""
 
 
 class ParentTaken(MachineInput, frozen=True):
@@ -280,7 +280,7 @@ AnyInput = (
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One turn, as the journal holds it."""
+    """One turn in the journal."""
 
     now: float
     inputs: list[AnyInput]
@@ -294,7 +294,7 @@ class Tree(msgspec.Struct, frozen=True):
     """"" for the leader, and while there is none."""
     children: tuple[str, ...] = ()
     hops: int = 0
-    """To the leader."""
+    """Hops to the leader."""
 
 
 NO_WRITES: Mapping[int, list[bytes]] = MappingProxyType({})
@@ -308,11 +308,11 @@ class MachineEffects(Effects):
 
     writes: Mapping[int, list[bytes]] = NO_WRITES
     closes: Sequence[int] = ()
-    """To be closed when everything has been written."""
+    """Connections to close when their output is written."""
     link_closes: Sequence[tuple[str, str]] = ()
     """Links to be closed, and why."""
     notes: Sequence[Note] = ()
-    """Who has come and gone, for the log."""
+    """Connects and disconnects, for the log."""
     answers: Sequence[IsHere] = ()
     news: Sequence[tuple[str, News]] = ()
     """What daemons of other brokers say, and the peers it came from."""
@@ -325,7 +325,7 @@ class MachineEffects(Effects):
     deferred: Sequence[MachineInput] = ()
     """What is to come behind that, once more."""
     durable: list[MachineInput | Input] = msgspec.field(default_factory=list)
-    """What must be in the journal before any of the rest goes out."""
+    """Inputs to journal before any other effect is performed."""
 
 
 def _encode_hook(value: Any) -> Any:

@@ -41,7 +41,7 @@ class IsHere(Message, frozen=True):
     """"attached", "away", "arriving" (its handoff has not finished) or "ending"; where brokers move also "out
     of reach": the way to it ends at this broker, and what is for it is stored there."""
     since: float
-    """Since when it is attached or away, Unix time."""
+    """Time of the last attach or detach, Unix time."""
     queued: int
     """Notifications that wait for it at the holder, sent and not acknowledged ones included."""
     queued_bytes: int

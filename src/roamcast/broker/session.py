@@ -74,9 +74,9 @@ class Reading(_Named):
     """What the attached client is served from."""
 
     SESSION = "session"
-    """From its session, as soon as that is here."""
+    """Serve the client from its session, once that has arrived."""
     COPY = "copy"
-    """From a copy, ahead of its session."""
+    """Serve the client from a copy, ahead of its session."""
 
 
 class Handoff(_Named):

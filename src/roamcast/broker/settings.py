@@ -52,10 +52,10 @@ class MachineSettings(msgspec.Struct, frozen=True):
     """Regions that filters may call by name: the name, and GeoJSON."""
     dwell_s: float = 0.0
     hysteresis_m: float = 0.0
-    """Of geofences, and …"""
+    """Hysteresis of geofences (see `routing.location.settings`)."""
     told_in: tuple[str, ...] = ()
     told_topics: tuple[str, ...] = ()
-    """… of clients that say where they are in what they publish (see `routing.location.settings`)."""
+    """Fields and topics of what clients publish that say where they are (see `routing.location.settings`)."""
     lent: str = ""
     """Where clients of this broker are that have not said where they are; "": nobody knows."""
     states: tuple[StateSettings, ...] = ()
@@ -71,7 +71,7 @@ class MachineSettings(msgspec.Struct, frozen=True):
     """Whether, after that time, sessions are also made anew by a broker that has never met all its peers."""
     """How long after a start to wait for a peer that was never met and may hold a session."""
     election: ElectionSettings = ElectionSettings()
-    """For brokers that move, and …"""
+    """Settings of the election, for brokers that move, and …"""
     border: dict[str, PeerRules] | None = None
     """What each peer may do; "" is for those not listed. None: everyone is believed (in simulators)."""
     seen_max: int = MobileSettings().seen_max

@@ -67,7 +67,7 @@ class Group:
         self.members: dict[str, str] = {}
         """Each of them with the broker of its session."""
         self.there: dict[str, None] = {}
-        """Those of them that are connected."""
+        """Connected members."""
         self.moving: dict[str, None] = {}
         """Members whose sessions are on their way: the broker where one arrives says so. While there are any,
         the group does not end, and keeps what waits."""

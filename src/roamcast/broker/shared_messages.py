@@ -44,7 +44,7 @@ class GroupLeave(Message, frozen=True):
 
 
 class GroupDeliver(Message, frozen=True):
-    """For this member, from the owner of the group."""
+    """Carries a notification from the owner of the group to a member."""
 
     group: str
     filter: str
@@ -106,7 +106,7 @@ class GroupOver(Message, frozen=True):
     members: dict[str, str]
     there: tuple[str, ...]
     last: dict[str, tuple[int, int]]
-    """Of each publisher what was handed out last: incarnation and number."""
+    """Last notification handed out, by publisher: incarnation and number."""
     waiting: tuple[Burst, ...]
     moving: tuple[str, ...] = ()
     """Members whose sessions are on their way."""

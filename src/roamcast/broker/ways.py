@@ -30,7 +30,7 @@ class Ways:
         self._front = front
 
     def of(self, burst: Burst) -> list[Way]:
-        """In the order of the burst."""
+        """Routes, in the order of the burst."""
         return self._ways(burst, self._router.table.split)
 
     def gathered(self, burst: Burst) -> list[Way]:

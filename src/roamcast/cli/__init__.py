@@ -25,7 +25,7 @@ EXIT_BROKEN_PIPE = 141
 
 
 def main() -> int:
-    """What the installed `roamcast` command calls."""
+    """Entry point of the installed `roamcast` command."""
     arguments = sys.argv[1:]
     if arguments[:1] in (["pub"], ["sub"]):
         # Scripts call these for every message: they do without what the other commands have to load.
@@ -36,8 +36,15 @@ def main() -> int:
         flags = plain_flags(arguments[1:])
         if flags is not None:
             return answered(lambda: run_plain(flags))
-        return run(build_app("broker"), arguments)
-    return run(build_app(), arguments)
+        return answered(lambda: invoke("broker", arguments))
+    return answered(lambda: invoke("", arguments))
+
+
+def invoke(only: str, arguments: Sequence[str]) -> int:
+    """Build the commands and run one. Building imports much, and may be interrupted too."""
+    from roamcast.cli import app
+
+    return app.invoke(build_app(only), arguments)
 
 
 def run_client_command(name: str, *arguments: str) -> int:
@@ -49,7 +56,7 @@ def run_client_command(name: str, *arguments: str) -> int:
 
 
 def build_app(only: str = "") -> typer.Typer:
-    """All commands, or only one (see app.build_app)."""
+    """Build all commands, or only one (see app.build_app)."""
     from roamcast.cli.app import build_app as build
 
     return build(only)
@@ -102,7 +109,7 @@ def complain(text: str, code: int) -> int:
 
 
 def leave_quietly() -> int:
-    """End like a program that the system stopped for writing to nobody, without Python's complaint."""
+    """Exit with the code of SIGPIPE, without Python's message about a broken pipe."""
     # Python flushes stdout once more at the end, and must find something that takes it.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_BROKEN_PIPE

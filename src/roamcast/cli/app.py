@@ -19,7 +19,7 @@ COMPLETION = "_ROAMCAST_COMPLETE"
 
 
 def build_app(only: str = "") -> typer.Typer:
-    """All commands, or `broker` alone: a broker runs for months, and keeps what was loaded at its start."""
+    """Build all commands, or `broker` alone: a broker process keeps the modules loaded at its start."""
     app = new_group(
         "Publish/subscribe for things that move.",
         examples=["roamcast demo", 'eval "$(roamcast --show-completion)"'],
@@ -96,7 +96,7 @@ def root(
 
 
 def invoke(app: typer.Typer, arguments: Sequence[str]) -> int:
-    """Run a command line and give its exit code; what Typer has to say becomes what we would say."""
+    """Run a command line and give its exit code; Typer's errors become one line each."""
     load_protocols()
     try:
         command = get_command(app)

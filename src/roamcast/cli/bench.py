@@ -16,7 +16,7 @@ import typer
 from roamcast.bench.interrupts import terminations_as_interrupts
 from roamcast.bench.report import check_names, split_names
 from roamcast.cli.output import emit_json, leaves, prepare_out_folder, progress, table
-from roamcast.cli.usage import new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, show_examples
 from roamcast.errors import InputError
 
 
@@ -24,8 +24,6 @@ class Sync(StrEnum):
     PROCESS = "process"
     GROUP = "group"
 
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 ROWS_MIN, ROWS_MAX = 1_000, 1_000_000_000
 STEP_PARTS = ("wall_s", "core_s", "shuffle_mb", "spill_mb", "peak_mb")
@@ -63,7 +61,7 @@ def match(
     ] = 100_000,
     attributes: Annotated[int, typer.Option(min=1, help="How many attributes a notification has.")] = 20,
     events: Annotated[int, typer.Option(min=1, help="How many notifications are matched.")] = 1_000,
-    seed: Annotated[int, typer.Option(help="What the subscriptions and notifications are drawn from.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the subscriptions and notifications.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Find the subscriptions that match a notification: the index against one by one."""
@@ -84,7 +82,7 @@ def routing(
     strategy: Annotated[
         list[str] | None, typer.Option(help="A routing strategy; once for each. [default: all that forward]")
     ] = None,
-    seed: Annotated[int, typer.Option(help="What the subscriptions are drawn from.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the subscriptions.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Subscribe, hand over and unsubscribe at one of two brokers: what each routing strategy costs both."""
@@ -110,7 +108,7 @@ def sim(
         float, typer.Option(min=1.0, help="Seconds of virtual time in the first; larger ones run shorter.")
     ] = 600.0,
     repeat: Annotated[int, typer.Option(min=1, help="How often each case is measured.")] = 3,
-    seed: Annotated[int, typer.Option(help="What topologies, moves and publications are drawn from.")] = 7,
+    seed: Annotated[int, typer.Option(help="Seed of topologies, moves and publications.")] = 7,
     as_json: AsJson = False,
 ) -> None:
     """Simulate networks: message hops per second, how that grows, and SimPy beside it."""
@@ -132,10 +130,10 @@ def location(
         int, typer.Option(min=1, max=1_000_000, help="Clients with a location-dependent subscription each.")
     ] = 10_000,
     moves: Annotated[int, typer.Option(min=2, help="How many moves are measured in each case.")] = 5_000,
-    seed: Annotated[int, typer.Option(help="What locations and moves are drawn from.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of locations and moves.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Clients walk on a grid of streets: how long a broker takes for one move, near them and further away."""
+    """Measure how long brokers near and far take for one move of a client on a grid of streets."""
     from roamcast.bench import location as benchmark
 
     with progress("moving clients") as report:
@@ -146,13 +144,13 @@ def location(
 def pipeline(
     records: Annotated[
         list[str] | None,
-        typer.Option(help="Rows of a log, as in 1e6,1e7; also once for each. [default: 1e6,1e7]"),
+        typer.Option(help="Rows of each log, as in 1e6,1e7. Repeatable. [default: 1e6,1e7]"),
     ] = None,
-    subscribers: Annotated[int, typer.Option(min=10, max=10_000, help="Who receives something.")] = 1_000,
+    subscribers: Annotated[int, typer.Option(min=10, max=10_000, help="Number of subscribers.")] = 1_000,
     memory_mb: Annotated[
         int | None,
         typer.Option(
-            "--memory-mb", min=1_024, help="What an audit may take in all. [default: 3072, beyond 1e7 8192]"
+            "--memory-mb", min=1_024, help="Memory of an audit. [default: 3072, beyond 1e7 8192]"
         ),
     ] = None,
     folder: Annotated[
@@ -228,10 +226,10 @@ def radio(
     ] = 32,
     speed: Annotated[float, typer.Option(min=0.0, max=1000.0, help="Metres per second.")] = 8.0,
     duration: Annotated[float, typer.Option(min=1.0, help="Seconds of virtual time.")] = 700.0,
-    seed: Annotated[int, typer.Option(min=0, help="What ways, shadowing and back-offs are drawn from.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of movement, shadowing and back-offs.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Brokers and clients that move on a radio channel, under MFT-PubSub and AODV: seconds for a run."""
+    """Simulate moving brokers on a radio channel, with MFT-PubSub and AODV: seconds for a run."""
     from roamcast.bench import radio as benchmark
 
     with progress("simulating") as report:
@@ -292,11 +290,12 @@ def journal(
 
 def broker(
     against: Annotated[
-        str, typer.Option(help="What to compare with: mosquitto, amqtt, nats, several by commas, or none.")
+        str,
+        typer.Option(help="Brokers to compare with: mosquitto, amqtt, nats, separated by commas, or none."),
     ] = "mosquitto,amqtt",
     seconds: Annotated[float, typer.Option(min=0.05, help="How long messages are sent in each run.")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each case with each broker, in turn.")] = 5,
-    idle: Annotated[int, typer.Option(min=1, help="Connections that are opened and stay silent.")] = 10_000,
+    idle: Annotated[int, typer.Option(min=1, help="Idle connections to open.")] = 10_000,
     quick: Annotated[bool, typer.Option("--quick", help="One very short run of each case.")] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for the figure, broker.png.")] = None,
     as_json: AsJson = False,
@@ -364,11 +363,15 @@ def handoff(
     ] = None,
     queued: Annotated[
         list[int] | None,
-        typer.Option(min=0, max=100_000, help="Messages that wait; once for each. [default: 0, 100, 10000]"),
+        typer.Option(
+            min=0, max=100_000, help="Queue lengths to measure. Repeatable. [default: 0, 100, 10000]"
+        ),
     ] = None,
     rtt: Annotated[
         str,
-        typer.Option(help="Round trips of links in ms, by commas: compare protocols over such links."),
+        typer.Option(
+            help="Round trips of links in ms, separated by commas: compare protocols over such links."
+        ),
     ] = "",
     loss: Annotated[str, typer.Option(help="With --rtt: percent of packets lost on links.")] = "0",
     hops: Annotated[str, typer.Option(help="With --rtt: links that a client moves over.")] = "1,2,4",
@@ -383,7 +386,7 @@ def handoff(
     workers: Annotated[bool, typer.Option("--workers", help="Between two workers of one site.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """A client moves between broker processes: how long until it is served, against a plain resume.
+    """Measure handoffs between broker processes, compared with a reconnect at one broker.
 
     With --rtt brokers are a chain whose links are slowed down, and every way of coming back is measured. A
     packet that is lost comes later by a round trip and 200 ms, and so does what is behind it.
@@ -470,7 +473,7 @@ def far_handoffs(
 
 
 def split_numbers(option: str, text: str, least: float, most: float) -> list[float]:
-    """Numbers by commas, each within these bounds."""
+    """Parse numbers separated by commas, each within the bounds."""
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
@@ -483,7 +486,9 @@ def split_numbers(option: str, text: str, least: float, most: float) -> list[flo
 
 def storm(
     clients: Annotated[int, typer.Option(min=1, max=50_000, help="How many clients move.")] = 10_000,
-    seconds: Annotated[float, typer.Option(min=0.0, max=600.0, help="They leave within so long.")] = 1.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.0, max=600.0, help="Seconds within which they leave.")
+    ] = 1.0,
     way: Annotated[
         str, typer.Option(help="How they leave: move (each by itself), drain (broker drain), or both.")
     ] = "move,drain",
@@ -491,9 +496,9 @@ def storm(
     sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.GROUP,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key of the brokers. Repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the brokers, KEY=VALUE. Repeatable."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="What messages are drawn from.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the messages.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Thousands of clients leave one broker process for another at once: how fast, and what others notice.
@@ -532,18 +537,18 @@ def show_storm(result: dict[str, Any]) -> None:
 
 def proxy(
     against: Annotated[
-        str, typer.Option(help="Foreign brokers: mosquitto, nats, activemq, roamcast; several with a comma.")
+        str, typer.Option(help="Foreign brokers: mosquitto, nats, activemq, roamcast, separated by commas.")
     ] = "mosquitto,nats,activemq",
     messages: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="How many wait for the client at its move-in.")
+        int, typer.Option(min=1, max=1_000_000, help="Messages stored for the client at its move-in.")
     ] = 10_000,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each is measured; medians count.")] = 9,
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each case; the median is shown.")] = 9,
     sync: Annotated[
-        str, typer.Option(help="buffers.sync of the proxies: process, group, or both with a comma.")
+        str, typer.Option(help="buffers.sync of the proxies: process, group, or process,group.")
     ] = "process",
     as_json: AsJson = False,
 ) -> None:
-    """A client of a foreign broker moves in at another site: how long, against the broker's own delivery."""
+    """Measure handoffs between sites with foreign brokers and proxies."""
     from roamcast.bench import proxy as benchmark
 
     kinds = split_names("--against", against, benchmark.KINDS)
@@ -559,22 +564,20 @@ def proxy(
 
 
 def chaos(
-    seconds: Annotated[float, typer.Option(min=1.0, help="How long things fail.")] = 60.0,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="What everything is drawn from. [default: any]")
-    ] = None,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Duration of the failures.")] = 60.0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the run. [default: random]")] = None,
     clients: Annotated[int, typer.Option(min=1, help="Clients that roam.")] = 50,
     brokers: Annotated[int, typer.Option(min=2, max=20, help="Broker processes.")] = 5,
     sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.PROCESS,
     keep: Annotated[
-        Path | None, typer.Option(help="A folder for logs and journals, kept in any case.")
+        Path | None, typer.Option(help="Folder for logs and journals, which are always kept.")
     ] = None,
     upgrade_from: Annotated[
         Path | None,
         typer.Option(help="Upgrade all brokers from the build in this source tree or virtual environment."),
     ] = None,
     replicas: Annotated[int, typer.Option(min=0, max=2, help="Followers of each broker; needs etcd.")] = 0,
-    wipe: Annotated[bool, typer.Option("--wipe", help="Disks are lost with killed replicas.")] = False,
+    wipe: Annotated[bool, typer.Option("--wipe", help="Killed replicas also lose their disks.")] = False,
     workers: Annotated[int, typer.Option(min=1, max=8, help="Worker processes of each broker.")] = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -624,7 +627,7 @@ def replicas(
     out: Annotated[Path | None, typer.Option(help="A folder for the figure, failover.png.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a follower costs a broker, and what clients see of a failover. Needs etcd."""
+    """Measure the cost of a follower, and a failover as clients see it. Needs etcd."""
     from roamcast.bench import replicas as benchmark
 
     if out is not None:
@@ -660,10 +663,10 @@ def attack(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key of the broker. Repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the broker, KEY=VALUE. Repeatable."),
     ] = None,
     sync: Annotated[Sync, typer.Option(help="How the journal is synced.")] = Sync.PROCESS,
-    seed: Annotated[int, typer.Option(min=0, help="What random bytes are drawn from.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random bytes.")] = 1,
     list_: Annotated[bool, typer.Option("--list", help="Show the attacks and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -712,7 +715,7 @@ def show_attacks(result: dict[str, Any]) -> None:
 
 @contextmanager
 def failing_plainly() -> Iterator[None]:
-    """A run that cannot be counted is one line and exit code 1; one that is stopped stops its processes."""
+    """Turn a failed run into one line and exit code 1, and stop its processes on interruption."""
     from roamcast.bench.processes import BenchFailed
 
     try:

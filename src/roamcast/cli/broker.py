@@ -16,7 +16,7 @@ QUICK = "roamcast broker --id a --listen 127.0.0.1:1883 --peer b=127.0.0.1:7001 
 
 # Options of every command that runs a server.
 ConfigFile = Annotated[Path | None, typer.Option(help="The configuration, a TOML file.")]
-DataFolder = Annotated[str | None, typer.Option(help="The folder for what must survive a restart.")]
+DataFolder = Annotated[str | None, typer.Option(help="Folder for everything that must survive a restart.")]
 PrintConfig = Annotated[
     bool, typer.Option("--print-config", help="Print the default configuration, commented, and exit.")
 ]
@@ -52,7 +52,7 @@ def broker(
         list[str] | None,
         typer.Option(
             metavar="[KIND://]HOST:PORT",
-            help="Where clients connect, kind tcp or ws; replaces configured listeners. Repeatable.",
+            help="Address to listen on for clients (tcp or ws); replaces configured listeners. Repeatable.",
         ),
     ] = None,
     peer: Annotated[
@@ -63,7 +63,9 @@ def broker(
             "ones. Repeatable.",
         ),
     ] = None,
-    peer_listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where peers connect.")] = None,
+    peer_listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on for peers.")
+    ] = None,
     discover: Annotated[
         str | None,
         typer.Option(
@@ -79,7 +81,9 @@ def broker(
     mobility: Annotated[str | None, typer.Option(help="The mobility protocol.")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key: mqtt.receive_maximum=64. Repeatable."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Any setting, such as mqtt.receive_maximum=64. Repeatable."
+        ),
     ] = None,
     print_config: PrintConfig = False,
     check: Check = False,

@@ -11,9 +11,9 @@ import typer
 
 from roamcast.cli.output import emit_json, prepare_out_folder, progress
 from roamcast.cli.sim import EXIT_VIOLATIONS
-from roamcast.cli.spark import Where, need_spark, run_on_spark
+from roamcast.cli.spark import Where, run_audit
 from roamcast.cli.tables import table_in_parts
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import AsJson, show_examples
 from roamcast.errors import InputError
 
 COLUMNS = {
@@ -39,18 +39,18 @@ def register(app: typer.Typer) -> None:
 # The defaults are those of DemoSettings; a test compares them.
 def demo(
     out: Annotated[
-        Path, typer.Option(help="Folder for logs, figures and pictures; a former demo's is replaced.")
+        Path, typer.Option(help="Folder for logs, figures and pictures; an earlier demo in it is replaced.")
     ] = Path("demo"),
     clients: Annotated[int, typer.Option(help="How many clients; a quarter of them roam.")] = 80,
     duration: Annotated[float, typer.Option(help="Simulated time, in seconds.")] = 120.0,
-    seed: Annotated[int, typer.Option(help="What decides everything that is drawn.")] = 7,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 7,
     brokers: Annotated[
         bool, typer.Option(help="Start real broker processes, too, and let a client roam between them.")
     ] = True,
     audited: Annotated[
-        bool, typer.Option("--audit/--no-audit", help="Let Spark audit the logs at the end.")
+        bool, typer.Option("--audit/--no-audit", help="Audit the logs at the end, with DuckDB.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what roaming clients get, and what they miss, under each mobility protocol."""
     from roamcast.lab.demo import DemoSettings, is_free, play, violations_in
@@ -65,13 +65,13 @@ def demo(
         show(result, violations)
     if audited:
         result["audit"] = audit_demo(out)
-    report = write_report(out)
+    report = write_report(out, result)
     if as_json:
         emit_json({**result, "report": report})
     else:
         show_audit_of_demo(result.get("audit"))
         print(f"Logs, figures and pictures are in {out}")
-        print(f"The report of it all: {report}")
+        print(f"Report with all of it: {report}")
         print(f"Watch it again in the browser: {replay_command(out)}")
         if hint := path_hint():
             print(hint)
@@ -79,21 +79,24 @@ def demo(
         raise typer.Exit(EXIT_VIOLATIONS)
 
 
-def show_brokers(scene: dict[str, Any], folder: str) -> None:
+def told_of_brokers(scene: dict[str, Any]) -> str:
+    """The main scene in two sentences: for the terminal and for the first line of the page."""
     figures = scene["multi_hop_handoff"]
-    print("Three real broker processes, one of them killed with kill -9 on the way, and a car that roams:")
-    print(
-        f"  {figures['published']} notifications with QoS 2, {figures['delivered']} delivered, "
-        f"lost {figures['lost']}, twice {figures['duplicates']}, out of order {figures['out_of_order']}; "
-        f"{figures['handoffs']} handoffs, half of them within {figures['handoff_median_ms']:g} ms"
+    return (
+        "A car roamed between three real broker processes while one of them was killed with kill -9. "
+        f"{figures['published']} notifications with QoS 2: {figures['delivered']} delivered, "
+        f"{figures['lost']} lost, {figures['duplicates']} duplicates, "
+        f"{figures['out_of_order']} out of order; {figures['handoffs']} handoffs, "
+        f"median {figures['handoff_median_ms']:g} ms."
     )
-    print(f"The picture of it: {Path(folder) / scene['pictures'][0]}")
-    print()
 
 
 def show(result: dict[str, Any], violations: list[str]) -> None:
     if "brokers" in result:
-        show_brokers(result["brokers"], result["folder"])
+        print(told_of_brokers(result["brokers"]))
+        print(f"Picture: {Path(result['folder']) / result['brokers']['pictures'][0]}")
+        print()
+    print("Simulated: the same roaming clients under each mobility protocol. none is an ordinary broker.")
     settings, protocols = result["settings"], result["protocols"]
     title = (
         f"{settings['clients']} clients on {settings['topology']}, {settings['mobile']:.0%} of them roaming, "
@@ -114,7 +117,7 @@ def show(result: dict[str, Any], violations: list[str]) -> None:
     for name, figures in trip.items():
         if isinstance(figures, dict):
             print(f"  {name}: {figures['lost']} of {figures['published']} notifications lost")
-    print(f"The picture of it: {Path(folder) / trip['pictures'][0]}")
+    print(f"Picture: {Path(folder) / trip['pictures'][0]}")
 
 
 # --- the audit and the report ---
@@ -123,18 +126,9 @@ AUDITED = ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexp
 
 
 def audit_demo(out: Path) -> dict[str, Any]:
-    """What Spark says of the demo's logs, or why it says nothing: a demo needs neither Spark nor Java."""
+    """Figures of the audit, or why there is none: a demo does without DuckDB."""
     try:
-        need_spark()
-        from roamcast.pipeline.java import find_java
-        from roamcast.pipeline.spark_engine import audit_on_spark
-
-        find_java()
-        where = Where(memory_mb=AUDIT_MB)
-        return run_on_spark(
-            "Auditing the logs with Spark", where, out / "log", out / "audit",
-            lambda spark: audit_on_spark(spark, out / "log", out / "audit"),
-        )  # fmt: skip
+        return run_audit("duckdb", Where(memory_mb=AUDIT_MB), out / "log", out / "audit")
     except InputError as error:
         return {"left_out": str(error)}
 
@@ -144,41 +138,39 @@ def show_audit_of_demo(figures: dict[str, Any] | None) -> None:
         return
     print()
     if "left_out" in figures:
-        print(f"The Spark audit is left out: {figures['left_out']}")
+        print(f"The audit is left out: {figures['left_out']}")
         return
     table_in_parts(
         ["run", *(name.replace("_", " ") for name in AUDITED)],
         [[name, *(one[key] for key in AUDITED)] for name, one in figures["protocols"].items()],
-        title=f"Spark's audit of {figures['records']:,} rows, by its own evaluation of every filter",
+        title=f"The audit of {figures['records']:,} log rows, which evaluates every filter anew",
     )
-    print(f"Audited in {figures['wall_s']:.1f} s, after {figures['spark_start_s']:.1f} s for Spark to start")
 
 
 LEAD = """\
-Clients that move change their broker. What is published while they are on their way must still reach them, \
-once and in order. This demo shows what becomes of it.
-
-First, a car roams between three real broker processes, one of which is killed with kill -9 on the way (the \
-run "brokers"). Then the same roaming clients are simulated under each mobility protocol. "none" is what a \
-plain broker does; the table "protocols" says what each promises. Less than "exactly once" may lose or repeat.
+{brokers}Then the same roaming clients were simulated under each mobility protocol. "none" is what ordinary \
+brokers do: whatever is published while a client is away is lost. Red figures are expected where a protocol \
+promises less than "exactly once"; the table "protocols" has each promise.
 
 To watch it again: {replay}
 """
 CAPTIONS = {
-    "roaming_brokers": "Real brokers: how long each notification took; one broker was down in the red time",
+    "roaming_brokers": "Real brokers: how long each notification took; red: one broker was down",
     "departure_arrival": "Simulated: one client ten seconds away, without and with support for mobility",
     "audit": "What went wrong under each protocol, as a share of what was owed",
 }
 
 
-def write_report(out: Path) -> Path:
+def write_report(out: Path, result: dict[str, Any]) -> Path:
     from roamcast.pipeline.report import collect, page, write_page
     from roamcast.pipeline.report_figures import draw_into
 
     part = collect(out)
     part.pictures += draw_into(part, out)
     report = out / "report.html"
-    write_page(report, page("Roamcast demo", [part], LEAD.format(replay=replay_command(out)), CAPTIONS))
+    brokers = told_of_brokers(result["brokers"]) + "\n\n" if "brokers" in result else ""
+    lead = LEAD.format(brokers=brokers, replay=replay_command(out))
+    write_page(report, page("Roamcast demo", [part], lead, CAPTIONS))
     return report
 
 

@@ -15,7 +15,7 @@ COLUMNS = ("protocol", "world", "states", "steps", "depth", "ends", "local_steps
 
 
 def search_exhaustively(protocol: str, *, as_json: bool) -> bool:
-    """Whether an invariant was broken somewhere."""
+    """Explore all states; True if an invariant broke."""
     from roamcast.mobility import find_protocol
     from roamcast.simulator.explore import INVARIANTS, Explorer
     from roamcast.simulator.small_worlds import PROTOCOLS, small_worlds
@@ -42,7 +42,7 @@ def search_exhaustively(protocol: str, *, as_json: bool) -> bool:
 
 
 def check_alone(**others: object) -> None:
-    """Nothing is drawn, so no option that says what to draw goes with it."""
+    """Refuse options about drawing stories: an exhaustive search draws nothing."""
     for name, value in others.items():
         if value is not None:
             raise InputError(f"--{name} and --exhaustive exclude each other: small worlds are not drawn")

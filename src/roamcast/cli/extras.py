@@ -10,20 +10,20 @@ REQUIREMENT = re.compile(r"(?P<name>[\w.-]+).*extra == ['\"](?P<extra>[\w-]+)['\
 
 
 def missing_extra(module: str, arguments: Sequence[str]) -> str:
-    """What to say when an import failed: which package to install, or "" if no extra has it."""
+    """The message for a failed import: which extra to install, or "" if no extra has the package."""
     package = module.partition(".")[0]
     extras = [extra for extra, name in _packages_of_extras() if name == package != "roamcast"]
     if not extras:
         return ""
-    # `roamcast pipeline` needs all of the extra `pipeline`, not only the package that was missed first.
-    command = next(iter(arguments), "")
+    # A command with an extra of its own needs all of it, not only the package that was missed first: `audit`
+    # for `roamcast pipeline audit`, `pipeline` for the other commands of that group.
     every = {extra for extra, _ in _packages_of_extras()}
-    extra = command if command in every else extras[0]
+    extra = next((word for word in reversed(arguments[:2]) if word in every), extras[0])
     return f"this needs the package {package}, which is not installed; run: pip install 'roamcast[{extra}]'"
 
 
 def _packages_of_extras() -> list[tuple[str, str]]:
-    """Extra and package, in the order of pyproject.toml."""
+    """Pairs of extra and package, in the order of pyproject.toml."""
     try:
         lines = requires("roamcast") or []
     except PackageNotFoundError:

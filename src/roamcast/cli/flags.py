@@ -21,28 +21,28 @@ class Flag(NamedTuple):
     names: tuple[str, ...]
     help: str
     metavar: str = ""
-    """What the word behind it stands for; empty for a switch."""
+    """Name of the flag's value in the help; empty for a switch."""
     default: Any = None
     convert: Callable[[str], Any] = str
-    """From the word to the value; ValueError, with a text that says what is valid."""
+    """Convert the word to a value, or raise ValueError with a text that says what is valid."""
     is_repeatable: bool = False
     take: Callable[[str, list[str]], Any] | None = None
-    """For a flag with more words than one: its value, from the words left, which are in reverse order."""
+    """Takes the value of a flag with several words from the remaining words (in reverse order)."""
 
     @property
     def field(self) -> str:
-        """The name of the value: that of the long flag."""
+        """Name of the value: the long flag without dashes."""
         return self.names[-1].lstrip("-").replace("-", "_")
 
     def initial(self) -> Any:
-        """Its value if it is not given."""
+        """Default value."""
         if self.is_repeatable:
             return []
         return self.default if self.metavar else False
 
 
 class Values(dict[str, Any]):
-    """What was given, by name, with defaults for the rest."""
+    """The values of all flags by name, given or default."""
 
     def __getattr__(self, name: str) -> Any:
         return self[name]
@@ -51,15 +51,15 @@ class Values(dict[str, Any]):
 class Command(NamedTuple):
     name: str
     summary: str
-    """One line, and then whatever else is to be known."""
+    """One line, then optional paragraphs."""
     flags: tuple[Flag, ...]
     absent: Mapping[str, str]
-    """Flags that Mosquitto has and we have not, and what to do instead."""
+    """Flags of Mosquitto that are missing here, and what to use instead."""
     examples: tuple[str, ...]
     work: Callable[[Values], int]
 
     def run(self, words: Sequence[str]) -> int:
-        """Its exit code."""
+        """Run the command and return its exit code."""
         values = self.parse(words)
         if values is None:
             print(self.help())
@@ -67,7 +67,7 @@ class Command(NamedTuple):
         return self.work(values)
 
     def parse(self, words: Sequence[str]) -> Values | None:
-        """What the words say, or None if help is wanted; InputError if they cannot be understood."""
+        """Parse the arguments; None if help is wanted, InputError if they are invalid."""
         known = {name: flag for flag in self.flags for name in flag.names}
         values = Values({flag.field: flag.initial() for flag in self.flags})
         given = list(reversed(words))
@@ -93,7 +93,7 @@ class Command(NamedTuple):
         return values
 
     def _split_short(self, word: str, known: Mapping[str, Flag]) -> tuple[str, str]:
-        """`-p1883` and `-vN` are two words in one."""
+        """Split a short flag from its value (`-p1883`) or from other short flags (`-vN`)."""
         if word in known or word.startswith("--") or len(word) < 3 or word[:2] not in known:
             return word, ""
         return word[:2], word[2:]

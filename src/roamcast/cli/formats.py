@@ -30,7 +30,7 @@ def now() -> datetime:
 
 
 def described_as_json(one: Notification, is_pretty: bool = False) -> bytes:
-    """What `--json` prints; a payload that is not UTF-8 is in `payload_base64`."""
+    """The JSON object of `--json`; a payload that is not UTF-8 is in `payload_base64`."""
     described: dict[str, Any] = {
         "tst": now().isoformat(timespec="microseconds"), "topic": one.topic, "qos": one.qos,
         "retain": one.retain, "dup": one.dup, "payloadlen": len(one.payload),
@@ -53,7 +53,7 @@ def described_as_json(one: Notification, is_pretty: bool = False) -> bytes:
 
 
 def as_mosquitto(one: Notification, payload: Any, is_pretty: bool) -> bytes:
-    """What %j and %J print, with the names that mosquitto_sub gives."""
+    """The JSON object of %j and %J, with the field names of mosquitto_sub."""
     described: dict[str, Any] = {
         "tst": now().strftime("%Y-%m-%dT%H:%M:%S.%fZ%z"), "topic": one.topic, "qos": one.qos,
         "retain": int(one.retain), "payloadlen": len(one.payload),
@@ -112,7 +112,7 @@ JSON = ("j", "J")
 
 
 class Format:
-    """A format text, taken apart once."""
+    """A parsed format text."""
 
     def __init__(
         self, text: str, *, is_json: bool = False, is_pretty: bool = False, ends_line: bool = True
@@ -171,7 +171,7 @@ def _constant(text: bytes) -> Shown:
 
 
 def _padded(show: Shown, mark: str, found: re.Match[str]) -> Shown:
-    """With a least width, to the left or with zeros if asked, and a greatest."""
+    """Pad to the least width (left-aligned or with zeros, if given), and cut at the greatest."""
     width, longest = int(found["width"] or 0), int(found["longest"]) if found["longest"] else None
     is_left = "-" in found["flags"]
     fill = b"0" if "0" in found["flags"] and mark in ZERO_PADDED and not is_left else b" "

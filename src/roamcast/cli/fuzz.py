@@ -21,7 +21,7 @@ from roamcast.cli.exhaustive import check_alone, search_exhaustively
 from roamcast.cli.output import emit_json, progress
 from roamcast.cli.sim import EXIT_VIOLATIONS
 from roamcast.cli.tables import table_in_parts
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import AsJson, show_examples
 from roamcast.errors import InputError
 from roamcast.plugins import load_protocols
 
@@ -47,7 +47,7 @@ LOCATION_COLUMNS = ("located", "blacked_out")
 
 
 class Kind(NamedTuple):
-    """What is drawn, beyond what every story has."""
+    """A feature that stories are drawn with."""
 
     faults: tuple[str, ...] = ()
     feature: str = ""
@@ -112,7 +112,7 @@ def fuzz(
         typer.Option(help="Routing strategy of every story; if not given, each seed draws one."),
     ] = None,
     failures_max: Annotated[
-        int, typer.Option(min=1, help="How many failing seeds of a protocol are enough.")
+        int, typer.Option(min=1, help="Stop a protocol after this many failing seeds.")
     ] = 5,
     workers: Annotated[
         int | None, typer.Option(min=1, help="How many processes; one for each core if not given.")
@@ -131,7 +131,7 @@ def fuzz(
             " for multi_hop_handoff and roam.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Draw networks and moves from seeds, and look for one that breaks a protocol's promise.
 
@@ -295,7 +295,7 @@ def choose_for_location(text: str) -> list[str]:
 
 
 def choose_for_routing(text: str, protocols: list[str], routing: str) -> list[str]:
-    """Those of the protocols that work with the strategy; the only one that was named must."""
+    """The protocols that work with the strategy; InputError if a single named one does not."""
     from roamcast.mobility import MOBILE_PROTOCOLS, check_combination, find_protocol
     from roamcast.routing.router import STRATEGIES
 
@@ -349,7 +349,7 @@ def fuzz_protocols(
     on_seed: Callable[[], None],
     kind: Kind = PLAIN,
 ) -> list[FuzzReport]:
-    """One report for each protocol; how many workers there are changes nothing in them."""
+    """One report for each protocol, independent of the number of workers."""
     if workers == 1 or len(seeds) == 1:
         return [
             collect(name, in_this_process(name, seeds, kind), failures_max, on_seed) for name in protocols
@@ -397,7 +397,7 @@ def in_this_process(protocol: str, seeds: Iterable[int], kind: Kind = PLAIN) -> 
 
 
 def run_chunk(protocol: str, seeds: range, kind: Kind) -> list[FuzzReport]:
-    """What a worker process does."""
+    """Run a chunk of seeds; called in a worker process."""
     return list(in_this_process(protocol, seeds, kind))
 
 
@@ -422,7 +422,7 @@ def in_processes(
 
 @contextmanager
 def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Worker processes that are gone at the end, also when that is an interruption."""
+    """Pool of worker processes, which all end with the block, also after an interruption."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
@@ -487,7 +487,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def replay(place: str, protocol: str | None, *, trace: bool, as_json: bool) -> bool:
-    """Run one story and say what it violates."""
+    """Run one story and print its violations."""
     from roamcast.mobility import MOBILE_PROTOCOLS, find_protocol
     from roamcast.simulator.story import format_story, parse_story
 
@@ -527,11 +527,11 @@ def replay(place: str, protocol: str | None, *, trace: bool, as_json: bool) -> b
 
 
 class Trace:
-    """Every message between brokers, and between them what becomes of brokers and links."""
+    """Collects messages between brokers, and crashes and restarts of brokers and links."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, bool, str]] = []
-        """When, whether it is a message, and what: at equal times faults come first."""
+        """(time, is a message, text); at equal times faults sort first."""
 
     def on_message(self, now_s: float, broker: str, peer: str, message: Message) -> None:
         self._seen.append((now_s, True, f"{broker} -> {peer}  {describe(message)}"))
@@ -569,7 +569,7 @@ def read_story(place: str) -> str:
 
 
 def describe(value: Any) -> str:
-    """A message as a person reads it: its name and whatever of it is not as usual."""
+    """Text of a message: its name and the fields that differ from their defaults."""
     import msgspec
 
     from roamcast.filters.filter import Filter

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from roamcast.cli.output import emit_json
-from roamcast.cli.usage import new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ SHOW = "roamcast journal show site-a/journal --from 1000 --limit 20"
 Folder = Annotated[
     Path, typer.Argument(metavar="DIR", help="The journal's folder, or a broker's data folder.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def register(app: typer.Typer) -> None:

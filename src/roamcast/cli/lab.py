@@ -23,7 +23,7 @@ from roamcast.cli.output import (
     table,
 )
 from roamcast.cli.spark import spark_session
-from roamcast.cli.usage import new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ Runs = Annotated[
 ]
 Repetitions = Annotated[
     int | None,
-    typer.Option("--repetitions", min=1, help="Runs that differ by chance only, at most."),
+    typer.Option("--repetitions", min=1, help="Runs per point, with different seeds, at most."),
 ]
 KeptOnly = Annotated[
     bool,
@@ -64,7 +64,6 @@ KeptOnly = Annotated[
         "names the commits that made them.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -116,7 +115,7 @@ def run(
 ) -> None:
     """Run one experiment and write everything that it finds.
 
-    What was stopped goes on where it was, if it is called again with the same folder.
+    Called again with the same folder, a stopped experiment continues.
 
     Exit code 1 if an exact claim does not hold or a run crashed; that another claim does not hold is a
     finding, not an error.
@@ -226,7 +225,7 @@ def report(
 
 
 class Setting(NamedTuple):
-    """How much of an experiment is run."""
+    """Scale of an experiment."""
 
     quick: bool
     repetitions: int | None = None
@@ -251,7 +250,7 @@ SETTINGS = tuple(
 
 
 def largest_kept(experiment: Experiment, sweep: Sweep) -> Setting | None:
-    """The largest setting all runs of which are kept; None: there is none."""
+    """The largest setting with all its runs kept, or None."""
     for setting in SETTINGS:
         setting.prepare(sweep)
         with suppress(Exception):  # Judges need not bear runs that are absent.
@@ -267,7 +266,7 @@ def new_sweep(
     workers: int | None, master: str | None, logs: Path | None = None, runs: Path | None = None,
     kept_only: bool = False,
 ) -> Iterator[Sweep]:  # fmt: skip
-    """What does the runs: the cores of this machine, or Spark's executors. `runs` keeps what is finished."""
+    """Make the executor of runs: the cores of this machine, or Spark. Finished runs are kept in `runs`."""
     from roamcast.lab.kept import KeptRuns
     from roamcast.lab.sweep import Sweep
 
@@ -290,7 +289,7 @@ def new_sweep(
 def given_trace(
     experiment: Experiment, trace: Path | None, overlay: Path | None, quick: bool
 ) -> tuple[Path, Path] | None:
-    """The user's own trace, if there is one, with everything that it needs."""
+    """The user's own trace and its options, if given."""
     if trace is None and overlay is None:
         return None
     if experiment.run_on_trace is None:
@@ -317,7 +316,7 @@ def watch(
 def conclude(
     rows: list[dict[str, Any]], failures: list[str], wall_s: float, as_json: bool, left: Sequence[str] = ()
 ) -> None:
-    """Print what became of the claims, and choose the exit code. `left` were not judged."""
+    """Print the verdicts and choose the exit code. `left`: claims that were not judged."""
     if as_json:
         counts = {name: sum(row["holds"] is value for row in rows) for name, value in VERDICTS.items()}
         about = {"not_judged": list(left)} if left else {}

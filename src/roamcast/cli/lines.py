@@ -11,14 +11,14 @@ CHUNK_BYTES = 1 << 16
 
 
 class Lines:
-    """Reads a file, a pipe or a terminal; never further ahead than what is asked for."""
+    """Reads lines of a file, a pipe or a terminal, without reading ahead."""
 
     def __init__(self, source: int) -> None:
         self.count = 0
         self._source = source
 
     async def bursts(self) -> AsyncIterator[list[bytes]]:
-        """The lines that have come, without those that are empty; at once, even if there is only one."""
+        """Yield lists of available non-empty lines, without waiting for more."""
         begun: list[bytes] = []
         async for chunk in self._chunks():
             first, *rest = chunk.split(b"\n")

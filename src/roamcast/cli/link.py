@@ -25,21 +25,30 @@ def register(app: typer.Typer) -> None:
 
 
 def link(
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the mobile side connects.")],
-    to: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server behind the link.")],
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address to listen on for the mobile side.")
+    ],
+    to: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the server behind the link.")],
     profile: Annotated[
         str, typer.Option(help="What kind of link: gprs, gprs-far, edge, umts, lte, wifi-weak, satellite.")
     ] = "gprs",
-    up: Annotated[float | None, typer.Option(min=1.0, help="Another rate to the server, bit/s.")] = None,
-    down: Annotated[float | None, typer.Option(min=1.0, help="Another rate from the server, bit/s.")] = None,
+    up: Annotated[
+        float | None, typer.Option(min=1.0, help="Rate towards the server, bit/s; overrides the kind.")
+    ] = None,
+    down: Annotated[
+        float | None, typer.Option(min=1.0, help="Rate from the server, bit/s; overrides the kind.")
+    ] = None,
     delay: Annotated[
-        float | None, typer.Option(min=0.0, max=600_000.0, help="Another delay in each direction, ms.")
+        float | None,
+        typer.Option(min=0.0, max=600_000.0, help="Delay in each direction, ms; overrides the kind."),
     ] = None,
     error: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="Another probability that a packet must be sent again."),
+        typer.Option(
+            min=0.0, max=1.0, help="Probability that a packet must be sent again; overrides the kind."
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="What is random is drawn from. [default: any]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of random events. [default: random]")] = None,
 ) -> None:
     """Pass on TCP connections as a slow link would: with its rate, its delay and its errors.
 

@@ -41,7 +41,7 @@ def graph(
         str, typer.Argument(help="grid:WIDTHxHEIGHT, rooms:FLOORSxROOMS, or h3 for cells around positions.")
     ],
     at: Annotated[
-        list[str] | None, typer.Option(help="With h3: a position LATITUDE,LONGITUDE; once for each.")
+        list[str] | None, typer.Option(help="With h3: a position LATITUDE,LONGITUDE. Repeatable.")
     ] = None,
     resolution: Annotated[int, typer.Option(help="With h3: 0 to 15; 9 makes cells about 350 m wide.")] = 9,
     rings: Annotated[int, typer.Option(min=0, max=500, help="With h3: cells around each position.")] = 5,
@@ -73,7 +73,7 @@ def show(
     file: Annotated[Path, typer.Argument(help="A movement graph: one edge on each line.")],
     as_json: AsJson = False,
 ) -> None:
-    """Check a movement graph, and show how far one gets on it: what a broker lets through for one client."""
+    """Check a movement graph, and show how many locations a client can reach in N steps."""
     from roamcast.routing.location.movement_graph import parse_movement_graph
 
     found = parse_movement_graph(read(file), str(file))

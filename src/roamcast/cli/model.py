@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roamcast.cli.output import emit_json, table
-from roamcast.cli.usage import new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 COST = "roamcast model cost --connect 600 --disconnect 30 --sends 1.7"
 CTMC = "roamcast model ctmc --topology building --movement NBR --connect 60 --disconnect 12 --handoff 3"
 FIT = "roamcast model fit --points points.csv --degree 2 --at 300"
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -61,7 +59,7 @@ COST_COLUMNS = {
 def cost(
     case: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=5, help="Case of Gaddah's table 3.1; once for each. [default: all five]"),
+        typer.Option(min=1, max=5, help="Case of Gaddah's table 3.1; Repeatable. [default: all five]"),
     ] = None,
     roaming: Annotated[
         str | None,
@@ -85,7 +83,7 @@ def cost(
         float, typer.Option(help="Sends of each message to store it at every broker (N3).")
     ] = 2.0,
     control: Annotated[float, typer.Option(help="Cost of a handoff's control messages, in sends.")] = 0.0,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare what reactive, pro-active and durable handling of moves cost in messages.
 
@@ -169,12 +167,12 @@ def ctmc(
         typer.Option(help="Share of the clients that leave a broker for another. [default: 0.5]"),
     ] = None,
     disconnect_to_handoff: Annotated[
-        float | None, typer.Option(help="Share of the disconnected that do not come back. [default: 0.5]")
+        float | None, typer.Option(help="Share of disconnected clients that do not return. [default: 0.5]")
     ] = None,
     clients: Annotated[int, typer.Option(min=1, help="How many clients there are.")] = 200,
     confidence: Annotated[float, typer.Option(help="Confidence of the bounds, between 0 and 1.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="What a random topology is drawn from.")] = 0,
-    as_json: Json = False,
+    seed: Annotated[int, typer.Option(help="Seed of a random topology.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Compute how many clients each broker has in the long run, from a Markov chain.
 
@@ -228,13 +226,14 @@ def parse_forks(connect_to_handoff: float | None, disconnect_to_handoff: float |
 
 def fit(
     points: Annotated[Path | None, typer.Option(help="CSV file with the columns x,y.")] = None,
-    point: Annotated[list[str] | None, typer.Option(help="A point x,y; once for each.")] = None,
+    point: Annotated[list[str] | None, typer.Option(help="A point x,y. Repeatable.")] = None,
     degree: Annotated[
-        str, typer.Option(help="Degree of the polynomial, or best: the highest of 1 to 3 that is called for.")
+        str,
+        typer.Option(help="Degree of the polynomial, or best: the highest of 1 to 3 that improves the fit."),
     ] = "3",
-    at: Annotated[list[float] | None, typer.Option(help="Where to predict; once for each place.")] = None,
+    at: Annotated[list[float] | None, typer.Option(help="x of a prediction. Repeatable.")] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of the bounds, between 0 and 1.")] = 0.95,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fit a polynomial to measured points, and predict with it beyond them.
 

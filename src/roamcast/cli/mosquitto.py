@@ -110,11 +110,11 @@ ABSENT = {
     "--tls-engine-kpass-sha1": NOT_OF_PYTHON,
     "--mqtt-property": "it is -D, or --property",
 }
-"""What Mosquitto's clients have and these have not."""
+"""Flags of Mosquitto's clients that are missing here."""
 
 
 class Target(NamedTuple):
-    """Where to connect, and as whom."""
+    """Address, user and password of a connection."""
 
     host: str
     port: int | None
@@ -125,7 +125,7 @@ class Target(NamedTuple):
 
 
 def target_of(values: Values) -> Target:
-    """What the flags or the URL say; a flag beside the URL comes first, as with Mosquitto."""
+    """The target from flags or URL; flags win over the URL, as with Mosquitto."""
     password = values.pw if values.pw is not None else os.environ.get("ROAMCAST_PASSWORD")
     uses_tls = bool(
         values.tls_use_os_certs or values.cafile or values.capath or values.cert or values.tls_version
@@ -154,7 +154,7 @@ def addresses_of(values: Values, target: Target) -> list[str]:
 
 
 def client_of(values: Values, target: Target) -> Client:
-    """The client that the flags describe; InputError if they do not go together."""
+    """Make the client for these flags; InputError if flags contradict each other."""
     from roamcast.client.client import connect
 
     described, user_properties = of_packet(values.property, "connect")
@@ -193,7 +193,7 @@ def client_of(values: Values, target: Target) -> Client:
 
 
 def tls_of(values: Values, target: Target) -> bool | ssl.SSLContext:
-    """The TLS that the flags ask for; what most do not ask for is not even loaded."""
+    """The TLS context for these flags, or None; ssl is imported only if needed."""
     special = values.capath or values.insecure or values.ciphers or values.tls_version or values.tls_alpn
     if not target.is_tls or not (special or values.cafile or values.cert):
         return target.is_tls
@@ -237,7 +237,7 @@ def will_of(values: Values) -> Will | None:
 
 
 def message_options(described: dict[str, Any], user_properties: list[tuple[str, str]]) -> dict[str, Any]:
-    """Properties in Mosquitto's words as the client calls them."""
+    """Translate Mosquitto's property names to those of the client."""
     ours = {"message-expiry-interval": "message_expiry", "payload-format-indicator": "payload_format"}
     options = {ours.get(name) or name.replace("-", "_"): value for name, value in described.items()}
     return {"properties": user_properties, **options}

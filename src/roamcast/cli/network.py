@@ -19,7 +19,7 @@ from roamcast.cli.usage import AsJson, show_examples
 ANSWER_S = 30.0
 EXIT_FAILING = 1
 RATES_S = 1.2
-"""Rates are those between two reports of a broker."""
+"""Time between the two reports of a broker from which rates are computed."""
 CLIENTS_IN_TOP = 10
 CLEAR = "\x1b[H\x1b[2J"
 
@@ -33,8 +33,8 @@ KICK = "roamcast kick car-7 --data site-a"
 
 Search = Annotated[str, typer.Option(metavar="TEXT", help="Only clients whose id contains this.")]
 Broker = Annotated[str, typer.Option(metavar="ID", help="Only at this broker.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Ask again and again, until interrupted.")]
-Interval = Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between two looks.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Repeat until interrupted.")]
+Interval = Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between two updates, with --watch.")]
 
 Answer = dict[str, Any]
 
@@ -57,7 +57,7 @@ def status(
     watch: Watch = False,
     interval: Interval = 2.0,
 ) -> None:
-    """All brokers of the network, their links and alerts: exit code 1 if a broker is down or failing."""
+    """Show all brokers, links and alerts of the network. Exit code 1 if a broker is down or failing."""
     folder = folder_of(data, config)
 
     def show(network: Answer) -> None:
@@ -111,7 +111,7 @@ def clients(
     watch: Watch = False,
     interval: Interval = 2.0,
 ) -> None:
-    """Clients that are connected, wherever in the network."""
+    """List connected clients, of all brokers."""
     folder = folder_of(data, config)
 
     def found() -> Answer:
@@ -123,15 +123,15 @@ def clients(
 def sessions(
     search: Search = "",
     broker: Broker = "",
-    away: Annotated[bool, typer.Option("--away", help="Only those whose client is away.")] = False,
-    queued: Annotated[int, typer.Option(min=0, help="Only those for which so many wait.")] = 0,
+    away: Annotated[bool, typer.Option("--away", help="Only sessions whose client is away.")] = False,
+    queued: Annotated[int, typer.Option(min=0, help="Only sessions with this many queued messages.")] = 0,
     data: Data = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
     watch: Watch = False,
     interval: Interval = 2.0,
 ) -> None:
-    """Sessions in the network, also those whose client is away, and how much waits for each."""
+    """List sessions of all brokers, also of clients that are away, and the messages queued for each."""
     folder = folder_of(data, config)
 
     def is_wanted(one: Answer) -> bool:
@@ -167,7 +167,7 @@ def print_clients(answer: Answer) -> None:
 
 def subscriptions(
     search: Search = "",
-    topic: Annotated[str, typer.Option(help="Only those that get what is published to this topic.")] = "",
+    topic: Annotated[str, typer.Option(help="Only subscriptions that match this topic.")] = "",
     broker: Broker = "",
     data: Data = None,
     config: ConfigFile = None,
@@ -175,7 +175,7 @@ def subscriptions(
     watch: Watch = False,
     interval: Interval = 2.0,
 ) -> None:
-    """Subscriptions in the network, and whose they are."""
+    """List subscriptions of all brokers, and their clients."""
     folder = folder_of(data, config)
 
     def found() -> Answer:
@@ -203,14 +203,14 @@ def name_silent(answer: Answer) -> None:
 
 
 def links(
-    down: Annotated[bool, typer.Option("--down", help="Only those that are down.")] = False,
+    down: Annotated[bool, typer.Option("--down", help="Only links that are down.")] = False,
     data: Data = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
     watch: Watch = False,
     interval: Interval = 2.0,
 ) -> None:
-    """Links of the network, and how much waits for the other end."""
+    """List links between brokers, and the messages queued for the other end."""
     folder = folder_of(data, config)
 
     def found() -> Answer:
@@ -236,7 +236,7 @@ def top(
     as_json: AsJson = False,
     interval: Interval = 2.0,
 ) -> None:
-    """Load of all brokers, and the clients for which most waits.
+    """Show the load of all brokers, and the clients with the longest queues.
 
     At a terminal it goes on until interrupted; otherwise, and with --json, it shows them once.
     """
@@ -277,7 +277,7 @@ def kick(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Disconnect a client, wherever in the network. Its session stays, and the client may come again."""
+    """Disconnect a client from its broker. Its session stays, and the client may reconnect."""
     answer = last_answer(folder_of(data, config), ANSWER_S, command="kick", client=client)
     if as_json:
         emit_json(without_done(answer))
@@ -293,7 +293,7 @@ def asked(folder: Path, command: str) -> Answer:
 
 
 def asked_in_parts(folder: Path, command: str, name: str, **request: object) -> Answer:
-    """A long list comes in several answers; the last one has all else."""
+    """Join a list that comes in several answers; the last answer has the other fields."""
     from roamcast.daemon.control import ask
 
     rows: list[Answer] = []
@@ -306,7 +306,7 @@ def asked_in_parts(folder: Path, command: str, name: str, **request: object) -> 
 def repeat(
     find: Callable[[], Answer], show: Callable[[Answer], None], as_json: bool, watch: bool, interval_s: float
 ) -> Answer:
-    """Show what is found, once or until interrupted; the last of it."""
+    """Show the findings once, or until interrupted; return the last."""
     while True:
         found = find()
         if as_json:
@@ -322,10 +322,10 @@ def repeat(
 
 
 def table(columns: list[str], rows: list[list[object]]) -> None:
-    """Print a table of what strangers may have named."""
+    """Print a table whose texts may come from strangers."""
     print_table(columns, [[printable(one) if isinstance(one, str) else one for one in row] for row in rows])
 
 
 def printable(text: str) -> str:
-    """The text without characters that would move a terminal's cursor, or worse."""
+    """Escape control characters, which could move a terminal's cursor."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

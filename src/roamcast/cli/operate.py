@@ -61,7 +61,7 @@ def where(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which broker of the network holds a client's session, and how much waits there: exit code 1 if none."""
+    """Show which broker holds a client's session, and its queue. Exit code 1 if no broker does."""
     answer = last_answer(folder_of(data, config), ANSWER_S, command="where", client=client)
     if as_json:
         emit_json(without_done(answer))
@@ -80,7 +80,7 @@ def where(
 
 
 def status(data: Data = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """How a running broker is: exit code 1 if it can promise nothing now."""
+    """Show the state of a running broker. Exit code 1 while it cannot acknowledge messages."""
     answer = last_answer(folder_of(data, config), ANSWER_S, command="status")
     if as_json:
         emit_json(without_done(answer))
@@ -167,21 +167,21 @@ ReplicaName = Annotated[str, typer.Argument(metavar="NAME", help="The name of th
 def promote(
     replica: ReplicaName, data: Data = None, config: ConfigFile = None, as_json: AsJson = False
 ) -> None:
-    """Let another replica of a replicated broker lead; the leader is asked, and begins to follow."""
+    """Make another replica of a replicated broker the leader; the present leader becomes a follower."""
     _of_replica("promote", replica, data, config, as_json, f"{replica} takes over")
 
 
 def add_replica(
     replica: ReplicaName, data: Data = None, config: ConfigFile = None, as_json: AsJson = False
 ) -> None:
-    """Take a replica back that was removed; a new replica needs only to be started."""
+    """Add a replica that was removed before. A new replica only needs to be started."""
     _of_replica("add-replica", replica, data, config, as_json, f"{replica} may join")
 
 
 def remove_replica(
     replica: ReplicaName, data: Data = None, config: ConfigFile = None, as_json: AsJson = False
 ) -> None:
-    """Remove a replica for good: the leader does not wait for it any more, and does not let it join."""
+    """Remove a replica for good: the leader stops waiting for it and refuses it."""
     _of_replica("remove-replica", replica, data, config, as_json, f"{replica} is removed")
 
 
@@ -196,13 +196,13 @@ def _of_replica(
 
 
 def drain(
-    to: Annotated[str, typer.Option(help="Who takes the sessions; a connected peer if none.")] = "",
+    to: Annotated[str, typer.Option(help="Broker that takes the sessions. [default: a connected peer]")] = "",
     reference: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where clients of MQTT 5 are told to go.")
+        str, typer.Option(metavar="HOST:PORT", help="Address that MQTT 5 clients are referred to.")
     ] = "",
     data: Data = None,
     config: ConfigFile = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Give up after so many seconds.")] = DRAIN_S,
+    timeout: Annotated[float, typer.Option(min=1, help="Give up after this many seconds.")] = DRAIN_S,
     as_json: AsJson = False,
 ) -> None:
     """Hand every session to another broker before maintenance, and say when this one is empty.
@@ -232,7 +232,7 @@ def forget(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forget a broker whose disk is gone: sessions it held are given up, and nobody waits for it any more.
+    """Forget a broker whose disk is lost: its sessions are given up, and no broker waits for it.
 
     One broker is told, and tells all others. A broker that was forgotten must never come back with its
     old disk.
@@ -247,21 +247,21 @@ def forget(
 
 
 def readmit(
-    name: Annotated[str, typer.Argument(metavar="ID", help="The client or the peer that is kept out.")],
+    name: Annotated[str, typer.Argument(metavar="ID", help="The banned client or peer.")],
     data: Data = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a client or a peer in again that is kept out because its input stopped the broker.
+    """Readmit a client or peer that is banned because its input stopped the broker.
 
-    What it did is forgotten: the next time begins with the shortest one.
+    Its record is cleared: the next ban is the shortest again.
     """
     answer = last_answer(folder_of(data, config), ANSWER_S, command="readmit", name=name)
     if as_json:
         emit_json(without_done(answer))
         return
     for one in answer["readmitted"]:
-        print(f"{one['kind']} {one['name']} may come in again")
+        print(f"{one['kind']} {one['name']} is readmitted")
 
 
 def accept_history(
@@ -272,7 +272,7 @@ def accept_history(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a history that is not the newest: a peer lost its disk, or came back with an old backup.
+    """Accept an older history: a peer lost its disk, or was restored from an old backup.
 
     At a broker that refuses a peer: link with the peer as it is now; what its folder lacks is lost. With
     the broker's own ID: serve clients, though a peer refuses this broker, or none of its peers was met.
@@ -287,9 +287,13 @@ def accept_history(
 
 
 def explain(
-    client: Annotated[str, typer.Argument(help="The client that should have it.")] = "",
+    client: Annotated[str, typer.Argument(help="The client that should have received the notification.")] = "",
     notification: Annotated[
-        str, typer.Argument(metavar="PUBLISHER:NUMBER", help="Or PUBLISHER:INCARNATION:NUMBER.")
+        str,
+        typer.Argument(
+            metavar="PUBLISHER:NUMBER",
+            help="The notification; PUBLISHER:INCARNATION:NUMBER if the publisher began anew.",
+        ),
     ] = "",
     logs: Annotated[
         list[Path] | None,
@@ -300,7 +304,7 @@ def explain(
     ] = None,
     otlp: Annotated[
         str,
-        typer.Option(metavar="FILE|URL", help="Write the same as a trace of OpenTelemetry (OTLP, JSON)."),
+        typer.Option(metavar="FILE|URL", help="Also write an OpenTelemetry trace (OTLP, JSON)."),
     ] = "",
     sampled: Annotated[
         bool,
@@ -308,7 +312,7 @@ def explain(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What happened to a notification on its way to a client, from the event logs of all brokers.
+    """Show how a notification travelled to a client, from the event logs of all brokers.
 
     --otlp adds a trace to a file, one line of JSON for each, or sends it to a collector, as in
     http://127.0.0.1:4318/v1/traces.
@@ -408,7 +412,7 @@ def parse_notification(text: str) -> Identity:
 
 
 def folder_of(data: Path | None, config: Path | None) -> Path:
-    """The data folder of the broker that is meant."""
+    """Data folder of the broker named by --data or --config."""
     if data is not None and config is not None:
         raise InputError("--data and --config are given; keep one")
     if data is None:

@@ -48,7 +48,7 @@ def emit_json(value: Mapping[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON's own types: numbers of numpy as numbers, tuples as lists, paths as text."""
+    """Convert to JSON types: numpy numbers to numbers, tuples to lists, paths to text."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, str | bool | int | None):
@@ -89,7 +89,7 @@ def progress(title: str) -> Iterator[Report]:
 
 
 class _NowAndThen:
-    """Says how far it is, and how long the rest will take, a few times in an hour."""
+    """Prints progress and remaining time, a few times an hour."""
 
     def __init__(self, title: str, started: float) -> None:
         self._title = title

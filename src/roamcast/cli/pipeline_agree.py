@@ -13,8 +13,8 @@ import typer
 
 from roamcast.cli.fuzz import cores, parse_seeds, process_pool
 from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
-from roamcast.cli.spark import LOCAL, AsJson, Conf, Master, MemoryMb, Where, run_audit
-from roamcast.cli.usage import show_examples
+from roamcast.cli.spark import LOCAL, Conf, Master, MemoryMb, Where, run_audit
+from roamcast.cli.usage import AsJson, show_examples
 
 EXIT_DISAGREEMENT = 1
 SHOWN = 20
@@ -22,7 +22,7 @@ SHOWN = 20
 STORIES_PER_CHUNK = 20
 
 Story = tuple[str, int]
-"""Protocol and seed."""
+"""A drawn run: protocol and seed."""
 
 
 def register(group: typer.Typer) -> None:
@@ -35,12 +35,12 @@ def register(group: typer.Typer) -> None:
 
 def agree(
     protocol: Annotated[
-        str, typer.Option(help="Mobility protocol, or all: also those rules that are known to fail.")
+        str, typer.Option(help="Mobility protocol, or all, including published rules that are known to fail.")
     ] = "all",
     seeds: Annotated[str, typer.Option(help="Seeds FROM:TO, without TO, or one seed.")] = "0:200",
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="A folder in which logs and tables are kept. [default: they are not]"),
+        typer.Option("--out", help="Folder for logs and tables. [default: not kept]"),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that simulate; one for each core if not given.")
@@ -50,7 +50,7 @@ def agree(
     memory_mb: MemoryMb = None,
     engine: Annotated[
         Literal["both", "auto", "spark", "duckdb"],
-        typer.Option(help="What audits: Spark, DuckDB, one after the other, or what fits the size."),
+        typer.Option(help="Engine of the audit: spark, duckdb, both, or auto (by the size of the log)."),
     ] = "both",
     as_json: AsJson = False,
 ) -> None:
@@ -104,7 +104,7 @@ def folder_for(out: Path | None) -> Iterator[Path]:
 
 
 def simulate(folder: Path, stories: list[Story], workers: int) -> dict[str, dict[str, int]]:
-    """The log of every story in the folder; run to the checkers' verdict."""
+    """Write the log of every story; map each run to the checkers' verdict."""
     chunks = [stories[at : at + STORIES_PER_CHUNK] for at in range(0, len(stories), STORIES_PER_CHUNK)]
     verdicts: dict[str, dict[str, int]] = {}
     with progress(f"simulating {len(stories)} runs") as report, mapping(min(workers, len(chunks))) as mapped:
@@ -125,7 +125,7 @@ def mapping(workers: int) -> Iterator[Callable[..., Iterable[dict[str, dict[str,
 
 
 def run_chunk(folder: Path, stories: list[Story]) -> dict[str, dict[str, int]]:
-    """What a worker process does."""
+    """Simulate a chunk of stories; called in a worker process."""
     from roamcast.simulator.fuzz_logs import write_fuzzed
 
     return dict(write_fuzzed(folder, stories))

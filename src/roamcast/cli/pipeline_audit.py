@@ -9,7 +9,6 @@ import typer
 from roamcast.cli.output import emit_json, table
 from roamcast.cli.spark import (
     LOCAL,
-    AsJson,
     Conf,
     EngineName,
     Log,
@@ -21,11 +20,11 @@ from roamcast.cli.spark import (
     run_on_spark,
 )
 from roamcast.cli.tables import table_in_parts
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import AsJson, show_examples
 from roamcast.errors import InputError
 
 EXIT_FINDINGS = 1
-"""Asked to be strict, the audit found something."""
+"""With --strict: the audit found something."""
 
 COUNTS = ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected", "invented")
 FAULTS = {
@@ -43,7 +42,7 @@ ClockError = Annotated[
 
 
 def check_seconds(option: str, value: float) -> None:
-    """To Typer, infinity and NaN are numbers like others."""
+    """Refuse infinity and NaN, which Typer accepts."""
     if not value < float("inf"):
         raise InputError(f"{option} {value}: valid is a number of seconds")
 
@@ -65,7 +64,7 @@ def ingest(
 ) -> None:  # fmt: skip
     """Make one clean log of any number of files: each row once, bad ones aside with the reason.
 
-    Run it again, or with files that came late: what is there is completed, never repeated.
+    Run it again, also with late files: the result is completed, never repeated.
     """
 
     from roamcast.pipeline.places import place_of
@@ -116,7 +115,7 @@ def audit(
 
 
 def show_audit(figures: dict[str, Any], out: str) -> None:
-    """The audit as a person reads it."""
+    """Print the audit's figures."""
     groups = figures["protocols"]
     if len(groups) > 1:
         groups = {**groups, "all": figures}
@@ -153,7 +152,7 @@ def metrics(
     memory_mb: MemoryMb = None,
     clock_error: ClockError = 0.0,
     neighbour_timeout: Annotated[
-        float, typer.Option(min=0.0, help="When a neighbour that nobody moved to is forgotten, in seconds.")
+        float, typer.Option(min=0.0, help="Seconds after which a neighbour without moves is forgotten.")
     ] = 3600.0,
     as_json: AsJson = False,
 ) -> None:

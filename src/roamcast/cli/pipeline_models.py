@@ -10,7 +10,7 @@ import typer
 
 from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
 from roamcast.cli.spark import SMALL_ROWS, Master, need_spark, spark_session
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import AsJson, show_examples
 from roamcast.errors import InputError
 
 LOG = "roamcast pipeline neighbours --log run/log --out neighbours.json"
@@ -34,11 +34,11 @@ def neighbours(
     ] = 0.7,
     degree: Annotated[int, typer.Option(help="Neighbours of a broker, at most.")] = 8,
     mass: Annotated[
-        float, typer.Option(help="No more neighbours than make up this probability, 0 to 1.")
+        float, typer.Option(help="Keep the likeliest neighbours up to this total probability, 0 to 1.")
     ] = 1.0,
     k: Annotated[int, typer.Option(help="Hit rates for one to this many predictions.")] = 8,
     handoff: Annotated[
-        float, typer.Option(help="Who takes longer to another broker was disconnected, in seconds.")
+        float, typer.Option(help="Longer ways to another broker count as disconnections, in seconds.")
     ] = 60.0,
     evaluate: Annotated[
         bool,
@@ -48,7 +48,7 @@ def neighbours(
     ] = False,
     figures: Annotated[Path | None, typer.Option(help="Folder for pictures.")] = None,
     master: Master = "local[*]",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Learn where clients go next, and say how far that can be trusted.
 
@@ -82,7 +82,7 @@ def neighbours(
 
 
 def check_inputs(log: Path | None, trace: Path | None, master: str) -> bool:
-    """Look at what is to be read before Spark is started; whether it is little."""
+    """Check the input before Spark starts; True if it is small."""
     if (log is None) == (trace is None):
         raise InputError("--log and --trace: give one of them")
     need_spark()
@@ -132,7 +132,7 @@ def show(document: dict[str, Any], as_json: bool) -> None:
 
 
 def show_evaluation(found: dict[str, Any]) -> None:
-    """Models beside each other, and how right predictions of when were."""
+    """Print the models side by side, and how well they predict times of leaving."""
     columns = list(next(iter(found["models"].values()), {}))
     rows = [[name, *row.values()] for name, row in found["models"].items()]
     title = f"Later moves: {found['moves']:,}; the bound of clients' own ways is {found['bound_of_own_way']}"

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from roamcast.cli.output import emit_json, prepare_out_folder
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import AsJson, show_examples
 
 ONE = "roamcast pipeline report --log run --out report"
 TWO = "roamcast pipeline report --log reactive --log proactive --out report --title 'Two protocols'"
@@ -25,8 +25,8 @@ def report(
         typer.Option(help="Folder that another command wrote: a run, a lab experiment, a model. Repeatable."),
     ],
     out: Annotated[Path, typer.Option(help="Folder for report.html and its pictures.")],
-    title: Annotated[str, typer.Option(help="What stands on top of the page.")] = "Roamcast report",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Roamcast report",
+    as_json: AsJson = False,
 ) -> None:
     """Show results on one page that needs no other file: pictures first, then claims and tables.
 

@@ -12,7 +12,6 @@ import typer
 from roamcast.cli.output import emit_json, table
 from roamcast.cli.spark import (
     LOCAL,
-    AsJson,
     Conf,
     EngineName,
     Log,
@@ -22,7 +21,7 @@ from roamcast.cli.spark import (
     run_on_spark,
     takes_embedded,
 )
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import AsJson, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def sql(
 
 
 def asked(engine: Engine, question: str, rows: int) -> pa.Table:
-    """The answer, or the list of views; what is wrong with a question is one line."""
+    """Answer the question, or list the views; errors in the SQL become one line."""
     import pyarrow as pa
 
     from roamcast.pipeline.views import ask, views
@@ -113,7 +112,7 @@ def show(answer: pa.Table, as_json: bool) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON knows it: sums of integers are decimals to DuckDB, and attributes are bytes."""
+    """Convert to JSON types: DuckDB sums integers to decimals, and attributes are bytes."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, bytes):

@@ -17,7 +17,6 @@ from roamcast.cli.output import emit_json
 from roamcast.cli.pipeline_audit import ClockError, check_seconds
 from roamcast.cli.spark import (
     LOCAL,
-    AsJson,
     Conf,
     Log,
     Master,
@@ -27,7 +26,7 @@ from roamcast.cli.spark import (
     spark_session,
 )
 from roamcast.cli.tables import table_in_parts
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import AsJson, show_examples
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,14 +60,14 @@ def stream(
         float, typer.Option(min=0.0, help="How long a minute waits for rows of slower nodes, in seconds.")
     ] = 60.0,
     forget: Annotated[
-        float, typer.Option(min=60.0, help="How long what comes late corrects its minute, in seconds.")
+        float, typer.Option(min=60.0, help="Seconds for which late rows still correct their minute.")
     ] = 86_400.0,
-    every: Annotated[float, typer.Option(min=0.1, help="How often it looks for files, in seconds.")] = 10.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two scans for new files.")] = 10.0,
     clock_error: ClockError = 0.0,
-    once: Annotated[bool, typer.Option("--once", help="End when all files there are were read.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Stop after reading all present files.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell loss, duplicates and handoff delay by the minute, while files are added to the log.
+    """Show loss, duplicates and handoff delay by the minute, while files are added to the log.
 
     It runs until Ctrl-C; started again, it goes on where it was. A minute is told when it is closed (--late),
     and corrected when something owed arrives later (--forget).
@@ -103,7 +102,7 @@ def say(progress: Progress) -> None:
 
 @contextmanager
 def asked_to_end() -> Iterator[threading.Event]:
-    """Set when somebody presses Ctrl-C or ends the process politely."""
+    """An event that is set on SIGINT or SIGTERM."""
     asked = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:

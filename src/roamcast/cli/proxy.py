@@ -27,13 +27,14 @@ def proxy(
     config: ConfigFile = None,
     site: Annotated[str | None, typer.Option(help="The id of this site.")] = None,
     broker: Annotated[
-        str | None, typer.Option(metavar="KIND=URL", help="The broker of this site, and which kind it is.")
+        str | None, typer.Option(metavar="KIND=URL", help="Kind and URL of this site's broker.")
     ] = None,
     listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where clients and other proxies connect.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address to listen on for clients and other proxies."),
     ] = None,
     mqtt_listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where standard MQTT clients connect.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on for standard MQTT clients.")
     ] = None,
     proxies: Annotated[
         list[str] | None,
@@ -44,7 +45,7 @@ def proxy(
     data: DataFolder = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key: broker.kind=nats. Repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as broker.kind=nats. Repeatable."),
     ] = None,
     print_config: PrintConfig = False,
     check: Check = False,

@@ -26,7 +26,7 @@ FLAGS = (
         ("--message-expiry",), "Seconds until it is worthless.", "SECONDS", None, whole_number(0, 0xFFFF_FFFF)
     ),
     Flag(("--response-topic",), "Where an answer is expected.", "TOPIC"),
-    Flag(("--repeat",), "Publish so many times.", "NUMBER", 1, whole_number(1)),
+    Flag(("--repeat",), "Publish this many times.", "NUMBER", 1, whole_number(1)),
     Flag(("--repeat-delay",), "Seconds between two of these.", "SECONDS", 0.0, number(0.0)),
     *CONNECTION,
 )

@@ -18,12 +18,12 @@ from roamcast.client.attachment import ATTACHED
 from roamcast.mqtt.codec.reasons import connack_3_1_1
 
 EXIT_FAILED = 1
-"""A broker or the network said no."""
+"""A broker or the network refused."""
 EXIT_TERMINATED = 143
 
 
 class Words(logging.Handler):
-    """What the client says of its connections, on stderr: each outage once, and its end."""
+    """Prints connection messages on stderr: the beginning and end of each outage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ async def _until_told_to_stop(work: Coroutine[Any, Any, int]) -> int:
 
 @asynccontextmanager
 async def roaming(client: Client, values: Values, progress: Callable[[], str]) -> AsyncIterator[None]:
-    """While the block runs, the client roams, if that was asked."""
+    """Let the client roam while the block runs, if a flag asks for it."""
     if values.roam is None:
         yield
         return
@@ -102,7 +102,7 @@ async def roaming(client: Client, values: Values, progress: Callable[[], str]) -
 
 
 async def _roam(client: Client, values: Values, progress: Callable[[], str]) -> None:
-    """Move from broker to broker, for ever; a broker that does not answer is passed over."""
+    """Move from broker to broker forever, skipping brokers that do not answer."""
     stops = addresses_of(values, target_of(values))
     place, moves = 0, 0
     while len(stops) > 1:
@@ -123,7 +123,7 @@ async def _roam(client: Client, values: Values, progress: Callable[[], str]) -> 
 
 
 def flush_all(text: bytes) -> None:
-    """Write to standard output, and on: what is printed may be acknowledged then."""
+    """Flush standard output: printed notifications may be acknowledged afterwards."""
     if sys.stdout is not None:  # As it is where the shell has closed it.
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()

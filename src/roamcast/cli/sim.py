@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from roamcast.cli.output import Report, emit_json, leaves, prepare_new_folder, progress, table
-from roamcast.cli.usage import new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -92,17 +92,17 @@ def run(
         float | None, typer.Option(help="Bandwidth between client and broker; unlimited if not given.")
     ] = None,
     notice_delay: Annotated[
-        str, typer.Option(help="How long until a broker notices that a client left, in seconds, or a range.")
+        str, typer.Option(help="Time until a broker notices that a client left, in seconds, or a range.")
     ] = "0",
-    service: Annotated[float, typer.Option(help="How long a broker works on one message, in seconds.")] = 0.0,
+    service: Annotated[float, typer.Option(help="Processing time of one message, in seconds.")] = 0.0,
     buffer_bytes: Annotated[
-        int | None, typer.Option(min=0, help="What a broker stores at most; unlimited if not given.")
+        int | None, typer.Option(min=0, help="Bytes that a broker stores at most; unlimited if not given.")
     ] = None,
     window: Annotated[
         int, typer.Option(min=1, help="Notifications on their way to a client before it acknowledges.")
     ] = 256,
     unknown_last_broker: Annotated[
-        bool, typer.Option("--unknown-last-broker", help="Clients do not say where they were before.")
+        bool, typer.Option("--unknown-last-broker", help="Clients do not name their previous broker.")
     ] = False,
     neighbours: Annotated[
         Path | None,
@@ -112,7 +112,7 @@ def run(
         int, typer.Option(min=1, help="Neighbours of a broker, at most, for proactive.")
     ] = 8,
     neighbours_fixed: Annotated[
-        bool, typer.Option("--neighbours-fixed", help="The graph stays as given, with its directions.")
+        bool, typer.Option("--neighbours-fixed", help="Keep the graph as given, with its directions.")
     ] = False,
     seed: Annotated[int, typer.Option(help="What decides everything that is drawn.")] = 0,
     records: Annotated[
@@ -122,7 +122,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="New folder for the event log (log/) and the figures (summary.json).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run one network and check what was delivered against what the mobility protocol promises.
 
@@ -200,7 +200,7 @@ def without_foreign_model(scenario: Scenario) -> Scenario:
 
 
 def read_graph(file: Path | None) -> str:
-    """The text of a neighbour graph; what is wrong with it is said with the file's name."""
+    """Read a neighbour graph; errors name the file."""
     from roamcast.mobility.neighbour_graph import parse_graph
 
     if file is None:
@@ -214,7 +214,7 @@ def read_graph(file: Path | None) -> str:
 
 
 def check_number(option: str, value: float, *, least: float = -math.inf, above: float = -math.inf) -> None:
-    """Refuse what Typer lets pass: to it, NaN and infinity are numbers like others."""
+    """Refuse NaN and infinity, which Typer accepts."""
     if not (math.isfinite(value) and value >= least and value > above):
         bound = f"above {above:g}" if above > -math.inf else f"at least {least:g}"
         raise InputError(f"{option} {value}: valid is a number, {bound}")
@@ -230,7 +230,7 @@ def parse_delay(option: str, text: str) -> Delay:
 
 
 def prepare(scenario: Scenario) -> tuple[Topology, Iterator[Action]]:
-    """The network and what its clients do; whatever is wrong with them shows here, before any work."""
+    """Build the network and its scenario; errors are raised here, before any work."""
     from roamcast.simulator.run import check_settings
     from roamcast.simulator.workload import publish_times
 

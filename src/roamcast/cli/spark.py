@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 Figures = TypeVar("Figures", bound=dict[str, Any])
 
 SMALL_ROWS = 2_000_000
-"""Rows up to which a log is done before Java has compiled what would make it faster."""
+"""Rows of a log that Spark finishes before Java's compiler would speed it up."""
 
 STORED_ROWS = 50_000_000
-"""What a log in a store is taken to have; Spark revises its plans when it has seen the first rows."""
+"""Assumed rows of a log in a store; Spark revises its plans after the first rows."""
 TINY_ROWS = 100_000
 """Up to here Spark takes longer to compile its plans, and to revise them on the way, than to follow them."""
 INTERPRETED = (
@@ -47,9 +47,7 @@ Out = Annotated[
 Master = Annotated[
     str, typer.Option(help="Where Spark runs: local[*], local[N], spark://HOST:PORT, k8s://HOST:PORT.")
 ]
-Conf = Annotated[
-    list[str] | None, typer.Option("--conf", help="A setting of Spark's own, KEY=VALUE; once for each.")
-]
+Conf = Annotated[list[str] | None, typer.Option("--conf", help="A Spark setting, KEY=VALUE. Repeatable.")]
 MemoryMb = Annotated[
     int | None,
     typer.Option("--memory-mb", min=512, help="Memory of the driver; half of the machine's if not given."),
@@ -58,17 +56,16 @@ EngineName = Annotated[
     Literal["auto", "spark", "duckdb"],
     typer.Option(
         "--engine",
-        help="What does the work: duckdb, in this process, or spark; auto takes duckdb for small logs.",
+        help="duckdb (in this process) or spark; auto takes duckdb for small logs.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 LOCAL = "local[*]"
 
 
 @dataclass(frozen=True)
 class Where:
-    """Where Spark is to run, as the user said."""
+    """The user's options about where Spark runs."""
 
     master: str = LOCAL
     conf: list[str] | None = None
@@ -76,7 +73,7 @@ class Where:
 
     @property
     def is_default(self) -> bool:
-        """Whether the user has said nothing that is for Spark alone."""
+        """True if no option of Spark was given."""
         return self.master == LOCAL and not self.conf
 
 
@@ -104,7 +101,7 @@ def run_audit(
 
         return {**run_on_spark("auditing", where, log, out, work), "engine": "spark"}
     if not is_installed("duckdb"):
-        raise InputError("DuckDB is not installed; it comes with: pip install 'roamcast[pipeline]'")
+        raise InputError("DuckDB is not installed; it comes with: pip install 'roamcast[audit]'")
     from roamcast.pipeline.audit import audit_embedded
 
     prepare_out_place(out)
@@ -166,7 +163,7 @@ def watched_work(title: str, spark: SparkSession, work: Callable[[SparkSession],
 def spark_session(
     master: str, *, conf: list[str] | None = None, memory_mb: int | None = None, small: bool = False
 ) -> Iterator[SparkSession]:
-    """Spark while the block runs; what it fails with becomes one line."""
+    """A Spark session while the block runs; its errors become one line."""
     need_spark()
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -193,7 +190,7 @@ def parse_conf(pairs: list[str]) -> dict[str, str]:
 
 
 def cause_of(error: Exception) -> str:
-    """The line of a page of Java's stack traces that says what happened."""
+    """The line of a Java stack trace that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line.removeprefix("Caused by:").strip() for line in lines if line.startswith("Caused by:")]
     return next(iter([*causes[-1:], *lines]), type(error).__name__)

@@ -21,7 +21,7 @@ REPEATED = ("--listen", "--peer", "--set")
 
 
 def plain_flags(words: Sequence[str]) -> dict[str, Any] | None:
-    """The flags of a command line that does nothing but start a broker; None of any other, right or wrong."""
+    """Flags of a plain `roamcast broker` command line; None for any other, valid or not."""
     found: dict[str, Any] = {}
     given = iter(words)
     for word in given:
@@ -63,10 +63,7 @@ def start_broker(
     print_config: bool = False,
     check: bool = False,
 ) -> int:
-    """Run a broker until it is told to stop, or say what its configuration is, or whether it can be used.
-
-    The exit code.
-    """
+    """Run a broker until it is stopped, or print or check its configuration; return the exit code."""
     from roamcast.daemon.config import BROKER
 
     if print_config:
@@ -106,7 +103,7 @@ def start_broker(
 
 
 def print_usable(path: Path | None, warnings: list[str]) -> None:
-    """What --check prints where the configuration can be used."""
+    """Print the result of --check for a valid configuration."""
     for line in warnings:
         print(f"roamcast: warning: {line}", file=sys.stderr)
     print(f"{path or 'the configuration'} can be used")
@@ -143,7 +140,7 @@ def parse_peer_listener(text: str) -> dict[str, Any]:
 
 
 def discovering(text: str, is_listening: bool) -> dict[str, Any]:
-    """The keys for a broker that looks for others; peers can connect there unless something else is said."""
+    """Settings of --discover: also a link listener, unless other flags configure it."""
     from roamcast.config.addresses import is_loopback
 
     interface, colon, port = text.partition(":")

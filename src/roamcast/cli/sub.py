@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from roamcast.client import Client, Notification
 
 EXIT_TIMED_OUT = 27
-"""As with mosquitto_sub."""
+"""The exit code of mosquitto_sub for its -W."""
 TOGETHER_MAX = 1024
 
 FLAGS = (
@@ -28,8 +28,10 @@ FLAGS = (
     Flag(("--where",), "Only what this selector matches: pm10 > 50.", "SELECTOR"),
     Flag(("--at",), "Where this client is, for selectors with myloc.", "LOCATION"),
     QOS,
-    Flag(("-C", "--count"), "End after so many.", "NUMBER", None, whole_number(1)),
-    Flag(("-W", "--timeout"), "End after so many seconds, with code 27.", "SECONDS", None, number(0.0)),
+    Flag(("-C", "--count"), "End after this many messages.", "NUMBER", None, whole_number(1)),
+    Flag(
+        ("-W", "--timeout"), "End after this many seconds, with exit code 27.", "SECONDS", None, number(0.0)
+    ),
     Flag(("-E", "--exit-after-subscribe"), "End when the broker has acknowledged all subscriptions."),
     Flag(("-v", "--verbose"), "Print the topic too."),
     Flag(
@@ -51,7 +53,7 @@ FLAGS = (
         "FILTER",
         is_repeatable=True,
     ),
-    Flag(("--random-filter",), "Print so many of a hundred.", "PERCENT", None, number(0.1, 100.0)),
+    Flag(("--random-filter",), "Print this percentage of messages.", "PERCENT", None, number(0.1, 100.0)),
     Flag(("--no-local",), "Leave out what this client published."),
     Flag(("--retain-as-published",), "Keep the retain flag as it was published."),
     Flag(
@@ -66,7 +68,7 @@ def sub(values: Values) -> int:
     target = target_of(values)
     topics = [*values.topic, *([target.topic] if target.topic is not None else [])]
     if not topics and not values.unsubscribe:
-        raise InputError("which topics? Give -t FILTER, or a URL with one (-L)")
+        raise InputError("no topic filter: give -t FILTER, or a URL with one (-L)")
     if values.no_retained and (values.retained_only or values.remove_retained):
         raise InputError("-R leaves out what was retained, and the other flag is about just that: give one")
     show = shown_as(values)
@@ -160,7 +162,7 @@ class Printing:
                 self._is_done |= self._printed == count
 
     def _wanted(self, waiting: list[Notification]) -> tuple[list[Notification], int]:
-        """Those to print, and how many were looked at for them."""
+        """Notifications to print, and the number examined."""
         from roamcast.mqtt.codec.topics import matches
 
         values = self._values

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from roamcast.cli.output import cell, table
 
 BORDER = 3
-"""What the drawing adds to a column: a line and a blank on either side."""
+"""Width that a column's border adds: a line and two blanks."""
 
 
 def table_in_parts(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str) -> None:

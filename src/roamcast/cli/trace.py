@@ -26,13 +26,13 @@ Overlay = Annotated[
     Path | None,
     typer.Option(help="File for an overlay, the shortest tree between the brokers (--topology file:PATH)."),
 ]
-Away = Annotated[float, typer.Option(help="Who is not seen for longer had left, in seconds.")]
+Away = Annotated[float, typer.Option(help="Seconds without a sighting after which a client counts as gone.")]
 PingPong = Annotated[
-    float, typer.Option(help="Who is elsewhere for less, and then back, did not move; in seconds.")
+    float, typer.Option(help="Shorter absences at another broker do not count as moves, in seconds.")
 ]
 Column = Annotated[
     list[str] | None,
-    typer.Option(metavar="OURS=THEIRS", help="What a column is called in the files. Repeatable."),
+    typer.Option(metavar="OURS=THEIRS", help="Name of a column in the files. Repeatable."),
 ]
 
 GENERATE = "roamcast trace generate --clients 50 --side 5 --out trace.csv"
@@ -82,14 +82,16 @@ def import_wifi(
     files: Files,
     out: Out,
     overlay: Overlay = None,
-    by: Annotated[str, typer.Option(help="What is a broker: spot (its radios together) or room.")] = "spot",
+    by: Annotated[
+        str, typer.Option(help="What counts as a broker: spot (its radios together) or room.")
+    ] = "spot",
     away: Away = 1800.0,
     ping_pong: PingPong = 900.0,
     column: Column = None,
     master: Master = "local[*]",
     as_json: AsJson = False,
 ) -> None:
-    """Visits from snapshots of which device is associated with which access point.
+    """Compute visits from snapshots that list devices by access point.
 
     A device that is listed at several spots at once is at the one whose unbroken run of listings began
     last: entries linger after a device has gone. Equally new: where it was before, then the first by name.
@@ -123,14 +125,14 @@ def import_gps(
     sites: Annotated[
         Path | None, typer.Option(help="CSV file broker,latitude,longitude: a point is at the nearest.")
     ] = None,
-    speed_max: Annotated[float, typer.Option(help="What nobody exceeds, in metres per second.")] = 40.0,
+    speed_max: Annotated[float, typer.Option(help="Highest possible speed, in metres per second.")] = 40.0,
     away: Away = 900.0,
     ping_pong: PingPong = 300.0,
     column: Column = None,
     master: Master = "local[*]",
     as_json: AsJson = False,
 ) -> None:
-    """Visits from points of a satellite receiver; those of impossible speeds are dropped."""
+    """Compute visits from GPS points; points with impossible speeds are dropped."""
     from roamcast.pipeline import gps
     from roamcast.pipeline.sightings import Rules
     from roamcast.pipeline.trace_files import read_table, readable
@@ -189,7 +191,7 @@ def by_client(visits: DataFrame) -> Iterator[tuple[str, list[Visit]]]:
 
 
 def renamed(columns: Mapping[str, str], given: list[str] | None) -> dict[str, str]:
-    """Our names of columns to those in the files."""
+    """Map our column names to those of the files."""
     result = dict(columns)
     for text in given or []:
         ours, equals, theirs = text.partition("=")

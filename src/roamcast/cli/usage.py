@@ -7,6 +7,7 @@ a test.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 ClickException: type[Exception] = UsageError.__bases__[0]
 
+
+EXTRA_ARGUMENT = re.compile(r"^Got unexpected extra arguments?(?:\(s\))? \((.*)\)$")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -89,6 +92,7 @@ def describe_usage_error(error: Exception) -> str:
         known = did_you_mean(option, options_of(context)) or f"see '{context.command_path} --help'"
         return f"'{context.command_path}' has no option {option}; {known}"
     text = " ".join(str(getattr(error, "format_message", error.__str__)()).split()).rstrip(".")
+    text = EXTRA_ARGUMENT.sub(r"unexpected argument '\1'", text)
     text = text[:1].lower() + text[1:]
     return f"{text}; see '{context.command_path} --help'" if context is not None else text
 

@@ -40,7 +40,7 @@ def add(
     file: File = "roamcast-users",
     password_stdin: FromStdin = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Give a user that is there a new password.")
+        bool, typer.Option("--replace", help="Replace the password of an existing user.")
     ] = False,
     scram: Annotated[
         bool, typer.Option("--scram", help="Let the user log in by SCRAM-SHA-256 (MQTT 5), too.")
@@ -108,7 +108,7 @@ def check(name: Name, file: File = "roamcast-users", password_stdin: FromStdin =
 
 
 def token(
-    name: Annotated[str, typer.Argument(help="What the broker's log calls the program.")],
+    name: Annotated[str, typer.Argument(help="Name of the program in the broker's log.")],
     may: Annotated[TokenRight, typer.Option(help="What the program may do over the HTTP API.")] = "read",
     as_json: AsJson = False,
 ) -> None:
@@ -133,7 +133,7 @@ def known_users(name: str, users: dict[str, str]) -> str:
 
 
 def read_password(from_stdin: bool, name: str, *, twice: bool = False) -> bytes:
-    """The password: the first line of standard input, or what is typed, unseen."""
+    """Read the password from the first line of standard input, or from the terminal without echo."""
     from roamcast.net.users import PASSWORD_BYTES_MAX
 
     if from_stdin:

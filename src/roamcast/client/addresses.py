@@ -16,7 +16,7 @@ FORM = re.compile(
 
 
 class Address(NamedTuple):
-    """Where a broker is, and its id if that is known."""
+    """Address of a broker, with its id if known."""
 
     host: str
     port: int
@@ -29,7 +29,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str, is_tls: bool = False) -> Address:
-    """The address behind a text; `is_tls` is what one without a scheme means."""
+    """Parse an address; `is_tls` applies to addresses without a scheme."""
     found = FORM.fullmatch(text.strip())
     scheme = (found["scheme"] or ("mqtts" if is_tls else "mqtt")) if found else ""
     if found is None or scheme not in PORTS or int(found["port"] or 0) > 65_535:
@@ -51,10 +51,10 @@ class AddressBook:
         self.addresses = [parse_address(text, is_tls) for text in given]
         self.current = self.addresses[0]
         self._referred: Address | None = None
-        """Where a broker has sent the client, which has not been there yet."""
+        """Address that a broker referred the client to, not tried yet."""
 
     def find(self, text: str) -> Address:
-        """By the id of its broker, or by the address itself, which may be a new one."""
+        """Find an address by broker id, or parse it as a new address."""
         named = self.known(text)
         if named is not None:
             return named
@@ -83,7 +83,7 @@ class AddressBook:
         return True
 
     def go_on(self) -> Address:
-        """Where a broker referred to; else the next in order, and from the last to the first."""
+        """Advance to the address that a broker referred to, or to the next one, cyclically."""
         if self._referred is not None:
             self.current, self._referred = self._referred, None
             return self.current

@@ -37,9 +37,9 @@ SHORT_S = 1.0
 """Seconds that a connection must last, or it counts as a failed attempt."""
 BACK_OFF_FIRST_S = 0.1
 OWN_DOING_S = 30.0
-"""An attach that we gave up may be granted so much later, and then takes the session from ourselves."""
+"""Seconds after giving up an attach within which the broker may still grant it, and so end our session."""
 RELEASE_S_MAX = 1.0
-"""How long a client that closes waits for PUBREL of what it has taken."""
+"""Seconds that a closing client waits for PUBREL of received QoS 2 messages."""
 PUBLISHES_PER_TURN = 256
 BYTES_PER_TURN = 1 << 18
 MANY_IN_FLIGHT, FEW_BYTES, REST_S = 256, 1024, 0.002
@@ -55,11 +55,11 @@ class Policy(msgspec.Struct, frozen=True):
     back_off_max_s: float
     queue_max: int
     bind: str | None = None
-    """The address of this machine to connect from."""
+    """Local address to connect from."""
 
 
 class Waiter(Protocol):
-    """Who waits for the answer to a publish or a request."""
+    """Waits for the answer to a publish or a request."""
 
     def settle(self, event: Acknowledged | Granted) -> bool:
         """Take an answer; True if it was the last."""
@@ -81,24 +81,24 @@ class Attachment:
         self.session = session
         self.book = book
         self.waiters: dict[int, Waiter] = {}
-        """By token."""
+        """Waiters by token."""
         self.failure: ClientError | None = None
-        """Why the client is of no use any more."""
+        """The error that ended this client for good."""
         self.connack = Connack()
         self.dropped = 0
         self._policy, self._context, self._records, self._arrived = policy, context, records, arrived
         self._wire: Wire | None = None
         self._trace: Trace | None = None
         self._old_wires: dict[Wire, None] = {}
-        """Those that still have something to write."""
+        """Old connections that still have output to write."""
         self._connecting = book.current
         self._answer: asyncio.Future[Connack] | None = None
-        """The CONNACK that is waited for."""
+        """The expected CONNACK."""
         self._attaching = asyncio.Lock()
         self._down = asyncio.Event()
         self._attached_at = 0.0
         self._gave_up_at: float | None = None
-        """When an attach was last asked for in vain."""
+        """Time of the last attach that failed."""
         self._failed_rounds = 0
         self._writable = asyncio.Event()
         self._is_flushing = False
@@ -106,14 +106,14 @@ class Attachment:
         self._timer: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
-        """The move to where the broker has steered the client."""
+        """Task that moves the client to the broker it was steered to."""
         self._released: asyncio.Event | None = None
-        """While the client closes: set whenever the broker may have released something."""
+        """While closing: set when the broker may have sent PUBREL."""
 
     # --- life ---
 
     async def start(self) -> None:
-        """Attach to the first broker that lets us, or that it refers to; the last error if none does."""
+        """Attach to the first broker that accepts, or to its referral; raise the last error if none does."""
         for address in self.book.addresses:
             try:
                 await self._attach_or_follow(address)
@@ -144,7 +144,7 @@ class Attachment:
         await asyncio.gather(*(wire.finished() for wire in self._old_wires))
 
     async def _finish_taken(self) -> None:
-        """Let the broker release QoS 2 messages that were taken, or it keeps them for the next attach."""
+        """Wait for PUBREL of received QoS 2 messages, or the broker keeps them for the next attach."""
         self.flush()
         incoming = self.session.incoming
         if not incoming.unreleased or self.session.settings.clean:
@@ -158,7 +158,7 @@ class Attachment:
                     await self._released.wait()
 
     def fail(self, error: ClientError) -> None:
-        """Nothing more will come of this client."""
+        """End this client for good, with an error for all waiters."""
         failure = self.failure = self.failure or error
         self._hang_up()
         waiters, self.waiters = self.waiters, {}
@@ -168,7 +168,7 @@ class Attachment:
         self._arrived()
 
     async def move(self, address: Address, destination: str, *, prepares: bool = False) -> None:
-        """Leave the broker there is, which is told the destination if there is one, and attach to another.
+        """Leave the present broker, telling it the destination if given, and attach to another one.
 
         With `prepares` the connection to the other one is made first. If there is none, the client stays.
         """
@@ -196,7 +196,7 @@ class Attachment:
     # --- connections ---
 
     async def _attach(self, address: Address, wire: Wire | None = None) -> None:
-        """Say CONNECT, over this wire if it was made already, and wait for the answer."""
+        """Send CONNECT, over `wire` if it is open already, and wait for the answer."""
         loop = asyncio.get_running_loop()
         self._answer = answer = loop.create_future()
         timeout_s = self._policy.connect_timeout_s
@@ -228,7 +228,7 @@ class Attachment:
         log.info(ATTACHED, address, self.connack.session_present)
 
     def _hang_up(self) -> None:
-        """Write what is left, and be without a connection."""
+        """Write remaining output and close the connection."""
         self.flush()
         wire, self._wire = self._wire, None
         if wire is not None:
@@ -254,7 +254,7 @@ class Attachment:
             raise
 
     async def _attach_again(self) -> None:
-        """From one address to the next, with growing pauses, until a broker lets us or it takes too long."""
+        """Try one address after the other, with growing pauses, until a broker accepts or time is up."""
         loop, policy = asyncio.get_running_loop(), self._policy
         began, attempts = loop.time(), 0
         if began - self._attached_at > SHORT_S:
@@ -280,14 +280,14 @@ class Attachment:
             attempts += 1
 
     def _back_off_s(self) -> float:
-        """None at first but a little chance, so that not all clients of a broker come back at once."""
+        """Pause before the next attempt: random, so that clients do not return all at once."""
         if not self._failed_rounds:
             return random.uniform(0.0, BACK_OFF_FIRST_S / 2)
         longest_s: float = BACK_OFF_FIRST_S * 2.0 ** min(self._failed_rounds, 20)
         return min(longest_s, self._policy.back_off_max_s) * random.uniform(0.5, 1.0)
 
     def _on_end(self, why: str, is_final: bool = False) -> None:
-        """The connection is over."""
+        """Handle the end of the connection."""
         error = ConnectError(f"{self._connecting}: {why}", is_final=is_final)
         self._hang_up()
         if self._answer is not None:
@@ -329,7 +329,7 @@ class Attachment:
             self._writable.set()
 
     def _limit(self) -> None:
-        """Stop reading while too much waits here; but not while an answer is waited for behind it."""
+        """Pause reading while too many notifications wait, unless an awaited answer may follow them."""
         incoming, limit = self.session.incoming, self._policy.queue_max
         if len(incoming) < limit or self._wire is None:
             return
@@ -341,7 +341,7 @@ class Attachment:
             self.dropped += 1
 
     def listen(self) -> None:
-        """Read on."""
+        """Resume reading."""
         if not self.session.is_listening and self._wire is not None:
             self.session.listen(asyncio.get_running_loop().time(), True)
             self._wire.listen(True)
@@ -369,7 +369,7 @@ class Attachment:
                 self._on_steered(event.payload)
 
     def _is_taken_by_another(self, event: Ended) -> bool:
-        """Whether another client has taken the session; coming back would only take it from that one."""
+        """True if another client took over the session: reconnecting would only take it back."""
         if event.reason is not Reason.SESSION_TAKEN_OVER:
             return False
         gave_up_at, now = self._gave_up_at, asyncio.get_running_loop().time()
@@ -386,7 +386,7 @@ class Attachment:
         """A subscription was made again because the session was gone; nobody else hears of a refusal."""
         for name, reason in zip(event.filters, event.reasons, strict=False):
             if reason.failed:
-                log.warning("the subscription %s could not be made again: %s", name, in_words(reason))
+                log.warning("resubscribing to %s failed: %s", name, in_words(reason))
 
     def _on_steered(self, payload: bytes) -> None:
         """Go where the broker says, unless the client is on its way already."""
@@ -398,7 +398,7 @@ class Attachment:
         except InputError:
             return
         if self.book.current.is_tls and not address.is_tls:
-            log.warning("the broker steers to %s without TLS: not followed", address)
+            log.warning("ignoring the broker's steering to %s: that address has no TLS", address)
             return
         self._following = asyncio.get_running_loop().create_task(self._follow(address))
 
@@ -411,7 +411,7 @@ class Attachment:
     # --- writing ---
 
     def flush(self) -> None:
-        """Write what the machine has."""
+        """Write the machine's output."""
         self._unflushed = self._unflushed_bytes = 0
         wire = self._wire
         data = self.session.take_out(asyncio.get_running_loop().time())
@@ -445,7 +445,7 @@ class Attachment:
             await self._writable.wait()
 
     def _new_trace(self) -> Trace | None:
-        """Somebody who tells of every packet, if somebody listens at the start of a connection."""
+        """A logger of packets, if level DEBUG is enabled when the connection begins."""
         if not log.isEnabledFor(logging.DEBUG):
             return None
         from roamcast.client.tracing import Trace
@@ -455,7 +455,7 @@ class Attachment:
     # --- time and records ---
 
     def _arm(self) -> None:
-        """Only later deadlines come in between, so one timer at a time will do."""
+        """Set the timer. Deadlines only move later meanwhile, so one timer is enough."""
         deadline = self.session.deadline()
         if deadline is not None:
             self._timer = asyncio.get_running_loop().call_at(deadline, self._on_time)

@@ -36,7 +36,7 @@ from roamcast.mqtt.server.steering import NEXT_TOPIC, SIGNAL_TOPIC
 SESSION_EXPIRY_S = 3600
 """How long a broker keeps the session of a client that is away, unless told otherwise."""
 IN_FLIGHT_MAX = {4: 20, 5: 1024}
-"""Own publishes on their way. MQTT 5 brokers say what they take; with 3.1.1 some close beyond this many."""
+"""Unacknowledged publishes at a time. MQTT 5 brokers state a limit; with 3.1.1 some close beyond this one."""
 BURST_MAX, BURST_BYTES_MAX = 1024, 1 << 18
 """The number and the bytes of payloads that are taken from an iterable at once."""
 OUTBOX_MAX = 4096
@@ -217,7 +217,7 @@ class Client:
 
     @property
     def address(self) -> Address:
-        """Of the broker where the client is, or was last."""
+        """Address of the present or last broker."""
         return self._book.current
 
     @property
@@ -231,12 +231,12 @@ class Client:
 
     @property
     def waiting(self) -> int:
-        """Notifications that are here and have not been taken."""
+        """Number of received notifications that the application has not taken."""
         return len(self._session.incoming)
 
     @property
     def dropped(self) -> int:
-        """Notifications of QoS 0 dropped because nobody took them while an answer was waited for."""
+        """Number of QoS 0 notifications dropped because the application did not take them."""
         return self._attachment.dropped if self._attachment is not None else 0
 
     def _live(self) -> Attachment:
@@ -259,7 +259,7 @@ class Client:
         properties: Properties = (),
         **options: Unpack[SubscribeOptions],
     ) -> int:
-        """Subscribe to a topic filter, and return when the broker has acknowledged it; the QoS it granted.
+        """Subscribe to a topic filter; return the granted QoS when the broker has acknowledged.
 
         `city/+/air?pm10>50` filters by content too, and `where` takes a whole selector; both need a broker of
         Roamcast, as does `identify`: notifications then say whose they are, and which. SubscribeError if the

@@ -6,11 +6,11 @@ from roamcast.mqtt.codec.reasons import Reason
 
 
 class ClientError(Exception):
-    """Something that a broker or the network refused."""
+    """A failure at a broker or in the network."""
 
 
 class ConnectError(ClientError):
-    """No connection: nobody answers there, or the broker refuses. `reason` is set if a broker said no."""
+    """No connection: no answer, or the broker refused; then `reason` is set."""
 
     def __init__(
         self, text: str, reason: Reason | None = None, *, is_final: bool = False, reference: str = ""
@@ -18,9 +18,9 @@ class ConnectError(ClientError):
         super().__init__(text)
         self.reason = reason
         self.reference = reference
-        """Where the broker sends the client; "" if it does not."""
+        """Server reference of the broker: where to connect instead; "" if none."""
         self.is_final = is_final
-        """Whether trying again cannot help."""
+        """True if a retry cannot succeed."""
 
 
 class ClientClosed(ClientError):
@@ -34,7 +34,7 @@ class _Refused(ClientError):
 
 
 class PublishError(_Refused):
-    """A broker refused a publish, or it is not known whether it has it."""
+    """A broker refused a publish, or the connection ended before its acknowledgement."""
 
 
 class SubscribeError(_Refused):
@@ -61,7 +61,7 @@ FINAL = frozenset(
 
 
 def in_words(reason: Reason, text: str = "") -> str:
-    """A reason code as a person reads it, with what the broker adds to it."""
+    """Text of a reason code, with the broker's reason string."""
     words = reason.name.lower().replace("_", " ").replace("qos", "QoS")
     words = words.replace("not authorized", "not authorised")
     return f"{words} ({text})" if text else words

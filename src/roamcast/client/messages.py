@@ -1,4 +1,4 @@
-"""From what an application says to packets, checked before anything is sent."""
+"""Builds packets from an application's arguments, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Description(TypedDict, total=False):
 
 
 class PublishOptions(Description, total=False):
-    """What an application may say of a publish beside its topic and payload."""
+    """Options of a publish."""
 
     qos: int
     retain: bool
@@ -89,7 +89,7 @@ def to_bytes(payload: Payload) -> bytes:
 
 
 class SubscribeOptions(TypedDict, total=False):
-    """What an application may say of a subscription beside its filter."""
+    """Options of a subscription."""
 
     qos: int
     no_local: bool

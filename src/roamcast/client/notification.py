@@ -18,12 +18,12 @@ NONE = PublishProperties()
 
 
 class Notification(msgspec.Struct, frozen=True):
-    """A notification, as it was received."""
+    """A received notification."""
 
     topic: str
     payload: bytes
     qos: int = 0
-    """At which it was received."""
+    """QoS of the delivery."""
     retain: bool = False
     """Whether it was stored before the subscription was made (or was published so, if that was asked)."""
     dup: bool = False
@@ -33,12 +33,12 @@ class Notification(msgspec.Struct, frozen=True):
     response_topic: str | None = None
     correlation_data: bytes | None = None
     message_expiry: int | None = None
-    """Seconds that were left."""
+    """Remaining seconds until expiry."""
     payload_format: int | None = None
     """1 if the publisher says that the payload is UTF-8."""
     subscription_identifiers: tuple[int, ...] = ()
     identity: NotificationIdentity | None = None
-    """Whose it is and which, if the client asked for it and the broker is one of Roamcast."""
+    """Publisher, incarnation and number, if the client asked for them and the broker is Roamcast."""
 
     @property
     def text(self) -> str:

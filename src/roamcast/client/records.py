@@ -13,7 +13,7 @@ from roamcast.mqtt.codec.user_properties import WHERE
 from roamcast.protocol.records import NO_LOCAL, REPEATED, RETAINED, SHARED, UNPROMISED, Row, life_of
 
 UNNAMED = "client"
-"""The run of a client whose broker does not tell the name of its network."""
+"""Run id of a client whose broker does not tell its network."""
 LEFT = "left"
 
 
@@ -33,14 +33,14 @@ class ClientLog:
         self.broker: str | None = None
 
     def attached(self, network: str | None) -> None:
-        """The broker has answered, and said to which network it belongs."""
+        """Note an attach, and the network that the broker named."""
         if network is not None and not self._is_named:
             # One name for all rows: whatever was written before waits in memory still.
             self._writer.run, self._is_named = network, True
         self.write("attached")
 
     def subscribed(self, packet: Subscribe, qos: int) -> None:
-        """A broker has granted this: note what is not promised to it."""
+        """Note a granted subscription and what it excludes."""
         # The selector language is loaded for those who need it.
         from roamcast.mqtt.codec.topics import subscription_filter
 
@@ -75,7 +75,7 @@ class ClientLog:
         self._writer.write([Row(self._sequence, time.time(), self._node, kind, client, broker, **about)])
 
     def close(self) -> None:
-        """The row that ends a log tells that it is whole."""
+        """Write the row that marks the log as complete, and close it."""
         if self.broker is not None:
             self.write("moved", reason=LEFT)
         self._writer.close()

@@ -39,7 +39,7 @@ class Trace:
 
 
 def described(packet: packets.Packet) -> str:
-    """The name of a packet and what is of interest in it; never a password."""
+    """Text of a packet: its name and main fields, never a password."""
     name = type(packet).__name__.upper()
     match packet:
         case packets.Connect():

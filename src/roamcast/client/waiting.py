@@ -64,7 +64,7 @@ class Answer:
             self._future.set_exception(error)
 
     async def granted(self) -> Granted:
-        """SubscribeError if anything of the request was refused."""
+        """Raise SubscribeError if any part of the request was refused."""
         event = await self._future
         for name, reason in zip(event.filters, event.reasons, strict=False):
             if reason.failed:

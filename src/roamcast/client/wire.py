@@ -14,7 +14,7 @@ FLUSH_TIMEOUT_S = 2.0
 
 
 class Listener(Protocol):
-    """What a wire tells; the wire is named because an old one may still have something to say."""
+    """Callbacks of a wire, which is passed because an old wire may still call."""
 
     def on_data(self, wire: Wire, data: bytes) -> None: ...
 
@@ -30,7 +30,7 @@ class Wire(asyncio.Protocol):
         self._closed = asyncio.get_running_loop().create_future()
         self._is_listening = True
         self.is_full = False
-        """Whether more is waiting to be written than should be."""
+        """True while the write buffer is above its limit."""
 
     # --- what asyncio calls ---
 
@@ -67,7 +67,7 @@ class Wire(asyncio.Protocol):
         self._read(is_listening)
 
     def rest(self, seconds: float) -> None:
-        """Read on only after a little while, when more has come: few bytes cost as much as many."""
+        """Pause reading briefly, so that more bytes arrive for one read."""
         self._read(False)
         asyncio.get_running_loop().call_later(seconds, self._end_rest)
 
@@ -88,7 +88,7 @@ class Wire(asyncio.Protocol):
             self._transport.close()
 
     async def finished(self) -> None:
-        """Wait for that, but not long."""
+        """Wait until the wire is closed, within a short time."""
         await asyncio.wait([self._closed], timeout=FLUSH_TIMEOUT_S)
         self.abort()
         await self._closed
@@ -117,7 +117,7 @@ async def open_wire(
 
 
 def describe(error: Exception) -> str:
-    """Why there is no connection, in a few words."""
+    """Short text of a connection error."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused: nobody listens there"
     if isinstance(error, ConnectionResetError | BrokenPipeError):

@@ -70,7 +70,7 @@ class Listener(Section, frozen=True):
     """Where MQTT clients connect; write one [[listener]] for each."""
 
     address: Host = "127.0.0.1"
-    """What to listen on; "0.0.0.0" or "::" is every network this machine is in."""
+    """Address to listen on; "0.0.0.0" or "::" stands for all interfaces."""
     port: Port = 1883
     """1883 is usual for tcp, 8883 for tls; 0 takes any free port."""
     kind: ListenerKind = "tcp"
@@ -139,7 +139,7 @@ class Peer(Section, frozen=True):
     """Topic filters: what may come from the peer. "!FILTER" excludes what an earlier entry allows; "#" has
     no topics that begin with "$"."""
     exports: tuple[TopicRule, ...] = field(name="export", default=("#",))
-    """The same for what the peer may get."""
+    """Topic filters: what may go to the peer, written like `imports`."""
     prefix: TopicPrefix = ""
     """For another organisation: its topics appear below PREFIX/ here, and what is published here below
     PREFIX/ goes to it without the prefix; nothing else does. Needs clients = []."""
@@ -150,13 +150,13 @@ class Peer(Section, frozen=True):
     messages_per_s: Annotated[float, Meta(gt=0)] | None = None
     """Messages per second that are taken from the peer; a faster one is read from more slowly."""
     bytes_per_s: Annotated[float, Meta(ge=1024)] | None = None
-    """The same in bytes."""
+    """Bytes per second that are taken from the peer; a faster one is read from more slowly."""
     subscriptions_max: Count = 1_000_000
     """Subscriptions that the peer may have here, for itself and all behind it."""
     retained_max: Count = 1_000_000
-    """Retained messages kept here that came from the peer; what more comes is not kept."""
+    """Retained messages kept here that came from the peer; further ones are not kept."""
     sessions_max: Count = 1_000_000
-    """Sessions held here that came from the peer; what more comes stays where it is."""
+    """Sessions held here that came from the peer; further ones stay where they are."""
 
     @property
     def is_guest(self) -> bool:
@@ -165,14 +165,14 @@ class Peer(Section, frozen=True):
 
 
 class Link(Section, frozen=True):
-    """Links to peers: where they come in, how both ends prove who they are."""
+    """Links to peers: the listener, and how both ends authenticate."""
 
     address: Host = "127.0.0.1"
     """What to listen on for peers. An address that is not loopback needs a secret, or TLS with a CA."""
     port: Port | None = None
     """The port for peers; "none" only connects to peers and accepts no link; 0 takes any free port."""
     secret: SecretText = ""
-    """What all brokers of the network share, at least 16 characters. Better kept in a file of its own."""
+    """The secret that all brokers of the network share, at least 16 characters; better in a file."""
     secret_file: PathText = ""
     """A file whose content is the secret, without spaces and newlines around it."""
     secret_variable: str = ""
@@ -197,11 +197,11 @@ class Link(Section, frozen=True):
     reconnect_max_s: Seconds = 15.0
     """The longest pause before connecting again."""
     heartbeat_s: Seconds = 2.0
-    """Seconds of silence after which the peer is asked for a sign of life."""
+    """Seconds of silence after which a heartbeat is requested from the peer."""
     timeout_s: Seconds = 10.0
-    """Seconds without a sign of life after which a link is closed and opened again."""
+    """Seconds of silence after which a link is closed and opened again."""
     unacknowledged_bytes_max: Bytes = 268_435_456
-    """What is kept for a peer that is unreachable; past it clients that publish with QoS 1 or 2 wait, here
+    """Bytes buffered for an unreachable peer; past it clients that publish with QoS 1 or 2 wait, here
     and at the brokers behind this one."""
 
     @property
@@ -266,7 +266,7 @@ class Discovery(Section, frozen=True):
     forget_s: Seconds = 60.0
     """Seconds after which a broker that is neither heard nor connected is not looked for any more."""
     brokers_max: Count = 256
-    """How many are remembered."""
+    """Brokers that are remembered."""
     clock_error_max_s: Seconds | None = 300.0
     """How far the clocks of two machines may differ; what is older is not believed, since somebody may have
     recorded it. "none" for machines without a clock that is right."""
@@ -276,11 +276,11 @@ class ProtocolSettings(Settings, frozen=True):
     """What a user can set for a protocol; each reads what concerns it."""
 
     fetch_max: Annotated[int, Meta(ge=64, le=65_536)] = 1024
-    """Notifications that are fetched at once for a client that reads as fast as they come."""
+    """Notifications fetched at a time for a client that reads without pause."""
 
 
 class Mobility(Section, frozen=True):
-    """How sessions follow their clients. All brokers of a network must say the same here."""
+    """How sessions follow their clients. These settings must be the same at all brokers of a network."""
 
     protocol: str = "multi_hop_handoff"
     """The mobility protocol; docs/protocols.md compares them."""
@@ -302,47 +302,47 @@ class Mobility(Section, frozen=True):
     configuration or an operator accepts the history; or serve them with a new session after
     meet_timeout_s."""
     seen_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1024
-    """Where brokers move: how many deliveries to each of its clients a broker remembers, to repeat none."""
+    """For brokers that move: deliveries remembered for each client, so that none is repeated."""
     model: PathText = ""
     """Where clients go next, for proactive and roam: a file of 'roamcast pipeline neighbours'. If the file is
     missing, too old or of other brokers, a warning says so, and the broker learns from moves alone."""
     model_age_s_max: Seconds | None = 2_592_000.0
-    """How old the model may be; "none": any age."""
+    """Greatest age of the model; "none": any."""
     settings: ProtocolSettings = field(default_factory=ProtocolSettings)
 
 
 class Journal(Section, frozen=True):
-    """What is written to disk before it is promised."""
+    """The journal on disk: inputs are written to it before they are acknowledged."""
 
     folder: PathText = ""
-    """Where the journal is; empty is the folder "journal" in the data folder."""
+    """Folder of the journal; empty is the folder "journal" in the data folder."""
     sync: Literal["process", "group"] = "group"
     """"process" survives a crash or kill of the broker; "group" also survives a power failure, and
-    syncs the disk once for whatever came in meanwhile."""
+    syncs the disk once for all inputs that arrived meanwhile."""
     segment_bytes: Annotated[int, Meta(ge=65_536, le=1_073_741_824)] = 16_777_216
     """The size of one file of the journal; files are recycled."""
     snapshot_after_bytes: Annotated[int, Meta(ge=65_536)] = 67_108_864
-    """After so much journal a snapshot is written and older files are recycled."""
+    """Bytes of journal after which a snapshot is written and older files are recycled."""
     bytes_max: Annotated[int, Meta(ge=1_048_576)] = 1_073_741_824
-    """How large the journal may become before a snapshot must be there; past it nothing more is promised
-    until there is one. Snapshots and spare files come on top."""
+    """Greatest size of the journal without a snapshot; past it the broker acknowledges nothing
+    until a snapshot is written. Snapshots and spare files come on top."""
     snapshot_retry_s: Seconds = 30.0
-    """How long after a snapshot that could not be written the next one is tried."""
+    """Seconds between a failed snapshot and the next attempt."""
 
 
 class Mqtt(Section, frozen=True):
-    """Limits of MQTT itself; clients of version 5 are told about them."""
+    """Limits of MQTT; CONNACK tells them to clients of version 5."""
 
     packet_bytes_max: Annotated[int, Meta(ge=1024, le=268_435_455)] = 1_048_576
     """The largest packet that a client may send."""
     small_packet_bytes_max: Annotated[int, Meta(ge=1024, le=268_435_455)] = 16_384
-    """The largest packet that is no PUBLISH, SUBSCRIBE or UNSUBSCRIBE: an acknowledgement, for instance. A
+    """The largest packet of other types than PUBLISH, SUBSCRIBE and UNSUBSCRIBE. A
     CONNECT may have up to 256 KiB."""
     receive_maximum: Annotated[int, Meta(ge=1, le=65_535)] = 1024
-    """How many QoS 1 and 2 messages a client may send before the first is acknowledged."""
+    """Unacknowledged QoS 1 and 2 messages that a client may have sent (the receive maximum)."""
     inflight_max: Annotated[int, Meta(ge=1, le=65_535)] = 1024
-    """How many QoS 1 and 2 messages are sent to a client that has not acknowledged; its own receive
-    maximum counts too."""
+    """Unacknowledged QoS 1 and 2 messages sent to a client, at most; the client's own receive maximum
+    may be lower."""
     topic_alias_maximum: Annotated[int, Meta(ge=0, le=65_535)] = 64
     """How many topic aliases a client may use towards the broker; 0 allows none."""
     qos_max: Annotated[int, Meta(ge=0, le=2)] = 2
@@ -352,13 +352,13 @@ class Mqtt(Section, frozen=True):
     shared_subscriptions: bool = True
     """Whether $share/… subscriptions are allowed."""
     session_expiry_max_s: Annotated[int, Meta(ge=0, le=4_294_967_295)] = 604_800
-    """The longest time that a session is kept for a client that is away."""
+    """Longest time that the session of a disconnected client is kept."""
     session_expiry_v3_s: Annotated[int, Meta(ge=0, le=4_294_967_295)] = 604_800
-    """The same for clients of MQTT 3.1.1, which cannot say how long."""
+    """Time that the session of a disconnected MQTT 3.1.1 client is kept."""
     keep_alive_max_s: Annotated[int, Meta(ge=1, le=65_535)] = 3600
     """The longest keep-alive; clients that ask for more, or for none, are told to use this one."""
     connect_timeout_s: Seconds = 10.0
-    """How long a connection may take to say who it is: for TLS, WebSocket and CONNECT together."""
+    """Time limit of a new connection, for TLS, WebSocket and CONNECT together."""
     settle_timeout_s: Annotated[float, Meta(ge=0, le=300)] = 5.0
     """Seconds that SUBACK waits, at most, until every broker knows the subscription."""
     client_id_bytes_max: Annotated[int, Meta(ge=23, le=65_535)] = 256
@@ -374,7 +374,7 @@ class Mqtt(Section, frozen=True):
 
 
 class Quotas(Section, frozen=True):
-    """What one client, and all together, may make the broker hold."""
+    """Limits of resources, for one client and for all together."""
 
     connections_max: Count = 20_000
     """Connections at once, of all clients and strangers; fewer where the system's limit of open files leaves
@@ -382,22 +382,22 @@ class Quotas(Section, frozen=True):
     connections_per_address_max: Count | None = 1000
     """Connections at once from one address; loopback addresses are not counted."""
     connecting_max: Count = 1000
-    """Connections at once that have not said yet who they are, from accept to CONNECT; past it one of the
-    address with the most of them gives way: the oldest of the silent, or of the talkers if these are more."""
+    """Connections that have not sent CONNECT yet; past it one from the address with the most of them is
+    closed: the oldest of the silent ones, or of the others if these are more."""
     connecting_per_address_max: Count | None = 250
-    """Of these from one address; past it the oldest of that address gives way. Loopback addresses are not
-    counted."""
+    """Connections from one address that have not sent CONNECT yet; past it the oldest of them is closed.
+    Loopback addresses are not counted."""
     sessions_max: Count = 100_000
-    """Sessions held by this broker, also those of clients that are away. Past it a new one takes the place of
-    one without subscriptions whose client is away; where there is none, the client is refused."""
+    """Sessions held by this broker, also of clients that are away. Past it a new session replaces one without
+    subscriptions whose client is away; if there is none, the client is refused."""
     sessions_per_user_max: Count = 10_000
     """Sessions of one user, or of one name in certificates, at most half of sessions_max; anonymous clients
-    are not one user. A session that is pushed here while its client is away ends if it is one too many."""
+    are not one user. A session that arrives here without its client, past the limit, ends."""
     handoffs_per_client_per_minute_max: Count | None = 60
     """How often a client may bring its session here from another broker; past it CONNACK says "connection
-    rate exceeded" and the session stays where it is. A client that comes back to it is not counted."""
+    rate exceeded" and the session stays where it is. Returning to that broker is not counted."""
     wills_bytes_max: Bytes = 67_108_864
-    """Memory of all wills; past it clients that bring one are refused."""
+    """Memory of all wills; past it clients with a will are refused."""
     subscriptions_per_client_max: Count = 1000
     """Subscriptions of one client."""
     subscription_bytes_per_client_max: Bytes = 33_554_432
@@ -409,9 +409,9 @@ class Quotas(Section, frozen=True):
     queue_notifications_max: Count = 100_000
     """Notifications that wait for one client."""
     queue_bytes_max: Bytes = 67_108_864
-    """The same in bytes of memory: topic, payload, properties, and 320 bytes for each."""
+    """Memory of the queue of one client: topic, payload, properties, and 320 bytes for each."""
     drop: Literal["oldest", "newest"] = "oldest"
-    """What a full queue gives up; each is counted and recorded."""
+    """Which notifications a full queue drops; each drop is counted and recorded."""
     publish_per_s: Annotated[float, Meta(gt=0)] | None = None
     """Notifications per second that one client may publish; a faster one is read from more slowly."""
     publish_burst: Count = 1000
@@ -419,27 +419,27 @@ class Quotas(Section, frozen=True):
     publish_bytes_per_s: Annotated[float, Meta(ge=1024)] | None = None
     """Bytes per second that one client may send."""
     output_bytes_max: Bytes = 4_194_304
-    """When so much waits for a client that does not read, it gets nothing more of QoS 0; when it is twice as
-    much, it is not read from. Of QoS 1 and 2 so much is in flight at most, and more waits in its queue."""
+    """Unsent bytes for a client that reads slowly. Past this, QoS 0 is dropped; past twice this, the broker
+    stops reading from it. It also limits QoS 1 and 2 in flight: the rest waits in the queue."""
     retained_messages_max: Count = 100_000
     """Retained messages."""
     retained_bytes_max: Bytes = 268_435_456
-    """The same in bytes of memory: twice the topic, payload, properties, and some 800 bytes for each."""
+    """Memory of retained messages: twice the topic, payload, properties, and some 800 bytes each."""
     buffered_bytes_max: Bytes = 2_147_483_648
-    """Bytes in all queues and buffers together, where what several clients wait for counts once; past it the
-    longest queues give up theirs first, and if that is not enough, clients that acknowledge nothing are
-    disconnected. At half of it less may be in flight, and less waits for each client that does not read."""
+    """Bytes in all queues and buffers together; a message for several clients counts once. Past it the
+    longest queues are dropped from first; if that is not enough, clients that acknowledge nothing are
+    disconnected. Past half of it, output_bytes_max shrinks, most for slow readers."""
 
 
 class Jwt(Section, frozen=True):
-    """Tokens (JWT) that clients give as their password; needs the extra `roamcast[jwt]`."""
+    """Tokens (JWT) that clients give as their password; needs the extra `roamcast[auth]`."""
 
     keys: PathText = ""
-    """A file with the public keys of who signs tokens: PEM, or JWKS (JSON). Empty accepts no tokens."""
+    """A file with the public keys of token signers: PEM, or JWKS (JSON). Empty accepts no tokens."""
     algorithms: tuple[
         Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"], ...
     ] = ("RS256", "ES256", "EdDSA")
-    """Signatures that are accepted; none is by a shared secret, with which the broker could sign too."""
+    """Accepted signature algorithms; shared-secret algorithms are never accepted."""
     issuer: str = ""
     """What the claim `iss` must say; empty accepts any."""
     audience: str = ""
@@ -447,14 +447,14 @@ class Jwt(Section, frozen=True):
     user_claim: str = "sub"
     """The claim that names the user."""
     leeway_s: Annotated[float, Meta(ge=0, le=300)] = 0.0
-    """How far the clock of who signs may differ from the one here."""
+    """Clock difference to the signer that is tolerated."""
 
 
 class HttpHook(Section, frozen=True):
-    """A service that is asked, by HTTP, about users that the broker does not know itself."""
+    """An HTTP service that authenticates users who are not in the broker's own file."""
 
     url: str = ""
-    """Where to POST; empty asks nobody. http:// is accepted for loopback addresses only."""
+    """URL to POST to; empty disables the hook. http:// is accepted for loopback addresses only."""
     ca: PathText = ""
     """Who signs the certificate of the service, PEM; empty trusts the authorities of this machine."""
     timeout_s: Seconds = 3.0
@@ -462,11 +462,11 @@ class HttpHook(Section, frozen=True):
     cache_s: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
     """How long an answer that accepts is remembered (as a keyed hash); 0 asks every time."""
     requests_max: Count = 64
-    """Questions at once; clients that come while so many are asked are refused as "server busy"."""
+    """Concurrent requests; further clients are refused as "server busy"."""
 
 
 class Access(Section, frozen=True):
-    """Who may come in, and what they may do there. Read again on SIGHUP."""
+    """Which clients may connect, and what they may do. Read again on SIGHUP."""
 
     users: PathText = ""
     """The file of users that `roamcast user add` writes; empty knows no passwords."""
@@ -478,12 +478,13 @@ class Access(Section, frozen=True):
     realm_brokers: tuple[str, ...] = ()
     """The other brokers of the realm; their word about who a user is counts. * stands for anything."""
     anonymous: Literal["auto", "loopback", "never"] = "auto"
-    """Clients without password or certificate: "loopback" lets them in over loopback listeners, "never"
-    does not, "auto" does as long as nobody can log in. A listener can say otherwise for itself."""
+    """Clients without password or certificate: "loopback" accepts them on loopback listeners, "never"
+    refuses them, "auto" accepts them there as long as nobody can log in. A listener can
+    override this."""
     default: Literal["auto", "allow", "deny"] = "auto"
-    """What no rule decides; "auto" allows as long as there is no rule at all, and denies otherwise."""
+    """Verdict if no rule matches; "auto" allows if there are no rules, and denies otherwise."""
     rules: tuple[Rule, ...] = field(name="rule", default=())
-    """In order; the first rule that fits decides."""
+    """Access rules, in order: the first that matches decides."""
     verifications_max: Annotated[int, Meta(ge=1, le=64)] = 2
     """Passwords checked at once, each on a thread of its own; one takes 19 MiB and some 40 ms of a core."""
     verifications_waiting_max: Count = 1000
@@ -493,12 +494,12 @@ class Access(Section, frozen=True):
     verified_s: Seconds = 3600.0
     """How long they are remembered."""
     failures_max: Count = 5
-    """Failed tries from one address with one user name before it has to wait. With 20 times as many under any
+    """Failed logins from one address with one user name before it has to wait. With 20 times as many with any
     name, users who have not logged in from there before get this many tries each backoff_s between them."""
     backoff_s: Seconds = 1.0
-    """How long it waits first; that doubles with each further failure."""
+    """First waiting time; it doubles with each further failure."""
     backoff_max_s: Seconds = 60.0
-    """How long it waits at most, and how long failures are remembered."""
+    """Longest waiting time; failures are remembered for as long."""
     jwt: Jwt = Jwt()
     http: HttpHook = HttpHook()
 
@@ -523,7 +524,7 @@ class Metrics(Section, frozen=True):
     key: PathText = ""
     """Its private key, PEM; other users of the machine may not be able to read it."""
     hosts: tuple[str, ...] = ()
-    """Names that clients call this machine by, besides localhost, the address and the host name of this
+    """Host names of this machine in URLs, besides localhost, the address and the host name of this
     machine; "*" allows any. A web page that has its own name point here is refused."""
 
 
@@ -531,7 +532,7 @@ class ViewToken(Section, frozen=True):
     """A program that uses the HTTP API; write one [[view.token]] for each (see `roamcast user token`)."""
 
     name: Name
-    """What the log calls it."""
+    """Name of the program in the log."""
     sha256: Fingerprint
     """The SHA-256 of the token, which the program sends as "Authorization: Bearer TOKEN"."""
     may: Literal["read", "operate"] = "read"
@@ -543,8 +544,8 @@ class View(Section, frozen=True):
     enabled is read again on SIGHUP."""
 
     enabled: bool | None = None
-    """Whether to serve them; "none" does where metrics.address is a loopback address. On any other address
-    readers must log in."""
+    """Whether to serve the view and the API; "none": only if metrics.address is a loopback address. On any
+    other address readers must log in."""
     anonymous: Literal["auto", "never"] = "auto"
     """Reading without a login: "auto" allows it on loopback addresses, "never" does not."""
     readers: tuple[UserPattern, ...] = ("*",)
@@ -554,29 +555,29 @@ class View(Section, frozen=True):
     names: Literal["operators", "readers"] = "operators"
     """Who sees the names of clients; others see pseudonyms (with events.pseudonym_key if there is one)."""
     streams_max: Annotated[int, Meta(ge=1, le=1000)] = 32
-    """Pages that are kept up to date at once."""
+    """Open pages that are updated at the same time."""
     latitude: Annotated[float, Meta(ge=-90, le=90)] | None = None
     """Where this broker is on the map, in degrees; "none": it is drawn as part of a tree."""
     longitude: Annotated[float, Meta(ge=-180, le=180)] | None = None
-    """The same for the longitude."""
+    """Longitude of this broker on the map, in degrees."""
     tokens: tuple[ViewToken, ...] = field(name="token", default=())
 
 
 class Log(Section, frozen=True):
-    """What the broker says about itself, on stderr."""
+    """The broker's log, on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least important lines that are written."""
+    """Lowest level that is written."""
     format: Literal["text", "json"] = "text"
     """Lines for people, or one JSON object per line."""
 
 
 class Events(Section, frozen=True):
     """The event log: Parquet files for `roamcast pipeline`. It traces the movements of clients, so it
-    is off unless asked for."""
+    is off by default."""
 
     level: Level = "none"
-    """"none" writes nothing; "counters" what is needed to audit deliveries; "full" every hop too."""
+    """"none" writes nothing; "counters" what an audit needs; "full" also every hop."""
     folder: PathText = ""
     """Where the files go; empty is the folder "events" in the data folder."""
     pseudonym_key: SecretText = ""
@@ -592,7 +593,7 @@ class Events(Section, frozen=True):
 
 
 class StateSection(Section, frozen=True):
-    """What else clients say of themselves, for filters on my.NAME; write one [[location.state]] for each."""
+    """Other state that clients report, for filters on my.NAME; write one [[location.state]] for each."""
 
     name: VariableName
     """NAME, which filters write as my.NAME."""
@@ -630,7 +631,7 @@ class Steering(Section, frozen=True):
     signals: PathText = ""
     """A file with a line `NAME BROKER` for each access point (BSSID) or cell that clients can hear."""
     clients_max: Count | None = None
-    """With so many clients connected, those whose session is not here are sent to `overflow`: CONNACK says
+    """With this many clients connected, those without a session here are sent to `overflow`: CONNACK says
     "use another server", and where."""
     overflow: str = ""
     """The id of that broker, which must be one of those below."""
@@ -699,7 +700,7 @@ class Replication(Section, frozen=True):
     etcd_password_file: PathText = ""
     """A file whose content is the password."""
     lease_s: Annotated[int, Meta(ge=2, le=300)] = 3
-    """How long a leader that is not heard of stays the leader. Clients wait for about this long after it is
+    """Time that a silent leader stays the leader. Clients wait for about this long after it is
     gone."""
     patience_s: Seconds = 1.0
     """How long an in-sync follower may keep acknowledgements waiting before the site goes on without it."""

@@ -28,13 +28,13 @@ PULSE_S = 0.25
 """Handoffs are told this often, clients every second time, and the network every fourth time."""
 CLIENTS_PER_EVENT = 5_000
 STREAM_BYTES_MAX = 4 << 20
-"""What may wait for one page."""
+"""Buffered bytes for one page."""
 ACTIONS = ("drain", "kick", "forget", "promote")
 
 Names = Callable[[str], str]
-"""From a client id to what the reader sees of it."""
+"""Maps a client id to the name that the reader may see."""
 Act = Callable[[str, dict[str, str]], Awaitable[str]]
-"""Carries an operator's action out: its name and arguments; what to say. InputError if it cannot be done."""
+"""Performs an operator's action, given its name and arguments; returns the answer or raises InputError."""
 
 
 class Action(msgspec.Struct, forbid_unknown_fields=True):
@@ -263,7 +263,7 @@ class Pulse:
 
 
 class Page:
-    """One open page, and what waits for it."""
+    """One open page and its unsent updates."""
 
     def __init__(self, sees_names: bool, names: Names) -> None:
         self.sees_names = sees_names

@@ -20,11 +20,11 @@ from roamcast.mqtt.server.sessions import PROVISIONAL, MqttSession, Subscription
 from roamcast.protocol.session import Session
 
 LOOKED_AT_MAX = 10_000
-"""Sessions that one look goes over."""
+"""Sessions examined in one round."""
 REPORTED_MAX = 2_500
-"""Clients in one report; the rest is in the next one."""
+"""Clients in one report; further ones follow in the next."""
 SUBSCRIPTIONS_BYTES_MAX = 150_000
-"""About how much one answer tells of subscriptions."""
+"""Approximate size of one answer about subscriptions."""
 LOCATION = "location"
 
 
@@ -38,21 +38,21 @@ class Census:
         self.begin()
 
     def begin(self) -> None:
-        """Nobody knows anything: report all clients."""
+        """Start over: report all clients."""
         self._rows: dict[str, ClientRow] = {}
         self._changed: dict[str, None] = {}
-        """Clients that are to be reported."""
+        """Clients to report."""
         self._touched: dict[str, None] = {}
         self._round: list[str] = []
         self._at = 0
         self._queued: dict[str, int] = {}
 
     def touch(self, client: str) -> None:
-        """Something happened to this client."""
+        """Mark a client as changed."""
         self._touched[client] = None
 
     def look(self) -> None:
-        """Find out what changed."""
+        """Examine sessions for changes."""
         if self._at >= len(self._round):
             self._begin_round()
         touched, self._touched = self._touched, {}
@@ -107,7 +107,7 @@ class Census:
             self._changed[name] = None
 
     def take(self) -> tuple[list[ClientRow], list[str], bool]:
-        """Clients to be reported, those that are gone, and whether more are to be reported later."""
+        """Clients to report, clients that are gone, and whether more follow."""
         names = list(islice(self._changed, REPORTED_MAX))
         rows, gone = [], []
         for name in names:
@@ -136,7 +136,7 @@ def _position(session: Session | None) -> tuple[float | None, float | None]:
 
 
 def detail_of(site: AnyMachine, client: str) -> dict[str, object] | None:
-    """What the holder of a session knows of it; None if it is not here."""
+    """Details of a session held here; None if it is elsewhere."""
     sessions = site.endpoint.sessions
     name = client if client in sessions else PROVISIONAL + client
     mqtt = sessions.get(name)
@@ -212,7 +212,7 @@ def _size(row: Mapping[str, Any]) -> int:
 
 
 def _fitting(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Those that one answer has room for."""
+    """The subscriptions that fit into one answer."""
     size = 0
     for row in rows:
         size += _size(row)
@@ -222,7 +222,7 @@ def _fitting(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _selector(subscription: Subscription) -> str | None:
-    """The whole filter, where it asks for more than a topic."""
+    """The whole filter, if it has conditions beyond the topic."""
     shared = split_shared(subscription.name)
     try:
         plain = subscription_filter(shared[1] if shared is not None else subscription.name).text

@@ -27,13 +27,13 @@ log = logging.getLogger("roamcast")
 
 FILE_NAME = "clock"
 FOLLOW_PACE = 0.1
-"""How much faster or slower than real time the broker's time may pass, to meet the system clock."""
+"""Greatest deviation from real time while the broker's time approaches the system clock."""
 STEP_S = 1.0
-"""A system clock that differs by more from what it should say was set."""
+"""Jump in seconds from which the system clock counts as having been set."""
 DOWN_S_MAX = 86_400.0
 """After a reboot: how long a broker was down, at most, if nothing but the system clock says so."""
 LOOK_EVERY_S = 0.01
-"""The system clock is read after this time. Between two looks the broker's time passes as time does."""
+"""Seconds between two readings of the system clock; in between, the monotonic clock counts."""
 _TIME_ERROR = 5
 """What adjtimex returns while the system clock is not synchronised."""
 
@@ -53,7 +53,7 @@ def is_synchronised() -> bool:
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What time it was at a moment."""
+    """The broker's time at a moment of the monotonic clock."""
 
     boot: int
     """The start of the operating system that `steady` counts from."""
@@ -63,7 +63,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class BrokerClock:
-    """Call it for the time. It never goes back."""
+    """The broker's time, which never goes back; call the object to read it."""
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class BrokerClock:
         self._wall = wall
         self._steady = steady
         self._now = self._told = now
-        """The time at the last look, and what was said since."""
+        """The last time that was given out."""
         self._at = steady()
         self._ahead = wall() - self._at
-        """What the system clock says more than the one that nobody can set."""
+        """Difference between the system clock and the monotonic clock."""
 
     def __call__(self) -> float:
         at = self._steady()
@@ -144,7 +144,7 @@ def read_reading(data: Path) -> Reading | None:
 
 
 def save_reading(data: Path, reading: Reading) -> None:
-    """For the next start. Without the file, that start goes by the system clock."""
+    """Save the time for the next start, which otherwise relies on the system clock."""
     temporary = data / f"{FILE_NAME}.tmp"
     try:
         temporary.write_bytes(msgspec.json.encode(reading))

@@ -70,7 +70,7 @@ ORDERED = (
     ("quotas.buffered_bytes_max", "at least", "mqtt.packet_bytes_max"),
     ("quotas.retained_bytes_max", "at least", "mqtt.packet_bytes_max"),
 )
-"""Keys that bound each other."""
+"""Pairs of keys that bound each other, and how they compare."""
 COMPARED = {"at most": operator.le, "less than": operator.lt, "at least": operator.ge}
 
 
@@ -96,7 +96,7 @@ def check(config: Config, warn: Warn) -> None:
 
 
 def check_replication(config: Config) -> None:
-    """Refuse replicas that nobody could trust or reach."""
+    """Refuse replication settings that are unsafe or unreachable."""
     replication = config.replication
     if not replication.name:
         return
@@ -121,7 +121,7 @@ def check_replication(config: Config) -> None:
 
 
 def check_http(config: Config, warn: Warn) -> None:
-    """The HTTP listener, and who may look at the live view."""
+    """Check the HTTP listener and who may read the live view."""
     metrics, view = config.metrics, config.view
     if (view.latitude is None) != (view.longitude is None):
         raise InputError("view: latitude and longitude belong together; set both or neither")
@@ -288,7 +288,7 @@ def check_peers(config: Config) -> None:
 
 
 def check_border(key: str, peer: Peer, config: Config) -> None:
-    """What one peer may do."""
+    """Check the rules of one peer."""
     read_secrets(peer.secret_files, key)
     if len(peer.secret_files) > SECRETS_MAX:
         raise InputError(f"{key}.secret_files: valid are {SECRETS_MAX} files at most")
@@ -314,7 +314,7 @@ def check_border(key: str, peer: Peer, config: Config) -> None:
 
 
 def check_detours(config: Config, warn: Warn) -> None:
-    """Refuse ways over other brokers on which nobody could prove anything."""
+    """Refuse detours without authentication."""
     link, peers = config.link, {peer.id: peer for peer in config.peers}
     for number, detour in enumerate(config.detours):
         key = f"detour.{number}"
@@ -378,7 +378,7 @@ def check_link(config: Config, warn: Warn) -> None:
 
 
 def check_link_addresses(config: Config, link: Link, warn: Warn) -> None:
-    """Refuse links to other machines over which nobody proves who they are."""
+    """Refuse links to other machines without authentication."""
     ends = [("link.address", link.address, _listeners_prove(config))] if link.port is not None else []
     ends += [
         (f"peer.{i}.address", split_endpoint(peer.address)[0], bool(peer.secret_files or link.secret))
@@ -398,7 +398,7 @@ def check_link_addresses(config: Config, link: Link, warn: Warn) -> None:
 
 
 def _listeners_prove(config: Config) -> bool:
-    """Whether all who may connect have a secret."""
+    """True if every peer that may connect has a secret."""
     return bool(config.link.secret) or (
         bool(config.peers) and all(peer.secret_files for peer in config.peers)
     )

@@ -96,5 +96,5 @@ def ask(data: Path, timeout_s: float, **request: object) -> Iterator[dict[str, A
             raise InputError(f"{path}: the broker gave no answer for {timeout_s:g} s") from None
         except OSError as error:
             reason = error.strerror or error
-            raise InputError(f"{path}: no broker answers there ({reason}); is it running?") from None
+            raise InputError(f"data folder {data}: no broker answers ({reason}); is it running?") from None
     raise InputError(f"{path}: the broker went away before it was done")

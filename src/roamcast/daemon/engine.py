@@ -70,14 +70,14 @@ PAUSE_S = 0.0002
 
 
 class Output(Protocol):
-    """Where the effects of a turn go."""
+    """Receives the effects of a turn."""
 
     def write(self, writes: Mapping[int, list[bytes]]) -> None:
-        """To each connection, its parts together."""
+        """Write the output of a turn, joined for each connection."""
 
     def close(self, connection: int) -> None: ...
     def hold(self, connection: int) -> None:
-        """Read nothing more from this client; what it has sent cannot be taken now."""
+        """Pause reading from this client: its input cannot be processed now."""
 
     def hold_back(self, connection: int) -> bool:
         """Read nothing more from this client before the next turn is over.
@@ -87,43 +87,43 @@ class Output(Protocol):
 
     def hold_link(self, peer: str) -> None: ...
     def release(self) -> None:
-        """Read from everyone again, and write to the links what there is."""
+        """Resume reading from all clients, and write pending output to the links."""
 
     def write_link(self, peer: str) -> None:
-        """The link to this peer has something to write."""
+        """Write pending output to the link of this peer."""
 
     def close_link(self, peer: str, why: str) -> None: ...
     def note(self, note: Note) -> None:
-        """A client has come or gone."""
+        """Log that a client connected or disconnected."""
 
     def answer(self, answer: IsHere) -> None:
-        """Where a session is that was asked for."""
+        """Answer a question about where a session is."""
 
     def news(self, peer: str, news: News) -> None:
-        """What another broker tells operators, and the peer over which it came."""
+        """Pass on a report of another broker, and the peer it came over."""
 
     def prove_again(self, connection: int, packet: Auth) -> None:
-        """A client proves anew who it is."""
+        """Re-authenticate a client."""
 
     def tree(self, tree: Tree) -> None:
-        """The election has another result."""
+        """Note a new result of the election."""
 
 
 class ReleaseGate(Protocol):
     """Where a site is replicated: what must be elsewhere too before anything of a turn may be seen."""
 
     def writing(self, entry: bytes) -> None:
-        """This entry is about to be written here."""
+        """Note that this entry is about to be written to the local journal."""
 
     def releasable(self) -> int:
-        """The last entry whose effects may leave now; -1 if none may."""
+        """The last entry whose effects may be sent; -1 if none."""
 
     def failed(self, why: str) -> None:
         """The journal here cannot be written: another replica has to go on."""
 
 
 class Waiting(NamedTuple):
-    """A turn whose effects wait at the gate."""
+    """A turn whose effects wait for other replicas."""
 
     sequence: int
     effects: MachineEffects
@@ -159,7 +159,7 @@ def _raise(error: Exception, now: float, inputs: list[MachineInput]) -> NoReturn
 
 
 def _nothing() -> None:
-    """For those who write no event log."""
+    """Discard rows: there is no event log."""
 
 
 class Engine:
@@ -215,11 +215,11 @@ class Engine:
         self._has_failed = False
         """True once the site has raised: it is in no state that anybody may see."""
         self._inputs: list[MachineInput] = []
-        """Those of the present turn, until the journal has them."""
+        """Inputs of the present turn that are not journalled yet."""
         self._now = self._endpoint.now
         self._pending: list[MachineInput] = []
         self._held: MachineEffects | None = None
-        """What a turn wanted that is not in the journal yet."""
+        """Effects of a turn that is not in the journal yet."""
         self._late: list[tuple[bytes, MachineEffects]] = []
         """What came of turns after that one, and what of them must be journalled."""
         self._failure = ""
@@ -230,7 +230,7 @@ class Engine:
         self._acknowledging: asyncio.TimerHandle | None = None
         self._is_scheduled = False
         self._idle_since_s = 0.0
-        """When the last turn ended, on the clock that never goes back."""
+        """When the last turn ended, on the monotonic clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
         """For which the timer is set, and …"""
@@ -242,7 +242,7 @@ class Engine:
 
     @property
     def is_promising(self) -> bool:
-        """False while the journal cannot be written: then nothing is answered that would promise."""
+        """False while the journal cannot be written: then nothing is acknowledged."""
         return not self._failure
 
     @property
@@ -250,7 +250,7 @@ class Engine:
         return self._failure
 
     def push(self, item: MachineInput) -> None:
-        """Something happened; it is dealt with in the next turn."""
+        """Queue an input for the next turn."""
         self._pending.append(item)
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -307,7 +307,7 @@ class Engine:
             self.fail(error)
 
     def fail(self, error: Exception) -> NoReturn:
-        """Stop because the site raised: nobody may see anything of it any more."""
+        """Stop because the site raised: none of its effects may get out."""
         inputs, self._inputs = self._inputs, []
         if isinstance(error, InputError) and inputs and isinstance(inputs[0], Started):
             raise error  # The settings do not fit the state: the operator can put that right.
@@ -315,7 +315,7 @@ class Engine:
         self._on_failure(error, self._now, inputs)
 
     def _promise(self, journal: Journal | None) -> None:
-        """Take everything that is pending, journal it, and let out what follows from it."""
+        """Process pending inputs, journal them, and release their effects."""
         inputs, self._pending = self._pending, []
         effects = self._step(inputs)
         durable, gate = effects.durable, self._gate
@@ -378,7 +378,7 @@ class Engine:
         return effects
 
     def _let_out(self, effects: MachineEffects, has_gone_on: bool = False) -> None:
-        """All but the writes, which come first."""
+        """Release all effects except writes, which are released first."""
         if not has_gone_on and (effects.unread or effects.deferred):
             self._go_on(effects)
         if effects.closes or effects.notes or effects.answers or effects.auths or effects.news:
@@ -419,7 +419,7 @@ class Engine:
     # --- where the site is replicated ---
 
     def _wait(self, effects: MachineEffects) -> None:
-        """Let a turn's effects wait until the other replicas have what it wrote."""
+        """Hold the effects of a turn until the other replicas have its entry."""
         site, journal = self.site, self.journal
         promised = {peer: end.end_turn() for peer, end in site.links.ends.items()}
         last = journal.last_sequence if journal is not None else 0
@@ -431,7 +431,7 @@ class Engine:
         self.release()
 
     def release(self) -> None:
-        """Let out, in order, what may leave by now."""
+        """Release, in order, the effects that may leave now."""
         gate, waiting = self._gate, self._waiting
         if gate is None or not waiting or self._has_failed:
             return
@@ -523,7 +523,7 @@ class Engine:
         self.turn()
 
     def _let_out_late(self, journal: Journal) -> None:
-        """In order, whatever is in the journal by now."""
+        """Release, in order, the effects of turns that are now in the journal."""
         while not journal.pending_bytes:
             if self._held is not None:
                 effects, self._held = self._held, None
@@ -546,7 +546,7 @@ class Engine:
             self._snapshot(self.journal)
 
     def _snapshot(self, journal: Journal) -> None:
-        """Write the state down, in a copy of this process, so that nobody has to wait."""
+        """Write a snapshot in a forked process, so that the broker keeps serving."""
         self._before_snapshot()
         try:
             ticket = journal.begin_snapshot()

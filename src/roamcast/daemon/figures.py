@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Queues(msgspec.Struct):
-    """What waits for clients here."""
+    """Notifications queued for clients of this broker."""
 
     notifications: list[int]
-    """By QoS of publishing."""
+    """Number of notifications, by QoS of publishing."""
     size_bytes: int
 
 
@@ -33,7 +33,7 @@ class LinkFigures(msgspec.Struct, frozen=True):
     is_up: bool
     why: str
     kept_bytes: int
-    """Sent or to be sent, and not yet journalled by the peer."""
+    """Bytes buffered for the peer, which has not journalled them yet."""
     dropped_fleeting: int
     refused: dict[str, int] = {}
     """Messages of the peer that were refused at the border, by reason (see `broker.links.border.REASONS`)."""
@@ -72,7 +72,7 @@ class BrokerFigures:
         self.refused: Callable[[], Mapping[str, int]] = dict
         """Clients that were refused, by reason."""
         self.client_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Received from clients, and sent to them."""
+        """Bytes received from clients, and bytes sent to them."""
         self._peers = peers
         self.relay = peers.relay
 
@@ -94,7 +94,7 @@ class BrokerFigures:
         return sum(bool(one.connection) for one in self.engine.site.endpoint.sessions.awake())
 
     def dropped(self) -> dict[tuple[str, int], int]:
-        """By reason and QoS."""
+        """Dropped notifications, by reason and QoS."""
         site = self.engine.site
         found: dict[tuple[str, int], int] = {}
         for (reason, marks), count in site.figures.dropped.items():

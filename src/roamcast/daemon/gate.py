@@ -34,7 +34,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class Reader(NamedTuple):
-    """Whoever asks."""
+    """The user or program behind a request."""
 
     user: str | None
     may_read: bool
@@ -65,10 +65,10 @@ class Gate:
         self._log_in = log_in
         self._objection = objection
         self._sessions: OrderedDict[str, LoggedIn] = OrderedDict()
-        """By the hash of their cookies."""
+        """Sessions by the hash of their cookies."""
 
     def who(self, request: Request) -> Reader:
-        """Whoever asks, and what that one may do."""
+        """Identify the reader behind a request, and its rights."""
         authorization = request.headers.get("authorization", "")
         if authorization:
             return self._by_token(authorization)
@@ -146,7 +146,7 @@ class Gate:
         return as_json({"done": True}, HTTPStatus.OK, ("Set-Cookie", _cookie("", 0, request)))
 
     def told(self, reader: Reader) -> dict[str, object]:
-        """What a page is told of whoever looks at it."""
+        """What a page is told about its reader."""
         return {
             "user": reader.user,
             "may_operate": reader.may_operate,

@@ -84,12 +84,12 @@ log = logging.getLogger("roamcast")
 SWEEP_S = 1.0
 START_BITS = 62
 DENIED_AGAIN_S, DENIED_PAUSE_MAX_S = 10.0, 3600.0
-"""What the rules deny a client is logged once, and again after pauses that grow."""
+"""A denial is logged once for each client and reason, then again after growing pauses."""
 OWNERS_LOGGED_MAX = 20
 SAVE_CLOCK_S = 60.0
 """How often the broker's time is written down for the next start."""
 FAREWELL_S = 2.0
-"""How long clients may take to read their last bytes."""
+"""Seconds that clients have to read their last bytes."""
 
 
 class Server:
@@ -151,7 +151,7 @@ class Server:
         self._denials = Complaints(DENIED_AGAIN_S, DENIED_PAUSE_MAX_S)
         self._opened = 0
         self._proxies: dict[int, ProxyHeaders] = {}
-        """Of the listeners behind load balancers, by their number."""
+        """Trusted proxies of listeners behind load balancers, by number of the listener."""
         self._admission = Admission(config)
         self.linking = Linking(
             config, site, self.engine.push, self.kept_out, self.engine.fail,
@@ -159,21 +159,21 @@ class Server:
         )  # fmt: skip
         self._revocations = Revocations(config.listeners)
         self._contexts: dict[int, ServerContext] = {}
-        """TLS of the listeners that have it, by their number."""
+        """TLS contexts, by number of the listener."""
         self.linking.may_write = lambda: self.engine.is_promising
         self._started_s = time.monotonic()
         self._stopping = asyncio.Event()
         self.refused: Counter[str] = Counter()
         """Clients that were refused, by reason."""
         self._bytes = [0, 0]
-        """Received from and sent to clients that are gone."""
+        """Bytes received from and sent to closed connections."""
         self._gone: dict[int, tuple[str, str]] = {}
-        """Address and reason of connections whose end the site has not been told yet."""
+        """Address and reason of closed connections that the site does not know about yet."""
         self._held: dict[int, ClientConnection] = {}
-        """Connections that are not read from while nothing can be promised, or nothing more can be kept."""
+        """Connections paused while the journal is unavailable or memory is full."""
         self.trees = Trees(config.id)
         self._proving: dict[int, asyncio.Task[None]] = {}
-        """Clients that prove anew who they are."""
+        """Clients that re-authenticate."""
         self.operations = Operations(self)
 
     # --- running ---
@@ -243,15 +243,19 @@ class Server:
         return self._hand_over.given if self._hand_over is not None else 0
 
     def _room(self) -> int:
-        """How many connections there may be: as many as are configured, or as the system allows."""
+        """Limit of connections: the configured one, or what the system allows."""
         wanted = self.config.quotas.connections_max
         room = room_for(wanted)
         if room < wanted:
-            log.info("quotas.connections_max = %d: the limit of open files leaves room for %d", wanted, room)
+            log.info(
+                "quotas.connections_max = %d: the limit of open files (ulimit -n) allows only %d",
+                wanted,
+                room,
+            )
         return room
 
     def _room_for_strangers(self) -> int:
-        """Strangers are connections, too: they take what the clients that came in have left."""
+        """Limit of connections before CONNECT: the part of the limit that admitted clients leave."""
         outside = sum(doorway.outside for doorway in self._doorways)
         admitted = len(self._clients) + outside - len(self.strangers)
         return min(self.config.quotas.connecting_max, self._connections_max - admitted)
@@ -279,7 +283,7 @@ class Server:
         self.ports += doorway.ports
 
     async def _enter(self, number: int, one: socket.socket, stranger: Stranger) -> None:
-        """Somebody has sent a first byte."""
+        """Admit a connection to the link listener after its first byte."""
         listener, proxies, source = self.config.listeners[number], self._proxies.get(number), None
         if listener.kind == "tcp" and proxies is None and self._hand_on(number, one, stranger):
             return
@@ -319,7 +323,7 @@ class Server:
             one.close()
 
     def _reload(self) -> None:
-        """Read again what can change while clients are there; what else is new needs a restart."""
+        """Reload the settings that can change at runtime; log those that need a restart."""
         try:
             config = self._reread()
             listeners = config.listeners
@@ -348,7 +352,7 @@ class Server:
         )  # fmt: skip
         waiting = sorted(differences(shown_table(self.config), shown_table(config)))
         if waiting:
-            log.warning("these settings changed, and need a restart: %s", ", ".join(waiting))
+            log.warning("restart to apply these changed settings: %s", ", ".join(waiting))
         self._connections_max = self._room()
         self.engine.pressure.bytes_max = config.link.unacknowledged_bytes_max
         self.engine.push(SettingsChanged(site_settings(self.config)))
@@ -361,7 +365,7 @@ class Server:
         )
 
     def _revoke_all(self, gone: tuple[str, ...]) -> None:
-        """End what rests on users, keys or certificates that have changed."""
+        """End connections and sessions whose user, key or certificate changed."""
         objections: dict[int, str] = {}
         listeners = {place_of(one): one for one in self.config.listeners}
         for client in self._clients.values():
@@ -380,7 +384,7 @@ class Server:
             self.engine.turn()
         if owners:
             names = ", ".join(owners[:OWNERS_LOGGED_MAX])
-            log.warning("connections and sessions of %d removed users end: %s", len(owners), names)
+            log.warning("ending connections and sessions of %d removed users: %s", len(owners), names)
             self.engine.push(AccessRevoked(owners, (), "its user was removed"))
         reasons: dict[str, list[int]] = {}
         for connection, why in objections.items():
@@ -411,7 +415,7 @@ class Server:
         log.info("broker %s has stopped", self.config.id)
 
     def _farewell(self, client: ClientConnection, reason: Reason) -> bytes:
-        """What a client is told when it is left; MQTT 3.1.1 has no word for it."""
+        """The DISCONNECT packet for a client; MQTT 3.1.1 has none from the broker."""
         connection = self.site.endpoint.connections.get(client.id)
         if connection is None or connection.version != 5:
             return b""
@@ -493,7 +497,7 @@ class Server:
             log.warning("%s", why)
 
     def _expired(self) -> dict[int, str]:
-        """Connections whose token, or what a service said, holds no longer."""
+        """Connections whose token or service answer has expired."""
         now = time.time()
         return {
             client.id: "what it has proved has expired"
@@ -508,7 +512,7 @@ class Server:
 
     @property
     def output_bytes_max(self) -> int:
-        """What may wait for one client: less when much waits for all of them together."""
+        """Unsent bytes allowed for one client: fewer when all clients together have many."""
         quotas = self.config.quotas
         if 2 * self.buffered.size_bytes > quotas.buffered_bytes_max:
             return min(quotas.output_bytes_max, HIGH_WATER_BYTES)
@@ -586,7 +590,7 @@ class Server:
         return admitted
 
     def _check_load(self, client_id: str) -> None:
-        """Send a client elsewhere if many are here. One whose session is here would only come back."""
+        """Refer a client to another broker if this one is full, unless the client's session is here."""
         steering = self.config.steering
         if steering.clients_max is None or client_id in self.site.endpoint.sessions:
             return
@@ -726,7 +730,7 @@ class Server:
         proving.add_done_callback(lambda _: self._proving.pop(connection, None))
 
     async def _prove_again(self, client: ClientConnection, packet: Auth) -> None:
-        """The client goes on meanwhile; if it proves nothing, its connection ends."""
+        """Re-authenticate a client while it goes on; if it fails, close its connection."""
         assert client.admitted is not None
         identity, first = client.admitted.identity, packet.authentication_data or b""
         try:
@@ -749,7 +753,7 @@ class Server:
 
 
 def _fixed(listener: Listener) -> tuple[object, ...]:
-    """What of a listener cannot change while it is open."""
+    """Settings of a listener that cannot change while it is open."""
     return (*place_of(listener), listener.proxy_protocol, listener.trusted_proxies)
 
 

@@ -45,18 +45,18 @@ from roamcast.net.complaints import Complaints
 log = logging.getLogger("roamcast.view")
 
 REPORT_S = 0.5
-"""A broker reports this often while somebody looks."""
+"""Seconds between reports while an operator watches."""
 INTEREST_S = 10.0
-"""Interest that is not renewed lasts so long, and …"""
+"""Seconds until a watch ends that is not renewed, and …"""
 RENEW_S = 3.0
-"""… is renewed this often."""
+"""… seconds between renewals."""
 BEGIN_AGAIN_S = 5.0
-"""How soon all clients may be asked for once more, after a report was lost."""
+"""Shortest time between two requests for all clients, after a report was lost."""
 GATHER_S = 5.0
 """How long the first questions wait for the first reports of all brokers. Later ones take what is there."""
 ASK_S = 10.0
 ANSWERED_AT_ONCE_MAX = 64
-"""Questions of other brokers; more are not answered."""
+"""Concurrent questions of other brokers; further ones are refused."""
 HANDOFFS_REPORTED_MAX = 1000
 LINKS_REPORTED_MAX = 500
 REASONS_REPORTED_MAX = 50
@@ -75,15 +75,15 @@ class Watching:
         self.network = Network(self._site.id)
         self._census = Census(self._site)
         self._looks_until_s = 0.0
-        """How long somebody looks from here."""
+        """Until when an operator watches from this broker."""
         self._gather_until_s = 0.0
         self._watchers: dict[str, tuple[int, float]] = {}
-        """Brokers from which somebody looks: the generation of their interest, and until when."""
+        """Brokers from which an operator watches: generation of the watch, and its end."""
         self._generation = 0
         self._began_again_s = 0.0
         self._announced_s = 0.0
         self.reports = 0
-        """How many were made since the process began."""
+        """Reports made since the process began."""
         self._is_first = True
         self._before = _Before()
         self._task: asyncio.Task[None] | None = None
@@ -109,7 +109,7 @@ class Watching:
     # --- somebody looks ---
 
     def look(self) -> None:
-        """Somebody looks at the network from here, for some seconds more."""
+        """Start or renew the watch of an operator at this broker."""
         now_s = time.monotonic()
         if now_s >= self._looks_until_s:
             self._generation = secrets.randbits(32)
@@ -144,7 +144,7 @@ class Watching:
         return all(name in brokers and brokers[name].is_complete for name in wanted)
 
     def touch(self, client: str) -> None:
-        """Something happened to a client of this broker."""
+        """Mark a client of this broker as changed."""
         if self._task is not None:
             self._census.touch(client)
 
@@ -290,7 +290,7 @@ class Watching:
         self._engine.push(NewsGiven(to, data))
 
     def heard(self, peer: str, news: News) -> None:
-        """Another broker tells something, over this peer."""
+        """Take a message of another broker that came over this peer."""
         try:
             body = decode_body(news.body)
         except InputError as error:
@@ -367,7 +367,7 @@ class Watching:
 
 
 class _Before:
-    """What the last report said, for rates and for what is new."""
+    """Contents of the last report, for rates and changes."""
 
     def __init__(self) -> None:
         self.at_s = 0.0

@@ -16,7 +16,7 @@ MAX_TEXT_LENGTH = 8_192
 
 PAIR_CHARACTERS_MAX = 4 << 20
 """Routing asks about the same pairs again and again while its tables change slowly: the answers for pairs of
-texts that have so many characters together are remembered, and no filter lives longer for it."""
+texts are remembered up to this many characters in all, and no filter lives longer for it."""
 
 
 class Filter:

@@ -75,7 +75,7 @@ TRACE_CLIENTS_MAX = 300
 RECEIVED_PER_S = 0.2
 """What a client of a trace is sent, so that something may wait though clients are away for a second only."""
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""Student's t for the mean of so many runs: 95 % intervals."""
+"""Student's t by number of runs, for 95 % intervals."""
 COUNTS = ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected", "violations")
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from roamcast.errors import InputError
+from roamcast.errors import InputError, did_you_mean
 from roamcast.lab.rows import Row
 from roamcast.lab.sweep import Sweep
 
@@ -153,7 +153,8 @@ def select(experiments: Sequence[Experiment], ids: Iterable[str]) -> dict[Experi
     known = [name for one in experiments for name in names_of(one)]
     for name in wanted:
         if name.lower() not in map(str.lower, known):
-            raise InputError(f"there is no claim or experiment {name!r}; valid: {', '.join(known)}")
+            hint = did_you_mean(name, known) or "`roamcast lab list` shows all"
+            raise InputError(f"there is no claim or experiment {name!r}; {hint}")
     called = {name.lower() for name in wanted}
     chosen: dict[Experiment, list[Claim]] = {}
     for experiment in experiments:

@@ -70,12 +70,18 @@ def cell(value: object) -> str:
 
 
 def leaves(figures: Mapping[str, Any], above: str = "") -> list[tuple[str, object]]:
-    """Nested figures as rows of a table: each value with the names that lead to it, a list as one line."""
+    """Nested figures as rows of a table: each value with the names that lead to it.
+
+    A list of values is one row; in a list of figures each has its number in the names.
+    """
     rows: list[tuple[str, object]] = []
     for key, value in figures.items():
         name = f"{above}{key}".replace("_", " ")
         if isinstance(value, Mapping):
             rows += leaves(value, f"{name}: ")
+        elif isinstance(value, list | tuple) and any(isinstance(one, Mapping) for one in value):
+            for number, one in enumerate(value, start=1):
+                rows += leaves({f"{key} {number}": one}, above)
         else:
             rows.append((name, ", ".join(map(cell, value)) if isinstance(value, list | tuple) else value))
     return rows

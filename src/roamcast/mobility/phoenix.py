@@ -141,7 +141,7 @@ class Luggage(msgspec.Struct, array_like=True):
     stays: tuple[tuple[int, str], ...] = ()
     """The last stay, and earlier ones from which not everything has come: attach number and broker."""
     timestamps: tuple[Timestamp, ...] = ()
-    """Of the events that travel with the session."""
+    """Timestamps of the events that travel with the session."""
 
     @property
     def ts_sent(self) -> Timestamp:

@@ -147,7 +147,7 @@ class Copy:
         """Whether the client reads, or has read, from this copy ahead of its session."""
 
     def is_kept_from(self, moves: int) -> bool:
-        """Whether the copy serves the client, as far as a holder knows that has heard of so many attaches."""
+        """True if the copy serves the client, as far as a holder knows that counts this many attaches."""
         return self.is_served and moves <= self.moves
 
     def is_of(self, holder: str, activation: int) -> bool:

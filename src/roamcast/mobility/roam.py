@@ -64,7 +64,7 @@ has all that the second has, or only the head of it."""
 
 
 def head_max(copies: int) -> int:
-    """Notifications in each of so many copies, at most."""
+    """Notifications in each copy, at most."""
     return max(1, HEAD_MAX // max(1, copies))
 
 

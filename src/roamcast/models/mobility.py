@@ -267,7 +267,7 @@ class Survival:
         return 1 - self.lasts_longer(since_s + horizon_s) / still if still else 1.0
 
     def quantiles(self, shares: Sequence[float]) -> list[float | None]:
-        """For each share of stays, the time within which so many end; None where too few did."""
+        """Time within which each share of the stays ends; None where too few ended."""
         return [
             next(
                 (time for time, left in zip(self.times_s, self.shares, strict=True) if left <= 1 - share),

@@ -30,7 +30,7 @@ class ScramError(Exception):
 
 
 class ScramVerifier(NamedTuple):
-    """What the server knows of a password."""
+    """The server's stored form of a password."""
 
     iterations: int
     salt: bytes
@@ -64,7 +64,7 @@ class ScramVerifier(NamedTuple):
 
 
 class ServerExchange:
-    """One exchange as the server sees it, from the client's first message on."""
+    """The server's side of an exchange, from the client's first message on."""
 
     def __init__(self, client_first: bytes, nonce: bytes) -> None:
         text = _text(client_first)
@@ -108,7 +108,7 @@ class ServerExchange:
 
 
 class ClientExchange:
-    """The same as the client sees it."""
+    """The client's side of an exchange."""
 
     def __init__(self, user: str, password: bytes, nonce: bytes) -> None:
         self._password = password

@@ -11,25 +11,25 @@ class AddressBook:
     def __init__(self, peers: Iterable[Peer]) -> None:
         self._configured = _addresses(peers)
         self._found: dict[str, str] = {}
-        """What was heard last, of peers of any kind."""
+        """Last discovered address of each peer."""
 
     def configure(self, peers: Iterable[Peer]) -> list[str]:
-        """Other peers are configured; those whose address is another than before."""
+        """Set the configured peers; return those with a changed address."""
         before, self._configured = self._configured, _addresses(peers)
         return [peer for peer, address in self._configured.items() if before.get(peer, address) != address]
 
     def find(self, peer: str, address: str) -> bool:
-        """The peer says that it is there; whether that is elsewhere than before."""
+        """Note a discovered address; True if it changed."""
         before = self.addresses(peer)
         self._found[peer] = address
         return bool(before) and before[0] != address
 
     def lose(self, peer: str) -> None:
-        """The peer has not been heard of for long."""
+        """Forget the discovered address of a silent peer."""
         self._found.pop(peer, None)
 
     def addresses(self, peer: str) -> list[str]:
-        """Where to try, the likeliest first; nowhere if the peer is not known."""
+        """Addresses to try, the likeliest first; none for an unknown peer."""
         found = self._found.get(peer)
         known = (*([found] if found is not None else []), *self._configured.get(peer, ()))
         return list(dict.fromkeys(known))

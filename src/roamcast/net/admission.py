@@ -48,7 +48,7 @@ Ask = Callable[[bytes], Awaitable[bytes]]
 
 
 class Proof(NamedTuple):
-    """How a client has proved who it is."""
+    """How a client authenticated."""
 
     kind: str
     """"password", "token", "service", "certificate" or "nothing"."""
@@ -61,12 +61,12 @@ NOTHING = Proof("nothing")
 
 
 class Admitted(NamedTuple):
-    """A client that may come in."""
+    """An admitted client."""
 
     identity: Identity
     proof: Proof = NOTHING
     expires_at: float | None = None
-    """When that ends, by the clock on the wall."""
+    """Expiry of the admission, Unix time."""
     answer: bytes = b""
     """What the CONNACK says to a client that authenticates step by step."""
 
@@ -80,7 +80,7 @@ class _Login(NamedTuple):
 
 
 class Admission:
-    """Decides who comes in; one for a broker."""
+    """Authenticates clients; a broker has one."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -91,7 +91,7 @@ class Admission:
         self._decoy_key = secrets.token_bytes(32)
         self._complaints = Complaints(FAILED_LOGIN_AGAIN_S, FAILED_LOGIN_PAUSE_MAX_S)
         self.failed_logins = 0
-        """Since the process began."""
+        """Number of failed logins since the process began."""
 
     def reconfigure(self, config: Config) -> tuple[str, ...]:
         """Other users and settings from now on; gives the names of users that nobody knows any more.
@@ -241,7 +241,7 @@ class Admission:
         return await self._scram(connect.authentication_data or b"", connect.username, address, ask)
 
     async def prove_again(self, identity: Identity, first: bytes, address: str, ask: Ask) -> Admitted:
-        """Re-authentication of a client by SCRAM: it must be who it was."""
+        """Re-authenticate a client by SCRAM as the same user."""
         login = await self._scram(first, identity.user, address, ask)
         return Admitted(identity, login.proof, login.expires_at, login.answer)
 
@@ -268,7 +268,7 @@ class Admission:
     # --- afterwards ---
 
     def objection(self, admitted: Admitted, listener: Listener) -> str:
-        """Why a client that came in would not come in now; "" if it would."""
+        """Why a connected client would be refused now; "" if it would be admitted."""
         kind, user, by = admitted.proof
         if kind == "password":
             stored = self._verifier.stored_of(user)

@@ -36,7 +36,7 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     number: int
     """Rises by one with each announcement of this process."""
     sent_at: float
-    """By its own clock."""
+    """Time of sending, by the sender's clock."""
 
 
 class Unbelieved(Exception):
@@ -48,7 +48,7 @@ _decode = msgspec.msgpack.Decoder(Announcement).decode
 
 
 def sign(announcement: Announcement, secret: str) -> bytes:
-    """The datagram."""
+    """Encode and sign an announcement."""
     body = _encode(announcement)
     return MAGIC + _signature(body, secret) + body
 
@@ -58,7 +58,7 @@ def _signature(body: bytes, secret: str) -> bytes:
 
 
 class Sighting(msgspec.Struct):
-    """A broker that was heard of."""
+    """A discovered broker."""
 
     announcement: Announcement
     heard_at: float
@@ -125,6 +125,6 @@ class Sightings:
             raise Unbelieved("without a secret, only brokers on this machine are looked for")
 
     def silent(self, now: float) -> list[str]:
-        """Those that have not been heard for too long."""
+        """Brokers that have been silent for too long."""
         limit = now - self.settings.forget_s
         return [broker for broker, seen in self.brokers.items() if seen.heard_at < limit]

@@ -47,7 +47,7 @@ class Budget:
         self, count: Callable[[], int], per_s: float | None, burst: int, bytes_per_s: float | None
     ) -> None:
         self._count = count
-        """How many notifications have come so far."""
+        """Notifications received so far."""
         self._counted = 0
         self._rates = (per_s or float("inf"), bytes_per_s or float("inf"))
         self._burst = (float(burst), bytes_per_s or float("inf"))
@@ -68,17 +68,17 @@ class Budget:
 
 
 def _ignore(data: bytes) -> None:
-    """There is nobody to read it."""
+    """Discard output: the connection is closed."""
 
 
 class ConnectionRefused(Exception):
-    """A client may not come in."""
+    """A client is refused."""
 
     def __init__(self, reason: Reason, text: str, reference: str = "") -> None:
         super().__init__(text)
         self.reason = reason
         self.reference = reference
-        """The address of a broker where it may; "" if that is not known."""
+        """Address of a broker that accepts the client; "" if unknown."""
 
 
 def without_secrets(connect: Connect, answer: bytes = b"") -> Connect:
@@ -99,7 +99,7 @@ def answer_in(packet: Auth, method: str | None) -> bytes:
 
 
 class Door(Protocol):
-    """What a connection needs of the server."""
+    """The server, as a connection sees it."""
 
     connect_packet_max: int
     limits: Limits
@@ -108,11 +108,11 @@ class Door(Protocol):
 
     @property
     def output_bytes_max(self) -> int:
-        """What may wait for one client."""
+        """Unsent bytes allowed for one client."""
 
     def push(self, item: MachineInput) -> None: ...
     def take(self, item: ClientFrames, now_s: float) -> None:
-        """Bytes of a client, come at this time."""
+        """Take bytes that a client sent, with their time."""
 
     def opened(self, client: ClientConnection) -> int:
         """A number for the connection; ConnectionRefused if there are too many."""
@@ -125,7 +125,7 @@ class Door(Protocol):
         """A client was refused before it came in."""
 
     async def admit(self, client: ClientConnection, connect: Connect) -> Admitted:
-        """Who this is; ConnectionRefused if it may not come in."""
+        """Authenticate a client; ConnectionRefused if it is refused."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -144,9 +144,9 @@ class ClientConnection(asyncio.Protocol):
     ) -> None:
         self._door = door
         self._source = source
-        """Where the client is, if a load balancer stands between."""
+        """Address of the client behind a load balancer."""
         self.stranger = stranger
-        """Counts this connection until it has said who it is."""
+        """Entry in the count of connections without CONNECT."""
         self._push = door.push
         self._take = door.take
         self.listener = listener
@@ -154,41 +154,41 @@ class ClientConnection(asyncio.Protocol):
         self.id = 0
         self.transport: asyncio.Transport | None = None
         self.write: Callable[[bytes], None] = _ignore
-        """The transport's own, while there is something to write to."""
+        """The transport's `write` while the connection is open."""
         self.keep_alive_s = 0.0
         self.last_heard_s = 0.0
         self.received_bytes = self.sent_bytes = 0
         self.is_noted = False
-        """Whether it has been logged that it ended."""
+        """True once the end of the connection was logged."""
         self.why = ""
-        """Why this side ended it, if it did."""
+        """Why this side closed the connection, if it did."""
         self._first: bytes | None = b""
         """What came before the CONNECT was whole; None once it has been accepted."""
         self._admission: asyncio.Task[None] | None = None
         self._asked: asyncio.Future[bytes] | None = None
-        """The client's next AUTH, while one is waited for."""
+        """Future of the client's next AUTH packet, while expected."""
         self._method: str | None = None
         """How the client authenticates step by step."""
         self.admitted: Admitted | None = None
         """What the client has proved, once it has come in."""
         self._budget: Budget | None = None
         self._is_finished = False
-        """Whether the last bytes have been written: nothing that comes counts any more."""
+        """True once the last bytes were written: further input is discarded."""
         self._discarded = 0
-        """Bytes that came after that."""
+        """Number of discarded bytes."""
         self._backlog: deque[bytes] | None = None
-        """What the transport has not been given yet, because it has enough; made when there is something."""
+        """Output held back while the transport's buffer is full; created on demand."""
         self._backlog_bytes = 0
         self._is_paused = False
-        """True while the transport has enough."""
+        """True while the transport's buffer is full."""
         self._is_slow = False
         """True while so much waits that nothing of QoS 0 is added to it."""
         self._is_clogged = False
-        """Whether it is not read from because it does not even read the answers."""
+        """True while reading is paused because the client does not read its answers."""
         self._has_unread = False
         """Whether the site has packets of it that are to be taken then."""
         self._is_held = False
-        """Whether the server wants nothing to be read."""
+        """True while the server pauses reading."""
         self._pauses = 0
         """Other reasons to read nothing for now."""
 

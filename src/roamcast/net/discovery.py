@@ -160,7 +160,7 @@ class LocalDiscovery(asyncio.DatagramProtocol):
             except OSError as error:
                 self._complain("", f"{address} cannot be used: {error.strerror or error}")
                 return
-            log.info("this broker is at %s now", address)
+            log.info("the address of this broker is now %s", address)
         if before:
             self._finder.leave(before)
 
@@ -212,7 +212,7 @@ class LocalDiscovery(asyncio.DatagramProtocol):
             return
         if found is None:
             return
-        log.info("broker %s was heard: it is at %s", found.id, found.address)
+        log.info("discovered broker %s at %s", found.id, found.address)
         self._finder.found(found.id, found.address)
         if now - self._announced_at > ANSWER_S_MIN:
             self._announce()

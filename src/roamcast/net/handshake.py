@@ -166,7 +166,7 @@ class Agreed(NamedTuple):
     offer: Offer
     """The peer's."""
     version: int
-    """Of the link protocol."""
+    """Version of the link protocol."""
 
 
 class Prover(Protocol):

@@ -66,7 +66,7 @@ STABLE_S = 1.0
 LATE_S = 0.5
 """What comes later than this from a connection was sent after its rival came: its process is alive."""
 SILENT_HEARTBEATS = 2.0
-"""After a silence of so many heartbeats a connection gives way to a detour, if there is one."""
+"""Heartbeats of silence after which a connection gives way to a detour, if there is one."""
 ALIVE_SHARE = 0.6
 """Of the time that a link may be silent: how long a connection may take to show that it is alive."""
 
@@ -114,7 +114,7 @@ class LinkHandler(Protocol):
 
 
 class LinkStatus(msgspec.Struct, frozen=True):
-    """For people and metrics."""
+    """State of a link, for people and metrics."""
 
     peer: str
     is_up: bool
@@ -440,7 +440,7 @@ class Peers:
     # --- dialing ---
 
     async def _dial(self, peer: str, first_pause_s: float) -> None:
-        """For ever: connect, stay connected, and after the end or a failure try again."""
+        """Connect and reconnect to the peer, forever."""
         failures = 0
         hurry = self._hurry[peer]
         await asyncio.sleep(first_pause_s)

@@ -96,7 +96,7 @@ class Relay:
         if (who, whom) in self._waiting:
             self._waiting[who, whom].close("another connection takes its place")
         if len(self._connections()) >= self.settings.connections_max:
-            log.warning("%s cannot wait for %s here: relay.connections_max", who, whom)
+            log.warning("refusing to relay %s to %s: relay.connections_max is reached", who, whom)
             connection.close("relay.connections_max")
             return
         connection.begin(heartbeat_s, timeout_s)
@@ -108,7 +108,7 @@ class Relay:
             self._others[connection], self._others[other] = other, connection
             for one in (connection, other):
                 one.write(hop_frame(MET))
-            log.info("the link between %s and %s is carried by this broker", *sorted((who, whom)))
+            log.info("relaying the link between %s and %s", *sorted((who, whom)))
         connection.flush()
 
     # --- what connections call ---
@@ -138,5 +138,5 @@ class Relay:
         other = self._others.pop(connection, None)
         if other is not None:
             self._others.pop(other, None)
-            log.info("the link between %s and %s is not carried any more: %s", who, whom, connection.why)
+            log.info("stopped relaying the link between %s and %s: %s", who, whom, connection.why)
             other.close(f"{who} is gone")

@@ -1,4 +1,4 @@
-"""From the files of any number of runs and nodes to one clean log.
+"""Merges the files of any number of runs and nodes into one clean log.
 
 What is ingested is a log again: the columns of the contract, in one folder for each
 day and broker. Rows that cannot be used go to a quarantine, with the reason. New rows

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
-from roamcast.errors import InputError
+from roamcast.errors import InputError, empty_log
 from roamcast.protocol.records import COLUMNS, SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def find_log_files(folder: Path) -> dict[Path, int]:
     except OSError as error:
         raise InputError(f"log folder {error.filename}: {_reason(error)}") from None
     if not files:
-        raise InputError(f"log folder {folder}: there is no Parquet file in it")
+        raise empty_log(folder)
     with ThreadPoolExecutor(READERS) as pool:
         rows = dict(zip(files, pool.map(check_file, files), strict=True))
     if not any(rows.values()):

@@ -87,14 +87,14 @@ def handoff_delay(rows: DataFrame) -> DataFrame:
 
 
 def move_in_delay(rows: DataFrame) -> DataFrame:
-    """From attaching at another broker until the client hears that its session is there."""
+    """Time from attaching at another broker until the client's session is there."""
     told = usable(rows, "moved", "attached").where("node = client")
     heard = delays(told, is_handoff(), fn.col("kind") == "attached", ("run", "node"), "sequence")
     return heard.select(*_named(fn.col("time") - fn.col("begun_at")))
 
 
 def move_out_delay(rows: DataFrame) -> DataFrame:
-    """From leaving until the broker that was left knows."""
+    """Time from leaving until the old broker knows."""
     is_left = (fn.col("kind") == "moved") & (fn.col("reason") == LEFT)
     events = usable(rows, "moved", "detached").where(is_left | (fn.col("kind") == "detached"))
     ordered = events.withColumn("is_end", fn.col("kind") == "detached")
@@ -106,13 +106,13 @@ def move_out_delay(rows: DataFrame) -> DataFrame:
 
 
 def latency(rows: DataFrame) -> DataFrame:
-    """From being published to reaching a subscriber; also what waited while it was away."""
+    """Time from publishing to delivery, including the time that a subscriber was away."""
     came = usable(rows, "delivered").where("published_at is not null")
     return one_by_one(came).select(*_named(fn.col("time") - fn.col("published_at")))
 
 
 def processing(rows: DataFrame) -> DataFrame:
-    """From being published until its first broker has sent it on to a peer."""
+    """Time from publishing until the first broker has forwarded it."""
     sent = usable(rows, "forwarded").select(
         *NOTIFICATION, "notifications", "node", fn.col("time").alias("sent_at")
     )
@@ -122,7 +122,7 @@ def processing(rows: DataFrame) -> DataFrame:
 
 
 def hop_time(rows: DataFrame) -> DataFrame:
-    """From one broker's sending until the next has sent it on: a link and the work at its end."""
+    """Time from one broker's forwarding to the next one's: a link and the work at its end."""
     crossed = one_by_one(usable(rows, "forwarded")).select(*NOTIFICATION, "node", "peer", "time")
     onward = crossed.groupBy(*NOTIFICATION, fn.col("node").alias("peer")).agg(
         fn.min("time").alias("onward_at")

@@ -38,7 +38,7 @@ class Output:
     """Results that are being made."""
 
     folder: Path
-    """Of this machine: the driver puts its parts here."""
+    """Local folder for the driver's parts."""
     shared: Place
     """Executors put theirs here; the same folder, unless results go to a store."""
     files: Files

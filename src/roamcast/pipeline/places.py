@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as fs
 
-from roamcast.errors import InputError
+from roamcast.errors import InputError, empty_log
 from roamcast.pipeline.log_files import arrow_schema, check_file, find_log_files, is_log_file
 
 HADOOP_ALIASES = {"s3a": "s3", "s3n": "s3"}
@@ -153,7 +153,7 @@ def checked_log(log: Store, files: dict[str, str], count: CountRows) -> dict[str
     """Those of the files (path to path within the log) that belong to a log, and how many rows each holds."""
     found = {file: count(file) for file, name in files.items() if is_log_file(name.split("/"))}
     if not found:
-        raise InputError(f"log folder {log}: there is no Parquet file in it")
+        raise empty_log(log)
     if not any(found.values()):
         raise InputError(f"log folder {log}: its files hold no rows")
     return found

@@ -1,4 +1,4 @@
-"""From a broker to the inbox, in a thread of its own: Spark asks for batches whenever it likes."""
+"""Fills the inbox from a broker, in a thread of its own: Spark asks for batches at any time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Receiver:
             raise InputError(f"{self._options.client_id}: {self._failure}")
 
     def wait_until_quiet(self) -> None:
-        """Until nothing has arrived for a while: what was kept for the session is here then."""
+        """Wait until nothing has arrived for a while: stored messages of the session are here then."""
         self.check()
         self._arrived_at = max(self._arrived_at, time.monotonic())
         end = time.monotonic() + QUIET_WITHIN_S

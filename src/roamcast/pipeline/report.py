@@ -32,21 +32,21 @@ from roamcast.pipeline.report_answer import (
 )
 
 ROWS_MAX = 200
-"""Of a table; a page is for people."""
+"""Rows shown of a table: a page is for people."""
 NAMES_MAX = 8
 """What has more parts of one kind is a table, not a list of facts."""
 FILES_MAX = 500
 FINDINGS_MAX = 100_000
-"""Of one file; audits of large logs write samples."""
+"""Findings read of one file; audits of large logs write samples."""
 COLUMNS_MAX = 7
-"""Of a table: more do not fit on a page. Wider tables are continued below."""
+"""Columns of a table: more do not fit on a page. Wider tables continue below."""
 WORD_MAX, TEXT_MIN = 28, 48
 """Characters: longer words may be broken anywhere, and cells with longer text need room."""
 WORST_MAX = 12
 INTERNAL = ("steps",)
 """Tables of how a result was made rather than of the result: they are among the details."""
 BYTES_MAX = 20_000_000
-"""Of one file: what is larger is no figure and no table of a report."""
+"""Size of a file: larger ones are no figure or table of a report."""
 NOT_SHOWN = {"logs", "log", "records", "quarantine", "streams", "traces", "state", "checkpoint"}
 """Folders of rows that are too many for people, or of no use to them."""
 SHOWN_SUFFIXES = (".png", ".svg", ".csv", ".json", ".parquet")

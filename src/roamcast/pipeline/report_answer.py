@@ -31,7 +31,7 @@ Findings = list[Mapping[str, Any]]
 
 @dataclass
 class Answer:
-    """Of one run, or of one client in it."""
+    """Verdict on one run, or on one client in it."""
 
     name: str
     owed: int = 0
@@ -86,7 +86,7 @@ def worst_clients(clients: pa.Table, findings: Findings, most: int) -> tuple[lis
 
 
 def answers_of_figures(name: str, figures: Mapping[str, Any]) -> Iterator[Answer]:
-    """From the figures of a run, or of several by their names."""
+    """Verdicts from the figures of a run, or of several by name."""
     if isinstance(figures.get("expected"), int) and "lost" in figures:
         yield Answer(
             str(figures.get("protocol") or name), figures["expected"], _wrong(figures), why=_excuses(figures)

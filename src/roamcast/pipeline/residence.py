@@ -58,7 +58,7 @@ def counted_stays(visits: DataFrame, from_s: float, until_s: float, handoff_s: f
 
 
 def presence_shares(visits: DataFrame, from_s: float, until_s: float) -> dict[str, float]:
-    """Of the time that clients were attached in a period, the share at each broker."""
+    """Share of clients' attached time at each broker, by period."""
     inside = within(visits, from_s, until_s)
     spent = inside.groupBy("broker").agg(fn.sum(fn.col("end_s") - fn.col("attach_s")).alias("spent_s"))
     rows = {row.broker: row.spent_s for row in spent.orderBy("broker").collect()}

@@ -1,4 +1,4 @@
-"""From sightings to visits: who was seen where and when, made into attachments per client.
+"""Turns sightings (who was seen where and when) into visits of each client.
 
 A sighting is a moment, and there are none between two of them. The rules that fill the gaps are these:
 

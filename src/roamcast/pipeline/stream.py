@@ -57,7 +57,7 @@ class Progress:
 
     batch: int
     rows: int
-    """Of all batches together."""
+    """Rows of all batches."""
     newest_s: float | None
     closed_until_s: int | None
 

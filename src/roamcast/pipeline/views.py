@@ -103,7 +103,7 @@ def _summed(kind: str) -> str:
 
 
 def ask(engine: Engine, question: str, rows_max: int) -> pa.Table:
-    """The answer to a question in SQL over the views, at most so many rows of it."""
+    """Answer an SQL question over the views, with at most `rows_max` rows."""
     for name, view in views(engine).items():
         engine.define(name, f"SELECT {', '.join(view.columns)} FROM ({view.query}) AS {name}_made")
     return engine.fetch(f"SELECT * FROM ({question.strip().rstrip(';')}) AS answer LIMIT {rows_max}")

@@ -117,7 +117,7 @@ class Codec:
 
     @property
     def tags(self) -> frozenset[str]:
-        """Of all that it can decode."""
+        """Tags of all types that it decodes."""
         return self._tags
 
     def encode(self, message: Message) -> bytes:

@@ -184,9 +184,9 @@ class Effects(msgspec.Struct):
     """What a step of a broker wants done."""
 
     sends: list[tuple[str, Message]] = []
-    """To peers, in order: (peer, message)."""
+    """Messages to peers, in order: (peer, message)."""
     to_clients: list[tuple[str, int, Said]] = []
-    """To attached clients, in order: (client, connection, message)."""
+    """Messages to attached clients, in order: (client, connection, message)."""
     client_closes: list[tuple[str, int, str]] = []
     """Connections of clients to close: (client, connection, reason)."""
     records: list[Row] = []
@@ -199,7 +199,7 @@ class ClientEffects(msgspec.Struct):
     """What a step of a client wants done."""
 
     sends: list[tuple[str, Said]] = []
-    """To its broker, in order: (broker, message)."""
+    """Messages to its broker, in order: (broker, message)."""
     records: list[Row] = []
 
     def __bool__(self) -> bool:

@@ -88,7 +88,7 @@ class Update(Message, frozen=True):
     flush: bool = False
     cause: Cause = "subscribe"
     whereabouts: tuple[Whereabouts, ...] = ()
-    """Of clients whose own state the sender's entries depend on."""
+    """Positions and state of clients that the sender's entries depend on."""
     strict: bool = False
     """Whether the answer waits for brokers whose links are down, too."""
 
@@ -161,7 +161,7 @@ class About(Message, frozen=True):
 
 
 class Probe(Message, frozen=True):
-    """To a neighbour, which sends it back at once: so the round trip over the link is measured."""
+    """Measures the round trip of a link: the neighbour returns it at once."""
 
     area: ClassVar[Area] = "subscriptions"
     sent_at: float

@@ -46,7 +46,7 @@ class Buffer:
     def __init__(self, limit_bytes: int | None = None, limits: QueueLimits | None = None) -> None:
         self.limit_bytes = limit_bytes
         self.limits = limits
-        """Of each queue by itself."""
+        """Limits of each single queue."""
         self.used_bytes = 0
         self._arrivals: deque[tuple[DeliveryQueue, int]] = deque()
         self._tidy_at = ARRIVALS_KEPT_MIN

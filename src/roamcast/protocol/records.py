@@ -100,7 +100,7 @@ class Row(NamedTuple):
     publisher: str | None = None
     incarnation: int | None = None
     number: int | None = None
-    """Of the first notification, where the row stands for a burst."""
+    """Number of the notification, or of the first one of a burst."""
     notifications: int | None = None
     """How many notifications the row stands for."""
     message: str | None = None

@@ -27,7 +27,7 @@ class Session(msgspec.Struct):
     served: list[tuple[str, int]] = []
     """The last attach requests that were served: broker and connection."""
     incarnation: int = 0
-    """Of the client as publisher: higher than that of every session of the client that has ended."""
+    """Incarnation as publisher: higher than in every ended session of the client."""
     published: int = 0
     """Number of the client's last notification; the counter that makes its identity."""
     accepted: int = 0

@@ -1,7 +1,7 @@
 """Estimates of memory, for quotas. What they decide is replayed, so they are the same on every machine."""
 
 TEXT_BYTES = 56
-"""Of a string beside its characters."""
+"""Memory of a string besides its characters."""
 
 
 def text_bytes(text: str) -> int:

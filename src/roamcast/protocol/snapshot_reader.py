@@ -1,4 +1,4 @@
-"""From a snapshot to the graph of objects it tells of (see snapshot.py)."""
+"""Reads the graph of objects out of a snapshot (see snapshot.py)."""
 
 from __future__ import annotations
 

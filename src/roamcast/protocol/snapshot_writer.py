@@ -1,4 +1,4 @@
-"""From a graph of objects to its snapshot (see snapshot.py)."""
+"""Writes the snapshot of a graph of objects (see snapshot.py)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SnapshotWriter:
         self._floats: dict[float | str, int] = {}
         self._bursts: dict[Burst, int] = {}
         self._write_large: Callable[[Burst], int] | None = None
-        """For bursts that are large."""
+        """Writes large bursts."""
         self._shapes: list[Shape] = []
         self._fixed: dict[Kind, dict[tuple[int, ...], int]] = {kind: {} for kind in Kind}
         """What cannot change, by its kind and parts."""

@@ -80,7 +80,7 @@ class Options(msgspec.Struct, frozen=True):
     sync: SyncOption = "ping"
     """How to be sure that one listens before the other stops (section 3.3); "none" uses no proxy at all."""
     delay_s: float = 1.0
-    """For "delay"."""
+    """Seconds to wait with `sync = "delay"`."""
     ping_interval_s: float = 0.2
     ping_timeout_s: float = 10.0
     move_timeout_s: float = 30.0
@@ -133,9 +133,9 @@ class RoamingClient:
         self._incarnation = secrets.token_hex(4)
         self._published = 0
         self._name = ""
-        """Of this stay's channel at the foreign broker."""
+        """Name of this stay's channel at the foreign broker."""
         self._stay: Source | None = None
-        """This stay, as it would be found if it ended now without a word."""
+        """Record of this stay for the case that it ends silently."""
         self._adapter: Adapter | None = None
         self._line: Line | None = None
         self._pings: dict[str, tuple[bytes, asyncio.Event]] = {}

@@ -16,7 +16,7 @@ class Suspended(msgspec.Struct, frozen=True):
     filters: tuple[str, ...]
     kind: str
     url: str
-    """Of the foreign broker: who comes back may find no proxy that tells."""
+    """URL of the foreign broker, for a client that returns and finds no proxy."""
 
 
 class Source(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ class Broker(Section, frozen=True):
 
     @property
     def own_url(self) -> str:
-        """With what the proxy needs to be let in."""
+        """URL with the proxy's own credentials."""
         if not self.user:
             return self.url
         password = read_secret(self.password_file, "broker.password_file") if self.password_file else ""

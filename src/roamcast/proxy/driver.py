@@ -123,7 +123,7 @@ class ProxyServer:
         self.spawn(self._tend())
 
     async def run(self) -> None:
-        """Until `stop`; JournalFailed if nothing can be promised any more."""
+        """Run until `stop`; JournalFailed if the journal cannot be written."""
         await self._ended
 
     def end(self) -> None:
@@ -258,7 +258,7 @@ class ProxyServer:
     # --- the foreign broker ---
 
     def _on_lost(self, why: str) -> None:
-        log.warning("the broker of site %s went away: %s", self.config.site, why)
+        log.warning("connection to the broker of site %s lost: %s", self.config.site, why)
         self.step([steps.ForeignLost(why)])
         self._lost.set()
 
@@ -275,7 +275,7 @@ class ProxyServer:
                 pause_s = min(2 * pause_s, REOPEN_MAX_S)
                 continue
             pause_s = REOPEN_MIN_S
-            log.info("the broker of site %s is there", self.config.site)
+            log.info("connected to the broker of site %s", self.config.site)
             self.step([steps.ForeignBack()])
             await self._lost.wait()
 

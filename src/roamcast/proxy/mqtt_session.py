@@ -39,7 +39,7 @@ UNSENT_BYTES_MAX = 1 << 20
 """A client that does not read gets nothing more than this; the rest stays in its buffer."""
 UNSENT_PAUSE_S = 0.05
 SHORT_LEASE_S = 60.0
-"""Of a session that ends with its connection, if the proxy ends first."""
+"""Lease of a session that ends with its connection, if the proxy ends first."""
 ATTACH = 1
 QOS_MAX = 1
 NO_QOS_2 = "QoS 1: while a session moves, two brokers deliver to it, and copies without an identity remain"
@@ -51,7 +51,7 @@ REASONS: dict[messages.Code, Reason] = {
 
 
 class Session:
-    """From CONNECT to the end of the connection."""
+    """One MQTT connection, from CONNECT to its end."""
 
     def __init__(
         self, endpoint: MqttEndpoint, connect: packets.Connect, writer: asyncio.StreamWriter

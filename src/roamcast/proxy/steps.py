@@ -24,7 +24,7 @@ class Attach(msgspec.Struct, frozen=True):
     client: str
     user: str
     ticket: str
-    """For a session that begins here."""
+    """Ticket of a session that begins here."""
     is_clean: bool
     """True: end an existing session first."""
     lease_s: float

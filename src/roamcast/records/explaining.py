@@ -35,7 +35,7 @@ class Explanation(NamedTuple):
 
 
 def explain(rows: Iterable[Row], client: str, wanted: Identity) -> Explanation:
-    """From rows in any order; names as they are in the logs."""
+    """Explain a notification from rows in any order; names as in the logs."""
     wanted, ordered = rows_of(rows, wanted)
     telling = _Telling(client, wanted)
     for row in ordered:

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from roamcast.errors import InputError
+from roamcast.errors import InputError, empty_log
 from roamcast.protocol.records import COLUMNS, SCHEMA_VERSION, Row
 
 ROWS_PER_BATCH = 4_000
@@ -165,7 +165,7 @@ def read_log(folder: Path) -> Iterator[Row]:
     """The rows of a log, file by file, in the order they were written."""
     files = log_files(folder)
     if not files:
-        raise InputError(f"log folder {folder}: there is no Parquet file in it")
+        raise empty_log(folder)
     for file in files:
         table = pq.read_table(file)
         version = int((table.schema.metadata or {}).get(VERSION_KEY, b"0"))

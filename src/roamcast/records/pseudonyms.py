@@ -11,7 +11,7 @@ NAMES_KEPT_MAX = 65_536
 
 
 def pseudonyms(key: str) -> Callable[[str], str]:
-    """From a name to its pseudonym: the same under the same key, and not to be reversed without it."""
+    """Function from name to pseudonym: stable for a key, and not reversible without it."""
     secret = hashlib.blake2b(key.encode(), person=b"roamcast names", digest_size=32).digest()
 
     @lru_cache(NAMES_KEPT_MAX)

@@ -85,7 +85,7 @@ def _with_all_clients(identity: Identity, rows: list[Row], handoffs: Mapping[str
 
 
 def trace_of(rows: Iterable[Row], client: str, wanted: Identity) -> Trace:
-    """From rows in any order; names as they are in the logs."""
+    """Build a trace from rows in any order; names as in the logs."""
     identity, ordered = rows_of(rows, wanted)
     building = _Building(client, identity)
     for row in ordered:

@@ -13,7 +13,7 @@ class SiteView(msgspec.Struct, frozen=True):
     in_sync: dict[str, str] = {}
     """Replicas that have everything that was promised: name, and the id of the disk that has it."""
     epoch: int = 0
-    """Of the last promotion."""
+    """Epoch of the last promotion."""
     revision: int = 0
     """Of what is above, for compare-and-swap; 0: etcd knows no such site."""
     promoted: str = ""
@@ -78,7 +78,7 @@ class Joining(Message, frozen=True):
     name: str
     disk: str
     epoch: int
-    """Of its last entry."""
+    """Epoch of its last entry."""
     last: int
     """The number of its last entry."""
     known: int
@@ -86,7 +86,7 @@ class Joining(Message, frozen=True):
     replay: int = 1
     """By which rules it replays entries (`broker.inputs.REPLAY`)."""
     version: str = ""
-    """For people."""
+    """Version of the package, for people."""
 
 
 class Welcome(Message, frozen=True):
@@ -97,7 +97,7 @@ class Welcome(Message, frozen=True):
     last: int
     """Entries from the one after this follow, …"""
     snapshot_bytes: int = -1
-    """… behind a snapshot of so many bytes; -1: without one."""
+    """… after a snapshot of this size in bytes; -1: no snapshot."""
 
 
 class Unwelcome(Message, frozen=True):

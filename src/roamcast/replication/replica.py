@@ -42,7 +42,7 @@ from roamcast.replication.terms import Terms
 Role = Literal["follower", "leader", "stopped"]
 
 MARGIN = 0.1
-"""Of the lease: how much earlier the leader stops. Clocks that differ by more than this are broken."""
+"""Share of the lease by which the leader stops earlier, as a margin for differing clocks."""
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ class Replica:
         self.last = last
         """The last entry in the own journal."""
         self.epoch = 0
-        """Of this leader."""
+        """Epoch of this leader."""
         self.lease_until = 0.0
         """On the clock of this process."""
         self.released = 0

@@ -31,7 +31,7 @@ class Terms:
         self.terms = [*(term for term in self.terms if term[1] < first), (epoch, first)][-TERMS_KEPT:]
 
     def epoch_of(self, sequence: int) -> int:
-        """The epoch under which an entry was written; 0 if that is not known."""
+        """Epoch of an entry; 0 if unknown."""
         return next((epoch for epoch, first in reversed(self.terms) if first <= sequence), 0)
 
     def end_of(self, epoch: int, last: int) -> int:

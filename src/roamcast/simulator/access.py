@@ -293,7 +293,7 @@ class PlainAccess:
         return connection is not None and connection.is_open
 
     def asked(self) -> Mapping[str, int]:
-        """Of those clients whose every request was taken."""
+        """Number of requests of each client whose requests were all accepted."""
         return {id: count for id, count in self._asked.items() if not self.clients[id].unaccepted}
 
     def wrongs(self) -> Iterator[tuple[str, str]]:

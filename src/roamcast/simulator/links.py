@@ -17,7 +17,7 @@ class Delay:
 
     @classmethod
     def parse(cls, text: str) -> Delay:
-        """From `0.010` or `0.001..0.030`."""
+        """Parse a delay: `0.010` or `0.001..0.030`."""
         low, _, high = text.partition("..")
         try:
             delay = cls(float(low), float(high or low))

@@ -23,7 +23,7 @@ class Direction:
 
 
 class TreeLink:
-    """From one child to one parent."""
+    """A link from a child to its parent."""
 
     def __init__(self, number: int, child: str, parent: str, directions: dict[str, Direction]) -> None:
         self.number = number

@@ -39,7 +39,7 @@ class MobileChecker:
         self.result = Result()
         self._published: dict[Identity, Attributes] = {}
         self._owed: dict[Owed, tuple[float, tuple[str, ...]]] = {}
-        """To whom, what, when it was published, and because of which subscriptions."""
+        """Owed notifications: receiver, notification, time of publishing, and the subscriptions."""
         self._ended: dict[tuple[str, str], int] = {}
         """Client and subscription to the timestamp of its last end."""
         self._arrivals = Arrivals(self.result)

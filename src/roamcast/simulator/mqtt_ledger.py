@@ -55,9 +55,9 @@ class Message:
     """Whether its publisher gave up before it was acknowledged: it may be published or not."""
     is_will: bool = False
     is_due: bool = True
-    """Of a will: whether it has to be published."""
+    """True if the will must be published."""
     is_void: bool = False
-    """Of a will: whether it must not be published."""
+    """True if the will must not be published."""
 
     @property
     def first_at(self) -> float:

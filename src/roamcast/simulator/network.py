@@ -125,7 +125,7 @@ class NetworkSettings:
         return border_of(self.hostile, self.seed) if self.hostile else None
 
     def delay_between(self, one: str, other: str) -> Delay:
-        """Of the link between two neighbours."""
+        """Delay of the link between two neighbours."""
         for first, second, delay in self.link_delays:
             if {first, second} == {one, other}:
                 return delay
@@ -346,7 +346,7 @@ class Network(NetworkBase):
         return self.rng_for("incarnation", broker, peer).getrandbits(62) + 1
 
     def _start_id(self, broker: str, number: int) -> int:
-        """Of one start; without faults nobody asks for it."""
+        """Identity of one start; unused without faults."""
         if not self._has_faults:
             return 0
         return self.rng_for("start", broker, str(number)).getrandbits(62) + 1

@@ -94,9 +94,9 @@ class Node:
         self.held: deque[Held] = deque()
         self.serves = False
         self.stream: Stream | None = None
-        """To the leader."""
+        """The stream to the leader."""
         self.streams: dict[str, Stream] = {}
-        """From the leader to each follower."""
+        """The leader's streams to followers."""
         self.requests: dict[type[Request], int] = {}
         self.is_clone = False
         self.is_promoted = False

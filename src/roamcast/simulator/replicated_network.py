@@ -15,7 +15,7 @@ from roamcast.simulator.replicas import Disk, Node
 from roamcast.simulator.replicated_site import Site
 
 REPAIR_LEASES_MAX = 100
-"""A site that is whole must have a leader, and all replicas in sync, after so many leases."""
+"""Leases after which a complete site must have a leader and all replicas in sync."""
 
 
 class ReplicatedNetwork(Network):

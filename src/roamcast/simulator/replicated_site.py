@@ -357,7 +357,7 @@ class Site:
                 node.replica.terms = Terms(list(node.disk.terms))
 
     def _counts_down(self, node: Node) -> bool:
-        """Whether the leader dies with this entry."""
+        """Count down to the leader's crash; True if it crashes with this entry."""
         if not self.kill_after or not node.serves:
             return False
         fate = self.kill_after[0]

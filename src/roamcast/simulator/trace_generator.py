@@ -25,7 +25,7 @@ PLACES_MAX = 100
 @dataclass(frozen=True)
 class TraceSettings:
     side: int = 6
-    """Of the grid: brokers are those of the topology grid:SIDE."""
+    """Side of the grid; brokers are those of the topology grid:SIDE."""
     clients: int = 100
     duration_s: float = 86_400.0
     stay_s: float = 3_600.0

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 
 class TreeShape(NamedTuple):
-    """Of all trees there are at one time."""
+    """Shape of all trees at one time."""
 
     hops: float
-    """From a broker to its leader, mean."""
+    """Mean number of hops from a broker to its leader."""
     depth: int
     children_most: int
     branch_largest: float
@@ -21,7 +21,7 @@ class TreeShape(NamedTuple):
 
 
 def shape_of(parents: Mapping[str, str | None]) -> TreeShape:
-    """From the parent of each broker; a leader has none."""
+    """Compute the shape from the parent of each broker; a leader has none."""
     chains = {broker: _chain(broker, parents) for broker in parents}
     children = Counter(parent for parent in parents.values() if parent is not None)
     sizes = Counter(chain[-1] for chain in chains.values())
@@ -37,7 +37,7 @@ def shape_of(parents: Mapping[str, str | None]) -> TreeShape:
 
 
 def _chain(broker: str, parents: Mapping[str, str | None]) -> list[str]:
-    """From a broker to its leader, or to where its parent is not among those looked at."""
+    """Path from a broker to its leader, or to the first broker with an unknown parent."""
     chain = [broker]
     while (parent := parents[chain[-1]]) is not None and parent in parents and parent not in chain:
         chain.append(parent)

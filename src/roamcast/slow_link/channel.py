@@ -31,7 +31,7 @@ class Direction:
     slots_max: int = 1
     """How many timeslots are to be had; drawn anew every `slots_s` seconds."""
     delay_s: float = 0.0
-    """From the end of sending to the arrival."""
+    """Seconds from the end of sending to the arrival."""
     error: float = 0.0
     """The probability that a packet breaks."""
     retry_min_s: float = 0.0

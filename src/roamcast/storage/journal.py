@@ -319,7 +319,7 @@ class Journal:
 
     @property
     def bytes_written(self) -> int:
-        """Since it was opened."""
+        """Bytes written since the journal was opened."""
         return self._total_bytes - self._found_bytes
 
     @property

@@ -75,7 +75,7 @@ class SegmentHead(NamedTuple):
     replay: int
     """Which rules the entries are replayed by: only code with the same number replays them."""
     version: str
-    """Of the package that wrote it, for people."""
+    """Version of the package that wrote it, for people."""
 
 
 class Watermark(NamedTuple):

@@ -21,7 +21,7 @@ from roamcast.view.log import RunLog
 FORMAT, VERSION = "roamview", 1
 BUCKETS_MAX = 2_000
 KEY_EVERY = 50
-"""Buckets between two that tell of all clients: a jump reads at most so many."""
+"""Buckets between two full ones: a jump reads at most this number."""
 WIDTHS_S = [factor * 10.0**power for power in range(-2, 7) for factor in (1, 2, 5)]
 RATE_WINDOW_S = 2.0
 PERCENTILE_WINDOW_S = 10.0

@@ -29,7 +29,7 @@ TYPES = {
 TEXT = "text/plain; charset=utf-8"
 
 Make = Callable[[], bytes]
-"""Gives the content of a `*.roamview` file."""
+"""Returns the content of a `*.roamview` file."""
 
 
 class ReplayServer(ThreadingHTTPServer):

@@ -26,7 +26,7 @@ SAMPLES = tuple(
 
 
 def random_bytes(target: Target) -> None:
-    """To every port in turn."""
+    """Send random bytes to every port in turn."""
     rng, doors = target.rng, list(target.ports)
     number = 0
     while not target.is_over:

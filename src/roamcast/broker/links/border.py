@@ -81,7 +81,7 @@ REASONS: dict[str, str] = {
     "quota": "more subscriptions, sessions, brokers or retained messages than it may have here",
     "form": "messages that cannot be right",
 }
-"""For the log and the operator: what a peer sent that was refused."""
+"""Texts for refused messages of peers, for log and operators."""
 
 BROKERS_MAX = 10_000
 """Brokers behind one peer."""
@@ -145,7 +145,7 @@ class Border:
 
     def _restore(self) -> None:
         self.refused: dict[str, Counter[str]] = {}
-        """Since the process began: peer, then reason, to the number of messages."""
+        """Refused messages since the process began, by peer and reason."""
         self.replies: list[InPlaceOf] = []
         """What was answered in the place of peers that are not asked."""
         self._retained_of = Counter(self._retained.values())
@@ -755,7 +755,7 @@ class MessageShape(NamedTuple):
     """The fields of a type of message that the border looks at."""
 
     carrying: tuple[str, ...]
-    """Those in which notifications may travel."""
+    """Types of messages that carry notifications."""
     has_client: bool
     """Whether it is about a client, and …"""
     needs_client: bool
@@ -778,7 +778,7 @@ def _shape_of(kind: type[Message]) -> MessageShape:
 
 
 def _withheld(burst: Burst) -> Burst:
-    """As many notifications, with nothing in them, which are too old to be delivered."""
+    """Placeholders for notifications: as many, empty and expired."""
     marks = bytes((burst.marks[0] & ~EXPIRY | EXPIRY,)) + EXPIRED if burst.marks else b""
     return msgspec.structs.replace(
         burst, attributes=WITHHELD, varied=(), bodies=(b"",) * burst.count, marks=marks

@@ -67,15 +67,15 @@ class Resume(msgspec.Struct, frozen=True, array_like=True):
 
     incarnation: int = 0
     peer_incarnation: int = 0
-    """Of the end that it has received from; 0: it has received nothing."""
+    """Incarnation of the end that the sender received from; 0: none."""
     received: int = 0
 
 
 class Arrivals(NamedTuple):
-    """What came out of frames."""
+    """Decoded contents of frames."""
 
     numbered: list[Message]
-    """In order, each exactly once."""
+    """Numbered messages, in order, each exactly once."""
     fleeting: list[Message]
     durable: bytes
     """The frames that `numbered` came out of, to be journalled; on replay, `receive` gets them."""
@@ -131,7 +131,7 @@ class LinkEnd:
         self.peer = peer
         self.incarnation = incarnation
         self.peer_incarnation = 0
-        """Of the peer's end; 0 until something numbered came from it."""
+        """Incarnation of the peer's end; 0 until a numbered message came from it."""
         self.sent = 0
         """Number of the last message sent."""
         self.settled = 0
@@ -237,7 +237,7 @@ class LinkEnd:
         self._unwritten.append(Kept(self.sent, self.sent, True, data))
 
     def _close_frame(self) -> None:
-        """What has been sent since the last frame becomes one."""
+        """Pack messages sent since the last frame into a frame."""
         count = len(self._open)
         if count:
             data = b"".join((batch_head(count), *self._open))
@@ -264,7 +264,7 @@ class LinkEnd:
         self._fleeting_bytes = size
 
     def take(self, bytes_max: int = TAKE_BYTES, apart: bool = False) -> bytes:
-        """What to write to the connection now, about so many bytes of it; nothing while down.
+        """Output for the connection now, about `bytes_max` bytes; nothing while the link is down.
 
         `apart` gives every message a frame of its own.
 
@@ -347,7 +347,7 @@ class LinkEnd:
     # --- the connection comes and goes ---
 
     def resume(self) -> Resume:
-        """What to tell the peer when a connection is made."""
+        """What to send to the peer first on a new connection."""
         return Resume(self.incarnation, self.peer_incarnation, self.received)
 
     def up(self, peer: Resume, version: int = VERSION_MAX) -> None:

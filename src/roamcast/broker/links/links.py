@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """What both ends tell each other, once they know who they are."""
+    """What both ends tell each other after authentication."""
 
     resume: Resume = Resume()
     brokers: tuple[str, ...] = ()
@@ -54,20 +54,20 @@ class GivenLink(msgspec.Struct, frozen=True, array_like=True):
     behind: tuple[str, ...]
     """The brokers that are reached through the peer, itself among them."""
     history: ToldHistory = ToldHistory()
-    """Of the peer, as it was then."""
+    """History of the peer at that time."""
     guests: tuple[str, ...] = ()
     """Those of them that are of another organisation."""
 
 
 class LinkTurn(msgspec.Struct):
-    """What came of one call."""
+    """Result of one call."""
 
     inputs: list[Input] = []
-    """For the broker, in this order and before anything else."""
+    """Inputs for the broker, in order, before anything else."""
     fleeting: list[Input] = []
-    """For the broker too, but past the journal."""
+    """Inputs for the broker that are not journalled."""
     durable: bytes = b""
-    """Of the frames that were received, those to be journalled."""
+    """Received frames to journal."""
     closes: list[tuple[str, str]] = []
     """Connections to be closed, because their links were given up: (peer, why)."""
     forgotten: list[str] = []
@@ -98,7 +98,7 @@ class Links:
 
     def _restore(self) -> None:
         self.border: Border | None = None
-        """What may pass; None: everything."""
+        """Checks messages of peers; None lets all pass."""
 
     # --- the handshake: nothing of this changes anything ---
 

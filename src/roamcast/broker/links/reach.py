@@ -71,7 +71,7 @@ class Reaches(Message, frozen=True):
 
 
 class AskToJoin(Message, frozen=True):
-    """To the coordinator: may `broker` join its tree to another by the link to `peer`?"""
+    """Asks the coordinator whether `broker` may join its tree to another by the link to `peer`."""
 
     destination: str
     broker: str
@@ -91,7 +91,7 @@ class MayJoin(Message, frozen=True):
 
 
 class JoinEnded(Message, frozen=True):
-    """To the coordinator: the link has joined, or will not under this attempt."""
+    """Tells the coordinator that the link joined, or that this attempt ended."""
 
     destination: str
     broker: str
@@ -102,7 +102,7 @@ class JoinEnded(Message, frozen=True):
 
 
 class JoinsBegun(Message, frozen=True):
-    """To a new coordinator: the links by which the sender has begun to join (peer, attempt)."""
+    """Tells a new coordinator the links by which the sender began to join (peer, attempt)."""
 
     destination: str
     broker: str
@@ -135,7 +135,7 @@ class Joining(msgspec.Struct):
 
 
 class Outcome(msgspec.Struct):
-    """What is to be done, in this order."""
+    """Actions to perform, in this order."""
 
     __state__ = State("reach-outcome")
 
@@ -213,7 +213,7 @@ class Reach:
 
     @property
     def peers(self) -> list[str]:
-        """Those whose links carry messages."""
+        """Peers whose links carry messages."""
         return list(self._behind)
 
     @property

@@ -24,7 +24,7 @@ class Incoming:
     def __init__(self, version: int) -> None:
         self._version = version
         self._waiting: deque[tuple[Publish, int]] = deque()
-        """With the session that each came in."""
+        """Waiting notifications, with the session each came in."""
         self._queued: dict[int, bool] = {}
         """Packet ids among those that wait, and whether they came on the connection there is."""
         self._received: dict[int, None] = {}
@@ -42,7 +42,7 @@ class Incoming:
         return len(self._received)
 
     def first(self, limit: int) -> list[Publish]:
-        """Those that wait longest, which go on waiting."""
+        """The oldest waiting notifications, which stay in the queue."""
         return [publish for publish, _ in islice(self._waiting, limit)]
 
     def cut(self) -> None:
@@ -87,7 +87,7 @@ class Incoming:
         out.append(write(Pubcomp(packet_id, reason), self._version))
 
     def take(self, out: list[bytes]) -> Publish:
-        """The next one; from now on it is the application's."""
+        """Take the next notification out of the queue."""
         publish, session = self._waiting.popleft()
         packet_id = publish.packet_id
         if not packet_id or session != self._session:

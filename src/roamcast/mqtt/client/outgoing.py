@@ -40,7 +40,7 @@ class Waiting(msgspec.Struct):
 
     token: int
     publish: Publish
-    """What they have in common; its own payload does not count."""
+    """Topic and options that the publishes share; its payload is ignored."""
     payloads: Sequence[bytes]
     sent: int = 0
 
@@ -58,7 +58,7 @@ class Outgoing:
         self._version = version
         self._waiting: deque[Waiting] = deque()
         self._in_flight: dict[int, Unacknowledged] = {}
-        """By packet id, in the order in which they were first sent."""
+        """Publishes by packet id, in the order of first sending."""
         self._again: deque[int] = deque()
         """Packet ids that were in flight on an earlier connection and have to be on this one."""
         self._reserved: dict[int, None] = {}

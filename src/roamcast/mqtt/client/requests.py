@@ -36,7 +36,7 @@ class Requests:
         self._waiting: list[tuple[int, Request]] = []
         """Token and packet, not on its way."""
         self._asked: dict[int, tuple[int, Request]] = {}
-        """By packet id, in the order of asking."""
+        """Requests by packet id, in order."""
         self._held: dict[str, Subscribe] = {}
         """Granted subscriptions by topic filter, each as a SUBSCRIBE of its own."""
 

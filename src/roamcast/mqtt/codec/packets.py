@@ -144,7 +144,7 @@ class Subscribe(Struct, frozen=True, gc=False):
 class Suback(Struct, frozen=True, gc=False):
     packet_id: int
     reasons: tuple[Reason, ...]
-    """One for each entry of the SUBSCRIBE, in its order."""
+    """Reason codes, one for each entry of the SUBSCRIBE."""
     properties: AcknowledgementProperties | None = None
 
 
@@ -157,7 +157,7 @@ class Unsubscribe(Struct, frozen=True, gc=False):
 class Unsuback(Struct, frozen=True, gc=False):
     packet_id: int
     reasons: tuple[Reason, ...] = ()
-    """One for each filter of the UNSUBSCRIBE, in its order; none in 3.1.1."""
+    """Reason codes, one for each filter of the UNSUBSCRIBE; none in 3.1.1."""
     properties: AcknowledgementProperties | None = None
 
 

@@ -47,7 +47,7 @@ class Limits(NamedTuple):
 
     user_properties_max: int = properties.UNLIMITED
     entries_max: int = properties.UNLIMITED
-    """Of a SUBSCRIBE or UNSUBSCRIBE."""
+    """Entries of a SUBSCRIBE or UNSUBSCRIBE."""
 
 
 NO_LIMITS = Limits()

@@ -45,7 +45,7 @@ class Rule(msgspec.Struct, frozen=True):
     __state__ = State("access-rule")
 
     verdict: Default
-    """What happens where the rule fits."""
+    """Verdict if the rule matches."""
     topic: Texts = "#"
     """A topic filter, or a list of them. %u stands for the user's name and %c for the client id; a rule
     that allows never fits for a name that is empty, starts with $ or contains /, + or #."""
@@ -76,7 +76,7 @@ class Grants(msgspec.Struct, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who a client has proved to be; one that proved nothing has neither user nor certificate."""
+    """The authenticated identity of a client; an anonymous one has neither user nor certificate."""
 
     client: str
     user: str = ""
@@ -150,7 +150,7 @@ class ClientAccess:
         self._identity = identity
         self._default = default
         self._within = within
-        """What is allowed at most."""
+        """Upper bound of what is allowed."""
         self.may_connect = may_connect
         self._decisions: dict[str, Decision] = {}
         self._receiving: dict[str, Decision] = {}

@@ -58,14 +58,14 @@ LARGEST_PACKET = 1 << 28
 UNLIMITED = 1 << 30
 TOPICS_KEPT_MAX = 2048
 TOPICS_BYTES_KEPT_MAX = 256 * 1024
-"""What is remembered of the topics of one connection."""
+"""Bytes of topics remembered for one connection."""
 EXPLANATION_LENGTH_MAX = 1000
 LARGE = frozenset({PUBLISH, SUBSCRIBE, UNSUBSCRIBE})
 """Kinds of packets that have a use for the largest size."""
 LABOUR = {SUBSCRIBE: 32, UNSUBSCRIBE: 32}
 """Kinds of packets to their cost, in packets of other kinds; each byte adds one."""
 RETAIN_LABOUR = 4
-"""What a PUBLISH that is retained counts for."""
+"""Work of a retained PUBLISH, in units of a plain one."""
 
 Answer = TypeVar("Answer", bound=Puback | Pubrec | Suback)
 
@@ -86,7 +86,7 @@ DENIED, TAKEN = Refusal(Reason.NOT_AUTHORIZED), Refusal(Reason.SUCCESS)
 
 
 class PacketTaker(Protocol):
-    """What a connection needs of the endpoint it belongs to."""
+    """The endpoint, as a connection uses it."""
 
     inputs: list[Input]
     packet_max: int
@@ -171,7 +171,7 @@ class MqttConnection:
         self.own_names = (self.identity.client, PROVISIONAL + self.identity.client)
         """The names under which this client publishes."""
         self.out: list[bytes] = []
-        """What is to be written in this turn."""
+        """Output of this turn."""
         self.is_durable = False
         """Whether what was read in this turn must be in the journal before anything is answered."""
         self.topics: dict[bytes, bytes | None] = {}
@@ -550,7 +550,7 @@ class MqttConnection:
         return longer if self.takes(longer) else answer
 
     def _attributes(self, endpoint: PacketTaker, topic: bytes) -> bytes | None:
-        """Of what is published under this topic; None if the client may not do that."""
+        """Attributes of a notification with this topic; None if the client may not publish there."""
         try:
             return self.topics[topic]
         except KeyError:

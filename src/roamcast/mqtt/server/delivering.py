@@ -30,7 +30,7 @@ ALIASED_BYTES_MAX = 512
 
 
 class Sender(PacketTaker, Protocol):
-    """What delivering needs of the endpoint."""
+    """The endpoint, as delivery uses it."""
 
     now: float
     encoder: Encoder

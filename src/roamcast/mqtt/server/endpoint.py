@@ -95,7 +95,7 @@ UNUSED_S = 30
 class EndpointSettings(msgspec.Struct, frozen=True):
     packet_max: int = 1 << 20
     small_packet_max: int = 16 << 10
-    """Of packets other than PUBLISH, SUBSCRIBE and UNSUBSCRIBE."""
+    """Size limit of packets other than PUBLISH, SUBSCRIBE and UNSUBSCRIBE."""
     receive_maximum: int = 1024
     """QoS 2 publishes that a client may have begun and not released."""
     topic_alias_maximum: int = 64
@@ -103,7 +103,7 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     """QoS 1 and 2 messages sent to one client and not acknowledged, at most."""
     session_expiry_max_s: int = 7 * 24 * 3600
     session_expiry_v3_s: int = 7 * 24 * 3600
-    """Of clients of MQTT 3.1.1, which cannot say how long."""
+    """Session expiry of MQTT 3.1.1 clients, which cannot request one."""
     keep_alive_max_s: int = 0
     """The longest keep-alive a client may ask for; 0: any."""
     settle_timeout_s: float = 5.0
@@ -111,9 +111,9 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     locate_timeout_s: float = 10.0
     """Seconds that CONNACK waits, at most, for the session."""
     subscriptions_max: int = 1000
-    """Of one client."""
+    """Subscriptions of one client."""
     waiting_bytes_max: int = 1 << 20
-    """What a client may send before its session is there."""
+    """Bytes that a client may send before its session has arrived."""
     subscriptions_bytes_max: int = 32 << 20
     """Memory of the subscriptions of one client."""
     all_subscriptions_bytes_max: int = 2 << 30
@@ -122,14 +122,14 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     """Memory of all wills."""
     sessions_max: int = 100_000
     sessions_per_user_max: int = 10_000
-    """Of one user; anonymous clients are not one user."""
+    """Sessions of one user; anonymous clients do not count as one user."""
     site: str = ""
     """What qualifies the users that prove themselves here (see protocol.owners)."""
     qos_max: int = 2
     topic_bytes_max: int = 4096
     topic_levels_max: int = 128
     user_properties_max: int = 64
-    """Of one packet."""
+    """User properties of one packet."""
     shared: bool = True
     serves_unreachable: bool = False
     """Whether a client whose session cannot be looked for is served all the same, from a provisional one."""
@@ -223,7 +223,7 @@ class Endpoint:
         self.configure(EndpointSettings())
         self.now = 0.0
         self.inputs: list[Input] = []
-        """For the core, not yet taken."""
+        """Inputs for the core that were not taken yet."""
         self.touched: dict[int, MqttConnection] = {}
         """Connections that may have something to write."""
         self.closes: dict[int, None] = {}
@@ -242,7 +242,7 @@ class Endpoint:
         self._idle: dict[str, None] = {}
         """Clients that are away and for whom nothing is kept; the first has been away for longest."""
         self._wills: dict[str, packets.Will] = {}
-        """Of clients that are away, until their delay is over."""
+        """Wills of clients that are away, until their delay is over."""
         self._subscribing = Subscribing(self)
         self._properties = PropertyReader()
         self._restore()
@@ -905,7 +905,7 @@ class Endpoint:
     # --- maintenance ---
 
     def send_away(self, reference: str, count_max: int) -> bool:
-        """Close so many connections and refuse new ones: there is another broker. True if some are left."""
+        """Close `count_max` connections, and refuse new ones: use another broker. True if any is left."""
         self._elsewhere = reference
         for connection in list(islice(self.connections.values(), count_max)):
             self._send_elsewhere(connection)
@@ -936,7 +936,7 @@ class Endpoint:
         destination = dict(packet.user_properties).get(DESTINATION, "")
         if destination and not connection.is_provisional:  # A stand-in stays: the session comes to it.
             self.inputs.append(Submitted(connection.client, connection.id, Leave(destination)))
-        self.note(connection, "disconnected", f"it goes to {destination}" if destination else "it said so")
+        self.note(connection, "disconnected", f"it goes to {destination}" if destination else "by the client")
         self._drop(connection, with_will=packet.reason != Reason.NORMAL_DISCONNECTION)
 
     def closed(self, id: int) -> None:

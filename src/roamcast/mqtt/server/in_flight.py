@@ -24,7 +24,7 @@ class Run(msgspec.Struct, gc=False):
     packet_id: int
     count: int
     sequence: int
-    """Of the first, on the access link of the core."""
+    """Sequence of the first one, on the core's access link."""
     qos: int
     publisher: str
     incarnation: int
@@ -43,7 +43,7 @@ class Run(msgspec.Struct, gc=False):
 
 
 class PackedInFlight(msgspec.Struct, frozen=True, array_like=True):
-    """As it travels with the session: nothing is on a connection then."""
+    """Form that travels with the session, without a connection."""
 
     next_id: int = 1
     resend: list[tuple[str, int, int, int, int, int]] = []

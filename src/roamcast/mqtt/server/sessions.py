@@ -51,7 +51,7 @@ class Subscription(msgspec.Struct, frozen=True, array_like=True):
     retain_as_published: bool
     identifier: int | None
     group: str = ""
-    """Of a shared subscription."""
+    """Group of a shared subscription."""
     identity: bool = False
     """Whether the client wants to know whose each notification is, and which."""
 
@@ -106,7 +106,7 @@ class Recall(msgspec.Struct, frozen=True, array_like=True):
     """What is left of sending the retained messages that a new subscription asked for."""
 
     name: str
-    """Of the subscription, and …"""
+    """Name of the subscription, and …"""
     filter: str
     qos: int
     identifier: int | None

@@ -65,11 +65,11 @@ class Asking(msgspec.Struct):
 
     packet: packets.Subscribe | packets.Unsubscribe
     requests: dict[Asked, None] = {}
-    """Those that have not settled."""
+    """Requests that have not settled."""
     granted: dict[packets.SubscriptionEntry, Reason] = {}
     """An entry that is repeated in the packet is the same subscription."""
     reasons: list[Reason] = []
-    """Of the entries that have been dealt with."""
+    """Reason codes of processed entries."""
     refusals: list[str] = []
     recall: dict[str, Subscription] = {}
     withdrawn: dict[str, Withdrawal] = {}
@@ -81,7 +81,7 @@ class Subscribing:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._pending: dict[tuple[int, Asked], Pending] = {}
-        """By connection and request."""
+        """Pending requests by connection and request."""
         self.unfinished: dict[int, Asking] = {}
         """By connection, from which nothing else is taken before: packets with so many entries that other
         clients would have to wait. Each turn deals with some."""

@@ -22,11 +22,11 @@ DENIED_ACTIONS = ("connect", "publish", "subscribe", "receive", "will")
 
 
 class Traffic:
-    """Since the process began; lists are by QoS."""
+    """Counters since the process began; lists are indexed by QoS."""
 
     def __init__(self) -> None:
         self.notes: list[Note] = []
-        """Not yet taken."""
+        """Notes that were not taken yet."""
         self.reset()
 
     def reset(self) -> None:

@@ -22,7 +22,7 @@ def cell_of(latitude: float, longitude: float, resolution: int) -> str:
 
 
 def cells_around(positions: Iterable[Position], resolution: int, rings: int = 1) -> MovementGraph:
-    """The movement graph of all cells that are at most so many rings away from one of the positions."""
+    """The movement graph of all cells within this number of rings around the positions."""
     h3 = h3_module()
     cells: dict[str, None] = {}
     for latitude, longitude in positions:

@@ -79,7 +79,7 @@ class Host(Protocol):
     def jitter(self, up_to_s: float) -> float: ...
 
     def deliver(self, data: Data) -> None:
-        """For this node."""
+        """Deliver a packet to this node."""
 
     def given_up(self, data: Data, reason: str) -> None:
         """It is dropped here."""
@@ -112,7 +112,7 @@ class Discovery:
     attempt: int = 0
     ttl: int = 0
     number: int = 0
-    """Of its latest RREQ."""
+    """Number of its latest RREQ."""
 
 
 class Aodv:

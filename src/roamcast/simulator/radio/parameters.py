@@ -65,7 +65,7 @@ class RadioParameters:
     backoff_exponent_min: int = 3
     """Standard: macMinBE."""
     backoff_exponent_max: int = 5
-    """Standard: macMaxBE."""
+    """Largest back-off exponent (macMaxBE in the standard)."""
     backoffs_max: int = 4
     """Standard: macMaxCSMABackoffs. With the channel busy once more, the attempt has failed."""
     backoff_step_s: float = 0.0

@@ -98,7 +98,7 @@ class Shadowing:
         self._loss_db = (common + (difference - difference.T) / 2.0).astype(np.float32)
 
     def loss_db(self, positions_m: Floats) -> Floats:
-        """From each station (row) to each (column)."""
+        """Path loss in dB, from each station (row) to each (column)."""
         column_row = np.minimum((positions_m / self._cell_m).astype(np.intp), self._across - 1)
         cell = column_row[:, 0] * self._across + column_row[:, 1]
         loss_db: Floats = self._loss_db[np.ix_(cell, cell)].astype(np.float64)
