@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import roamcast.lab.amozarrain
-import roamcast.lab.amozarrain_backbone
-import roamcast.lab.amozarrain_first_approach
 import roamcast.lab.amozarrain_radio
 import roamcast.lab.amozarrain_radio_variants
+import roamcast.lab.amozarrain_rules
 import roamcast.lab.amozarrain_trees
 import roamcast.lab.caporuscio
 import roamcast.lab.comparison
