@@ -1,10 +1,10 @@
-"""Two rules side by side over the radio, seed by seed. Claims R21, R22 and R24 (Amozarrain, chapters 3 and 5.2).
+"""Two rules side by side over the radio, seed by seed (Amozarrain, chapters 3 and 5). Claims R21, R22, R24.
 
 - The first approach (chapter 3) beside MFT-PubSub: the same stations, election and links, other rules of the
   brokers. The thesis tells both with message sequences and measures MFT-PubSub alone.
 - A backbone of slow brokers (5.2, future work): half of the stations are slow, and everyone knows its speed.
-  Stable trees, which do not ask for it, are compared with trees that prefer slow leaders and parents, in which
-  subscribers join the slowest broker that they hear.
+  Stable trees, which do not ask for it, are compared with trees that prefer slow leaders and parents, in
+  which subscribers join the slowest broker that they hear.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from roamcast.proxy import messages, steps
 from roamcast.proxy.adapter import ForeignMessage
-from roamcast.proxy.buffers import Adopted, Changed, Handler, Opened, Passing, Taken
+from roamcast.proxy.buffers import Adopted, Changed, Dropped, Handler, Opened, Passing, Taken
 from roamcast.proxy.errands import AGAIN_S
 from roamcast.proxy.messages import ping_key
 
@@ -100,8 +100,10 @@ class Adopting:
 
     def on_joined(self, link: int) -> None:
         opened = self.handler.opened
-        download = messages.Download(ADOPT, opened.client, self._ticket, user=opened.owner)
-        self._service.send(link, download)
+        asked: messages.Message = messages.Download(ADOPT, opened.client, self._ticket, user=opened.owner)
+        if opened.copy_of is not None:
+            asked = messages.Prefix(ADOPT, opened.client, self._ticket, opened.owner, self._nonce)
+        self._service.send(link, asked)
 
     def on_answer(self, link: int, message: messages.Message) -> None:
         service, handler = self._service, self.handler
@@ -115,6 +117,14 @@ class Adopting:
                     service.keep(Adopted(handler.id, last, new))
                 service.send(link, messages.Taken(ADOPT, last))
                 self._residents.stream(handler)
+            case messages.MoveRefused(code="unknown") if handler.opened.copy_of is not None:
+                self.end()
+                service.end(handler, "ended")
+            case messages.Downloaded(missing="", dropped=dropped) if handler.opened.copy_of is not None:
+                if dropped:
+                    service.keep(Dropped(handler.id, dropped))
+                self.end()
+                self._residents.on_adopted(handler, self.answer_topic)
             case messages.Downloaded(missing="") | messages.MoveRefused(code="unknown" | "expired"):
                 self.end()
                 self._residents.on_adopted(handler, self.answer_topic)
@@ -366,7 +376,9 @@ class Residents:
             self.service.send(connection, steps.Done(request))
         elif handler.source is not None and handler.id not in self.adopting:
             self._tokens += 1
-            nonce = f"{handler.id}-{handler.adopted}-{self._tokens}".encode()
+            # Copies at several sites may ping one handler, and each hears the answers to all.
+            own = ping_key(handler.opened.ticket)
+            nonce = f"{own}-{handler.adopted}-{self._tokens}".encode()
             adopting = self.adopting[handler.id] = Adopting(self, handler, handler.source, nonce)
             adopting.begin()
 
