@@ -14,8 +14,10 @@ import roamcast.lab.fiege_fig2
 import roamcast.lab.fiege_location
 import roamcast.lab.fiege_traffic
 import roamcast.lab.gaddah
+import roamcast.lab.gaddah_activemq
 import roamcast.lab.gaddah_models
 import roamcast.lab.gaddah_movement
+import roamcast.lab.gaddah_variants
 import roamcast.lab.learned_neighbours
 import roamcast.lab.radio_model
 import roamcast.lab.wang  # noqa: F401
