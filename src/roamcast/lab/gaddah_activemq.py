@@ -12,9 +12,9 @@ over a hub; the proxies are those of `roamcast proxy`, and clients use the libra
 
 Times are a tenth of his (table 4.1), so that a run takes a minute: connected 6 s, disconnected 1.2 s, between
 brokers 0.3 s. Each subscriber takes a fifth of a hundred selector values. Nothing is limited to 1 MB, because
-ActiveMQ's durable store has no such limit: what is lost here is lost by moves, not by full buffers. Clients say
-that they leave, where his are missed by pings. So the order of the three can be compared with tables 5.1, 5.3
-and 5.4; throughput (5.2) follows the rate at which is published, which is given here.
+ActiveMQ's durable store has no such limit: what is lost here is lost by moves, not by full buffers. Clients
+say that they leave, where his are missed by pings. So the order of the three can be compared with tables 5.1,
+5.3 and 5.4; throughput (5.2) follows the rate at which is published, which is given here.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from roamcast.simulator.topology import from_edges
 R25 = Claim(
     "R25", "order",
     "on real ActiveMQ brokers: handoff takes reactive longest, pro-active and durable far less; durable "
-    "repeats most, pro-active nothing; reactive and pro-active lose nothing at moves, and pro-active's copies "
-    "serve nearly all of them",
+    "repeats most, pro-active nothing; reactive and pro-active lose nothing at moves, and pro-active's "
+    "copies serve nearly all of them",
     "tables 5.1, 5.3 and 5.4: the same order of the three; losses there are of full buffers",
 )  # fmt: skip
 

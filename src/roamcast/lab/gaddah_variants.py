@@ -1,7 +1,7 @@
 """What decides G7, G8 and G10: the thesis's setting with one choice changed at a time. Claims R26 to R28.
 
-Each variant is a choice that the thesis leaves open, or that its words allow. Runs have the movement RND and as
-many subscribers as the claims name: few (10), many (100) and most (200).
+Each variant is a choice that the thesis leaves open, or that its words allow. Runs have the movement RND and
+as many subscribers as the claims name: few (10), many (100) and most (200).
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ LOSS = (REACTIVE, DURABLE, PROACTIVE)
 THROUGHPUT = (PROACTIVE, REACTIVE, DURABLE)
 
 
+AS_IT_IS = Choices()
+
+
 @dataclass(frozen=True)
 class VariantJob(BuildingJob):
     variant: str = ""
-    chosen: Choices = Choices()
+    chosen: Choices = AS_IT_IS
 
     @property
     def choices(self) -> Choices:
@@ -87,8 +90,8 @@ MEASURED = (
 R26 = Claim(
     "R26", "order",
     "G8, the order of losses, is decided by whose the 1 MB is: reactive > durable > pro-active with 100 "
-    "subscribers or more, and pro-active's falling, if each virtual subscriber has a queue of its own; no other "
-    "choice tried gives it",
+    "subscribers or more, and pro-active's falling, if each virtual subscriber has a queue of its own; no "
+    "other choice tried gives it",
     "1 MB for each broker (4.4.1), and pro-active's loss far below durable's (table 5.3)",
 )  # fmt: skip
 R27 = Claim(
