@@ -15,6 +15,7 @@ import roamcast.lab.fiege_location
 import roamcast.lab.fiege_traffic
 import roamcast.lab.gaddah
 import roamcast.lab.gaddah_activemq
+import roamcast.lab.gaddah_covering
 import roamcast.lab.gaddah_models
 import roamcast.lab.gaddah_movement
 import roamcast.lab.gaddah_variants
