@@ -6,6 +6,7 @@ import roamcast.lab.amozarrain
 import roamcast.lab.amozarrain_radio
 import roamcast.lab.amozarrain_radio_variants
 import roamcast.lab.amozarrain_rules
+import roamcast.lab.amozarrain_speed
 import roamcast.lab.amozarrain_trees
 import roamcast.lab.caporuscio
 import roamcast.lab.comparison
