@@ -11,7 +11,7 @@ from tests.proxy.test_stories import FEW_SEEDS, MANY_SEEDS, SEEDS, Findings, sto
 from tests.proxy.world import World, run, until, with_options
 
 from roamcast.errors import InputError
-from roamcast.proxy import ahead, config
+from roamcast.proxy import ahead, config, messages
 from roamcast.proxy.adapter import ForeignMessage
 from roamcast.proxy.config import Proactive
 
@@ -92,6 +92,26 @@ def test_the_handler_and_the_other_copies_end_when_the_client_has_its_copy(
         world.start("a")
         await until(lambda: not any(server.service.buffers.by_id for server in world.servers.values()))
         await client.close()
+
+    run(tell())
+
+
+def test_a_copy_of_a_handler_that_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neighbour may be told after the client has come back: nobody answers the copy's pings then."""
+
+    async def tell() -> None:
+        world = World(Network(Random(1), [("a", "b")]), monkeypatch, proactive=EVERYWHERE)
+        await asyncio.sleep(1)
+        asking, asked = world.servers["a"], world.servers["b"].service.buffers
+        late = messages.Surround(1, "car", "t" * 32, "", ("road/#",), 3600.0, 1 << 20, True)
+
+        def say() -> None:
+            ahead.Telling(asking.service, "b", late, lambda: True)
+
+        asking.service.after(0.0, say)
+        asking.step()
+        await until(lambda: bool(asked.by_id))
+        await until(lambda: not asked.by_id)
 
     run(tell())
 

@@ -83,6 +83,13 @@ class Adopting:
     def begin(self) -> None:
         topic = self._service.ping_topic(ping_key(self._ticket), "in-request")
         self._service.ping(topic, self._nonce, lambda: self._is_wanted() and not self._link)
+        if self.handler.opened.copy_of is not None:
+            # Nobody waits for a copy: what it is a copy of may be gone, and would never answer.
+            self._service.after(self._service.config.ping.timeout_s, self._ask_anyway)
+
+    def _ask_anyway(self) -> None:
+        if self._residents.adopting.get(self.handler.id) is self and not self._link:
+            self._link = self._service.dial(self._site, self)
 
     def _is_wanted(self) -> bool:
         """False if the session has ended here meanwhile."""
