@@ -453,15 +453,16 @@ def test_in_the_thesis_setting_every_protocol_works_on_what_it_stores() -> None:
         assert loads[1] > loads[0], protocol
 
 
-def test_variants_name_which_choice_gives_the_order() -> None:
-    parts = ("loss: order", "loss: pro-active's falls", "handoff: order", "throughput: order")
-    held = {name: dict.fromkeys(parts, False) for name in gaddah_variants.VARIANTS}
-    assert gaddah_variants.judge_r26(held).holds is False
-    for name in (gaddah_variants.OWN_QUEUES, gaddah_variants.BOTH):
-        held[name] |= dict.fromkeys(parts[:2], True)
-    held[gaddah_variants.ASIDE]["handoff: order"] = True
-    assert gaddah_variants.judge_r26(held).holds is True
-    assert gaddah_variants.judge_r27(held).holds is True
-    held[gaddah_variants.AS_SET] = dict.fromkeys(parts, True)
-    assert gaddah_variants.judge_r26(held).holds is False
-    assert gaddah_variants.judge_r27(held).holds is False
+def test_variants_name_which_choice_gives_what() -> None:
+    variants = gaddah_variants
+    parts = (variants.LOWEST, variants.REACTIVE_MOST, variants.HANDOFF, variants.DURABLE_LAST)
+    held = {name: dict.fromkeys(parts, False) for name in variants.VARIANTS}
+    judges = (variants.judge_r26, variants.judge_r27, variants.judge_r28)
+    assert [judge(held).holds for judge in judges] == [False] * 3
+    for name in (variants.OWN_QUEUES, variants.BOTH):
+        held[name][variants.LOWEST] = True
+    for name in (variants.ASIDE, variants.BOTH):
+        held[name] |= {variants.HANDOFF: True, variants.DURABLE_LAST: True}
+    assert [judge(held).holds for judge in judges] == [True] * 3
+    held[variants.AS_SET] = dict.fromkeys(parts, True)
+    assert [judge(held).holds for judge in judges] == [False] * 3
