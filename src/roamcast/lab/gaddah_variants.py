@@ -1,8 +1,8 @@
 """What decides G7, G8 and G10: the thesis's setting with one choice changed at a time. Claims R26 to R28.
 
 Each variant is a choice that the thesis leaves open, or that its words allow. Runs have the movement RND and
-as many subscribers as the claims name: few (10), many (100) and most (200). The claims were put after looking at
-quick runs of one seed: they describe what was found, and wait for the full ones.
+as many subscribers as the claims name: few (10), many (100) and most (200). The claims were put after looking
+at quick runs of one seed: they describe what was found, and wait for the full ones.
 """
 
 from __future__ import annotations
