@@ -53,7 +53,7 @@ SEES: dict[str, set[str]] = {
 PURE = PRODUCT | {"models"}
 
 # Modules that are pure in a room that is not: the protocol of the proxies beside their drivers.
-PURE_PROXY = ("buffers", "errands", "messages", "residents", "service", "steps")
+PURE_PROXY = ("ahead", "buffers", "errands", "messages", "residents", "service", "steps")
 PURE_MODULES = {f"proxy/{name}.py" for name in PURE_PROXY}
 
 # Clocks, entropy, files, sockets, threads and processes: what would let two runs of the same inputs differ.

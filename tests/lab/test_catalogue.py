@@ -11,7 +11,7 @@ CLAIMS = {
     *(f"A{number}" for number in range(1, 11)),
     *(f"C{number}" for number in range(1, 7)),
     *(f"R{number}" for number in range(1, 11)),
-    *("R20", "R21", "R22", "R23", "R24"),
+    *(f"R{number}" for number in range(20, 32)),
     "N1",
     "P1",
     "P2",

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from roamcast.lab.claims_page import ROWS_MAX, ClaimsPage
+from roamcast.lab.claims_page import NOT_RUN, PARTS, ROWS_MAX, ClaimsPage
 from roamcast.lab.experiment import Claim, Experiment, Findings, in_settings
 from roamcast.lab.sweep import Sweep
 
@@ -42,7 +43,30 @@ def test_the_page(tmp_path: Path) -> None:
     assert "![a figure](claims/more-a_figure.png)" in text
     assert "Tables: [table 3, top](claims/more-table_3__top.csv)." in text
     assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == [
-        "more-a_figure.png", "more-table_3__top.csv",
+        "more-a_figure.png", "more-table_3__top.csv", PARTS,
     ]  # fmt: skip
     with Image.open(tmp_path / "claims" / "more-a_figure.png") as picture:
         assert picture.mode == "P"
+
+
+def test_a_later_page_keeps_what_was_found_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {id: Experiment(id, id.upper(), claims, run) for id, claims in (("one", (G2,)), ("two", (G10,)))}
+    monkeypatch.setattr("roamcast.lab.claims_page.EXPERIMENTS", known)
+
+    def page(**settings: str) -> str:
+        made = ClaimsPage(tmp_path, "make it")
+        for id, setting in settings.items():
+            claim = known[id].claims[0]
+            outcome = claim.open("no runs") if setting == NOT_RUN else claim.outcome(True, {"x": setting})
+            made.add(known[id], Findings([outcome]), setting, {})
+        made.write()
+        return (tmp_path / "claims.md").read_text()
+
+    page(two="quick setting")
+    both = page(one="full setting", two=NOT_RUN)
+    assert both.index("## ONE") < both.index("## TWO")
+    assert "| [G2](#g2) | order | holds | full |" in both
+    assert "| [G10](#g10) | order | holds | quick |" in both, "not run, and so as before"
+    assert "| [G10](#g10) | order | holds | full |" in page(two="full setting")
+    monkeypatch.delitem(known, "one")
+    assert "ONE" not in page(two="full setting"), "an experiment that is no more leaves the page"

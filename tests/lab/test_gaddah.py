@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
-from roamcast.lab import gaddah, gaddah_models, gaddah_movement, gaddah_testbed
+from roamcast.lab import gaddah, gaddah_models, gaddah_movement, gaddah_testbed, gaddah_variants
 from roamcast.lab.curves import Curve, Point
 from roamcast.lab.experiment import Outcome
 from roamcast.lab.gaddah import DURABLE, NBR, PROACTIVE, PROTOCOLS, REACTIVE, RND
+from roamcast.lab.gaddah_covering import judge as judge_covering
 from roamcast.lab.gaddah_models import BROKERS, NEIGHBOURS, TIMES
 from roamcast.lab.gaddah_testbed import (
     CALIBRATED,
@@ -429,3 +431,38 @@ def test_r9_compares_with_and_without_selection() -> None:
     assert gaddah_movement.judge_r9(rows).holds is True
     assert gaddah_movement.judge_r9([rows[0], {**rows[1], "spread": 30}]).holds is False
     assert gaddah_movement.judge_r9(rows[:1]).holds is None
+
+
+def test_covering_is_judged_by_what_is_propagated_delivered_and_stored() -> None:
+    like: dict[str, Any] = {"workload": "nested", "handoffs": 10, "contexts": 90, "delivered": 500, "lost": 0,
+                            "violations": 0, "stored": 100, "stored_once": 70}  # fmt: skip
+    simple = {**like, "routing": "simple", "updates": 160}
+    assert judge_covering([simple, {**like, "routing": "covering", "updates": 40}]).holds is True
+    for wrong in ({"updates": 160}, {"updates": 40, "delivered": 499}, {"updates": 40, "lost": 1}):
+        assert judge_covering([simple, {**like, "routing": "covering", **wrong}]).holds is False
+
+
+def test_in_the_thesis_setting_every_protocol_works_on_what_it_stores() -> None:
+    """Pro-active has a buffer of its own; its entries cost as much as those of the others."""
+    for protocol in ("durable", "reactive", "proactive"):
+        free = BuildingJob(protocol, subscribers=10, warm_up_s=40.0, window_s=20.0)
+        loads = [
+            sum(simulate(replace(free, costs=replace(THESIS, entry_s=entry_s)))["load_percent"].values())
+            for entry_s in (0.0, 0.001)
+        ]
+        assert loads[1] > loads[0], protocol
+
+
+def test_variants_name_which_choice_gives_what() -> None:
+    variants = gaddah_variants
+    parts = (variants.LOWEST, variants.REACTIVE_MOST, variants.HANDOFF, variants.DURABLE_LAST)
+    held = {name: dict.fromkeys(parts, False) for name in variants.VARIANTS}
+    judges = (variants.judge_r26, variants.judge_r27, variants.judge_r28)
+    assert [judge(held).holds for judge in judges] == [False] * 3
+    for name in (variants.OWN_QUEUES, variants.BOTH):
+        held[name][variants.LOWEST] = True
+    for name in (variants.ASIDE, variants.BOTH):
+        held[name] |= {variants.HANDOFF: True, variants.DURABLE_LAST: True}
+    assert [judge(held).holds for judge in judges] == [True] * 3
+    held[variants.AS_SET] = dict.fromkeys(parts, True)
+    assert [judge(held).holds for judge in judges] == [False] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,13 @@ def is_journalled(folder: Path, text: bytes) -> bool:
     """Whether the first segment holds it, near its beginning."""
     with next(folder.glob("*.journal")).open("rb") as file:
         return text in file.read(1 << 17)
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the second handler, a copy, waits for its source no more: an entry `Changed` without one."""
+    with next(folder.glob("*.journal")).open("rb") as file:
+        written = file.read(1 << 17)
+    return re.search(rb"Changed\x02.{1,80}\xcb.{8}\xc0\xc2", written, re.DOTALL) is not None
 
 
 async def heard(client: RoamingClient, publisher: Adapter, topic: str) -> None:
@@ -91,6 +99,43 @@ def test_a_proxy_killed_between_move_out_and_move_in_loses_nothing(kind: str, tm
             assert (result.lost, result.dropped) == ((), 0)
             await publish(125, 5)
             assert await take(client, 125) == [f"{number}" for number in range(5, 130)]
+            assert client._queue.empty()
+            await client.close()
+            await publisher.close()
+
+        asyncio.run(work())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_neighbour_has_everything_though_the_old_proxy_is_dead(kind: str, tmp_path: Path) -> None:
+    """Pro-active proxies: that clients go from one site to the other is learned from the first move."""
+    reason = missing(kind)
+    if reason is not None:
+        pytest.skip(reason)
+    brokers, settings = tmp_path / "brokers", {"proactive.enabled": True}
+    with foreign_network(kind, brokers, SITES) as network, proxies_of(network, tmp_path, settings) as proxies:
+
+        async def work() -> None:
+            publisher = network.adapter("left")
+            await publisher.open()
+            topic = publisher.topic_of(["road", "1"])
+            client = RoamingClient(
+                "car", proxies.addresses, Options(again_s=0.2, ahead=True, suspend="never")
+            )
+            await client.subscribe(topic)
+            await client.move_in("hub")
+            await heard(client, publisher, topic)
+            await client.move_out()
+            assert (await client.move_in("left")).copies == 0
+            await client.move_out()
+            for number in range(50):
+                await publisher.publish(ForeignMessage(topic, b"%d" % number, {}, f"p/{number}"))
+            await until(lambda: is_journalled(tmp_path / "hub-data" / "buffers", b"p/49"))
+            await until(lambda: is_complete(tmp_path / "hub-data" / "buffers"))
+            proxies.processes["left"].kill()
+            result = await client.move_in("hub")
+            assert (result.copies, result.missing, result.lost) == (1, (), ())
+            assert await take(client, 50) == [f"{number}" for number in range(50)]
             assert client._queue.empty()
             await client.close()
             await publisher.close()

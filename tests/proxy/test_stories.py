@@ -20,6 +20,7 @@ from tests.proxy.world import World, run, until, with_options
 from roamcast.proxy import buffers, service, steps
 from roamcast.proxy.adapter import ForeignMessage
 from roamcast.proxy.client import RoamingClient
+from roamcast.proxy.config import Proactive
 
 FEW_SEEDS, SEEDS = range(5), range(12)
 MANY_SEEDS = range(200)
@@ -29,6 +30,7 @@ MANY_SEEDS = range(200)
 class Findings:
     published: list[str] = field(default_factory=list)
     got: list[str] = field(default_factory=list)
+    copies: int = 0
 
     @property
     def lost(self) -> list[str]:
@@ -98,12 +100,14 @@ async def story(
     sync: str = "ping",
     kills: bool = True,
     ways: Sequence[str] = ("handed over",),
+    proactive: Proactive | None = None,
+    can_suspend: bool = True,
 ) -> Findings:
     random = Random(seed)
     network = Network(random, random_tree(random))
-    world = World(network, monkeypatch)
+    world = World(network, monkeypatch, can_suspend=can_suspend, proactive=proactive)
     findings = Findings()
-    client = world.client("car", with_options(sync=sync, delay_s=0.05))
+    client = world.client("car", with_options(sync=sync, delay_s=0.05, ahead=proactive is not None))
     await asyncio.sleep(1)
     sites = list(network.sites)
     await client.subscribe("road/#" if random.random() < 0.5 else "road/+")
@@ -124,7 +128,7 @@ async def story(
             await asyncio.sleep(random.uniform(0, 2))
             world.start(left)
             await asyncio.sleep(0.2)
-        await client.move_in(random.choice(sites))
+        findings.copies += (await client.move_in(random.choice(sites))).copies
     for task in publishing:
         task.cancel()
     with suppress(TimeoutError):  # Then it is lost, and found to be.

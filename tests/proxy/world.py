@@ -18,7 +18,7 @@ from roamcast.proxy import wire
 from roamcast.proxy.buffers import Buffers, Entry, decode_entry, encode_entry
 from roamcast.proxy.client import Options, RoamingClient
 from roamcast.proxy.config import Buffers as BufferSettings
-from roamcast.proxy.config import Config, Neighbour, Peers
+from roamcast.proxy.config import Config, Neighbour, Peers, Proactive
 from roamcast.proxy.driver import ProxyServer
 from roamcast.proxy.wire import Pipe, ProxyError
 
@@ -111,6 +111,7 @@ class World:
         monkeypatch: pytest.MonkeyPatch,
         buffers: BufferSettings | None = None,
         can_suspend: bool = True,
+        proactive: Proactive | None = None,
     ) -> None:
         self.network, self.random = network, network.random
         self.servers: dict[str, ProxyServer] = {}
@@ -118,6 +119,7 @@ class World:
         self.pipes: dict[str, list[_Writer]] = {}
         self.proxies = {site: f"{site}:1" for site in network.sites}
         self._buffers, self._can_suspend = buffers or BufferSettings(), can_suspend
+        self._proactive = proactive or Proactive()
         monkeypatch.setattr(wire, "connect", self._connect)
         for site in network.sites:
             self.start(site)
@@ -128,6 +130,7 @@ class World:
         neighbours = tuple(Neighbour(other, self.proxies[other]) for other in self.proxies if other != site)
         config = Config(
             site=site, proxies=neighbours, peers=Peers(secret=secret), buffers=self._buffers,
+            proactive=self._proactive,
         )  # fmt: skip
         adapter = self.network.adapter(site, self._can_suspend)
         clock = asyncio.get_running_loop().time

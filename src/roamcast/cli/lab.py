@@ -193,10 +193,12 @@ def report(
 ) -> None:
     """Write one page with every claim: the document's word, what was measured, holds or not and why.
 
+    A page that is there already keeps what it has of other experiments, and of those without kept runs.
+
     Exit code 1 if an exact claim does not hold or a run crashed.
     """
     from roamcast.lab.catalogue import experiments
-    from roamcast.lab.claims_page import ClaimsPage
+    from roamcast.lab.claims_page import NOT_RUN, ClaimsPage
     from roamcast.lab.experiment import Findings, as_row, select
 
     chosen = select(experiments(), ids or [])
@@ -215,7 +217,7 @@ def report(
             else:
                 setting.prepare(sweep)
                 findings = watch(experiment, setting.quick, sweep)
-            page.add(experiment, findings, str(setting or "not run"), dict(sweep.commits))
+            page.add(experiment, findings, str(setting or NOT_RUN), dict(sweep.commits))
             rows += [as_row(outcome, experiment) for outcome in findings.outcomes]
             say(rows[-len(findings.outcomes) :])
     page.write()

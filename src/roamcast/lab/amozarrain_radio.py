@@ -164,10 +164,22 @@ def findings_of(rows: Sequence[Row]) -> Findings:
     claims = zip(*(one.outcomes for one in found.values()), strict=True)
     short = {TEXT: "thesis", CASTALIA: "csma", IEEE: "ours"}
     return Findings(
-        [in_settings(dict(zip(found, outcomes, strict=True))) for outcomes in claims],
+        [
+            in_settings(dict(zip(found, outcomes, strict=True)), WHY.get(outcomes[0].claim, ""))
+            for outcomes in claims
+        ],
         {f"{name}_{short[at]}": table for at, one in found.items() for name, table in one.tables.items()},
         {f"{name}_{short[at]}": draw for at, one in found.items() for name, draw in one.figures.items()},
     )
+
+
+WHY = {
+    "A7": "speed helps where frames are acknowledged and the network falls into parts, so that much is "
+    "stored; no other choice tried makes it help (R30)",
+    "A10": "the leader's neighbours send more than others if parents are kept while they bring the rounds, "
+    "and seldom if the first heartbeat of a round wins (R31)",
+}
+"""What decides where a claim does not hold, as an experiment found it."""
 
 
 def rows_in(rows: Sequence[Row], setting: str) -> list[Row]:

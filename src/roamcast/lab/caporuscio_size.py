@@ -11,7 +11,7 @@ from pathlib import Path
 import roamcast.proxy
 from roamcast.proxy.adapter import KINDS
 
-CORE = ("service", "buffers", "messages", "steps", "errands", "store")
+CORE = ("service", "ahead", "buffers", "messages", "steps", "errands", "store")
 """The protocol and its state."""
 AROUND = ("adapter", "base", "driver", "client", "wire", "discovery", "config", "monitor")
 """What carries it: sockets, the client's library, configuration."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import roamcast.lab.amozarrain
-import roamcast.lab.amozarrain_backbone
-import roamcast.lab.amozarrain_first_approach
 import roamcast.lab.amozarrain_radio
 import roamcast.lab.amozarrain_radio_variants
+import roamcast.lab.amozarrain_rules
+import roamcast.lab.amozarrain_speed
 import roamcast.lab.amozarrain_trees
 import roamcast.lab.caporuscio
 import roamcast.lab.comparison
@@ -15,8 +15,11 @@ import roamcast.lab.fiege_fig2
 import roamcast.lab.fiege_location
 import roamcast.lab.fiege_traffic
 import roamcast.lab.gaddah
+import roamcast.lab.gaddah_activemq
+import roamcast.lab.gaddah_covering
 import roamcast.lab.gaddah_models
 import roamcast.lab.gaddah_movement
+import roamcast.lab.gaddah_variants
 import roamcast.lab.learned_neighbours
 import roamcast.lab.radio_model
 import roamcast.lab.wang  # noqa: F401

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from PIL import Image
 
 import roamcast
 from roamcast.errors import InputError
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome
+from roamcast.lab.experiment import EXPERIMENTS, Experiment, Findings, Outcome
 from roamcast.lab.figures import save_png
 from roamcast.lab.kept import commit
 from roamcast.lab.report import drawn, write_csv
@@ -27,35 +27,67 @@ FIGURES_MAX = 40
 ROWS_MAX = 60
 """Rows of a table that is written beside the page; tables of single runs have more."""
 DOTS_PER_INCH = 100
+NOT_RUN = "not run"
+PARTS = "parts.json"
+"""Beside the pictures: what the page says, experiment by experiment."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """What one experiment has found, and how."""
+class Shown(msgspec.Struct):
+    """What the page says of one claim."""
 
-    experiment: Experiment
-    findings: Findings
+    claim: str
+    kind: str
+    text: str
+    verdict: str
+    paper: str
+    note: str
+    by_setting: dict[str, str]
+    values: list[tuple[str, str]]
+    more: int
+    """Measured values that are not on the page."""
+
+
+class Part(msgspec.Struct):
+    """What one experiment has found, and how: kept beside the page, so that others may be added later."""
+
+    experiment: str
+    title: str
     setting: str
-    commits: Mapping[str, int]
-    """Commits, and how many runs each has made."""
+    origin: str
+    claims: list[Shown]
+    figures: list[str]
+    tables: list[str]
 
-    @property
-    def origin(self) -> str:
-        made = sum(self.commits.values())
-        if not made and self.setting == "not run":
-            return self.setting
-        if not made:
-            return f"{self.setting}, computed when the page was made"
-        return f"{self.setting}, {made:,} runs made by commit {', '.join(sorted(self.commits))}"
+
+def part_of(experiment: Experiment, findings: Findings, setting: str, commits: Mapping[str, int]) -> Part:
+    """`commits` says how many runs each has made."""
+    made = sum(commits.values())
+    origin = setting
+    if made:
+        origin = f"{setting}, {made:,} runs made by commit {', '.join(sorted(commits))}"
+    elif setting != NOT_RUN:
+        origin = f"{setting}, computed when the page was made"
+    texts = {claim.id: claim.text for claim in experiment.claims}
+    claims = [shown(texts[outcome.claim], outcome) for outcome in findings.outcomes]
+    figures, tables = list(findings.figures), tables_of(findings)
+    return Part(experiment.id, experiment.title, setting, origin, claims, figures, tables)
+
+
+def shown(text: str, outcome: Outcome) -> Shown:
+    rows = [(name, cell(value)) for name, value in leaves(outcome.figures)]
+    return Shown(
+        outcome.claim, outcome.kind, text, outcome.verdict, outcome.paper, outcome.note,
+        dict(outcome.by_setting), rows[:FIGURES_MAX], max(0, len(rows) - FIGURES_MAX),
+    )  # fmt: skip
 
 
 class ClaimsPage:
-    """Grows by an experiment at a time."""
+    """Grows by an experiment at a time; those that an earlier page has and this one has not stay."""
 
     def __init__(self, out: Path, command: str) -> None:
         self._out = out
         self._command = command
-        self._parts: list[Part] = []
+        self._parts: dict[str, Part] = {}
 
     def add(
         self, experiment: Experiment, findings: Findings, setting: str, commits: Mapping[str, int]
@@ -65,26 +97,43 @@ class ClaimsPage:
         try:
             folder.mkdir(exist_ok=True)
             for name, draw in findings.figures.items():
-                shrink(save_png(drawn(draw), folder / file_of(experiment, name), DOTS_PER_INCH))
+                shrink(save_png(drawn(draw), folder / file_of(experiment.id, name), DOTS_PER_INCH))
             for name in tables_of(findings):
-                write_csv(folder / file_of(experiment, name), findings.tables[name])
+                write_csv(folder / file_of(experiment.id, name), findings.tables[name])
         except OSError as error:
             raise InputError(f"--out {self._out}: cannot be written to ({error.strerror or error})") from None
-        self._parts.append(Part(experiment, findings, setting, dict(commits)))
+        self._parts[experiment.id] = part_of(experiment, findings, setting, commits)
 
     def write(self) -> None:
-        (self._out / "claims.md").write_text("\n".join(self._lines()) + "\n", encoding="utf-8")
+        parts = self._with_earlier()
+        text = "\n".join(self._lines(parts)) + "\n"
+        (self._out / "claims.md").write_text(text, encoding="utf-8")
+        (self._out / "claims" / PARTS).write_bytes(msgspec.json.format(msgspec.json.encode(parts), indent=1))
 
-    def _lines(self) -> list[str]:
-        outcomes = [outcome for part in self._parts for outcome in part.findings.outcomes]
-        outcomes.sort(key=lambda one: (one.claim[0], len(one.claim), one.claim))
-        settings = {one.claim: part.setting for part in self._parts for one in part.findings.outcomes}
-        documents = dict.fromkeys(map(document_of, [*DOCUMENTS, *(one.claim for one in outcomes)]))
-        counts = Counter(outcome.verdict for outcome in outcomes)
+    def _with_earlier(self) -> list[Part]:
+        """All parts in the order of the catalogue; one that was not run gives way to an earlier one."""
+        path = self._out / "claims" / PARTS
+        try:
+            earlier = msgspec.json.decode(path.read_bytes(), type=list[Part]) if path.exists() else []
+        except (OSError, msgspec.MsgspecError) as error:
+            raise InputError(f"{path}: cannot be read ({error}); without it the page begins anew") from None
+        parts = {part.experiment: part for part in earlier if part.experiment in EXPERIMENTS}
+        for id, part in self._parts.items():
+            if part.setting != NOT_RUN or id not in parts:
+                parts[id] = part
+        order = [*EXPERIMENTS, *parts]
+        return sorted(parts.values(), key=lambda one: order.index(one.experiment))
+
+    def _lines(self, parts: list[Part]) -> list[str]:
+        claims = [claim for part in parts for claim in part.claims]
+        claims.sort(key=lambda one: (one.claim[0], len(one.claim), one.claim))
+        settings = {one.claim: part.setting for part in parts for one in part.claims}
+        documents = dict.fromkeys(map(document_of, [*DOCUMENTS, *(one.claim for one in claims)]))
+        counts = Counter(claim.verdict for claim in claims)
         lines = [
             "# What the documents claim, and what comes out here", "",
             f"Made by `{self._command}` with version {roamcast.__version__}, commit {commit()}. "
-            f"{len(outcomes)} claims: {counts['holds']} hold, {counts['does not hold']} do not, "
+            f"{len(claims)} claims: {counts['holds']} hold, {counts['does not hold']} do not, "
             f"{counts['open']} are open.", "",
             "Kinds: *exact* is a number or a sequence that must come out; *order* says who is better; "
             "*shape* how a curve bends; *erratum* that the document contradicts itself, and both readings "
@@ -94,32 +143,33 @@ class ClaimsPage:
             "ours; there the text's words are the claim. The column *runs* says how much of an experiment "
             "was run for this page: *full* is the document's size, *quick* a smaller one (`--quick`), *once* "
             "without repetitions, so without intervals. `roamcast lab report --runs FOLDER --out docs` makes "
-            "all in full.",
+            "all in full; with ids, or with `--kept-only`, it renews a part, and each section names the "
+            "commits that made its runs.",
         ]  # fmt: skip
         for document in documents:
-            if of_it := [summary(one, settings) for one in outcomes if document_of(one.claim) == document]:
+            if of_it := [summary(one, settings) for one in claims if document_of(one.claim) == document]:
                 lines += ["", f"## {document}", ""]
                 lines += [
                     "| claim | kind | verdict | runs | the document | where not, why |",
                     "|---|---|---|---|---|---|",
                 ]
                 lines += of_it
-        lines += self._settings(outcomes)
-        for part in self._parts:
-            experiment, findings = part.experiment, part.findings
-            lines += ["", f"## {experiment.title}", ""]
-            lines.append(f"Experiment `{experiment.id}`: {part.origin}.")
-            claims = {claim.id: claim for claim in experiment.claims}
-            for outcome in findings.outcomes:
-                lines += section(claims[outcome.claim], outcome)
-            for name in findings.figures:
-                lines += ["", f"![{name.replace('_', ' ')}](claims/{file_of(experiment, name)}.png)"]
-            if tables := tables_of(findings):
-                named = ", ".join(f"[{name}](claims/{file_of(experiment, name)}.csv)" for name in tables)
+        lines += self._settings(claims)
+        for part in parts:
+            lines += ["", f"## {part.title}", ""]
+            lines.append(f"Experiment `{part.experiment}`: {part.origin}.")
+            for claim in part.claims:
+                lines += section(claim)
+            for name in part.figures:
+                lines += ["", f"![{name.replace('_', ' ')}](claims/{file_of(part.experiment, name)}.png)"]
+            if part.tables:
+                named = ", ".join(
+                    f"[{name}](claims/{file_of(part.experiment, name)}.csv)" for name in part.tables
+                )
                 lines += ["", f"Tables: {named}."]
         return lines
 
-    def _settings(self, outcomes: list[Outcome]) -> list[str]:
+    def _settings(self, outcomes: list[Shown]) -> list[str]:
         """Which setting reproduces which claim."""
         both = [outcome for outcome in outcomes if outcome.by_setting]
         if not both:
@@ -140,8 +190,8 @@ class ClaimsPage:
         return lines
 
 
-def file_of(experiment: Experiment, name: str) -> str:
-    return f"{experiment.id}-{''.join(sign if sign.isalnum() else '_' for sign in name)}"
+def file_of(experiment: str, name: str) -> str:
+    return f"{experiment}-{''.join(sign if sign.isalnum() else '_' for sign in name)}"
 
 
 def shrink(path: Path) -> None:
@@ -158,27 +208,22 @@ def tables_of(findings: Findings) -> list[str]:
     return [name for name, rows in findings.tables.items() if len(rows) <= ROWS_MAX]
 
 
-def summary(outcome: Outcome, settings: Mapping[str, str]) -> str:
-    runs = settings[outcome.claim].replace(" setting", "")
-    cells = (f"[{outcome.claim}](#{outcome.claim.lower()})", outcome.kind, outcome.verdict, runs,
-             escaped(outcome.paper), escaped(outcome.note))  # fmt: skip
+def summary(claim: Shown, settings: Mapping[str, str]) -> str:
+    runs = settings[claim.claim].replace(" setting", "")
+    cells = (f"[{claim.claim}](#{claim.claim.lower()})", claim.kind, claim.verdict, runs,
+             escaped(claim.paper), escaped(claim.note))  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
-def section(claim: Claim, outcome: Outcome) -> list[str]:
-    lines = ["", f"### {claim.id}", "", f"{document_of(claim.id)}, {claim.kind}: {escaped(claim.text)}.", ""]
-    lines.append(
-        f"**{outcome.verdict.capitalize()}**" + (f": {escaped(outcome.note)}." if outcome.note else ".")
-    )
-    rows = leaves(outcome.figures)
-    if rows:
+def section(claim: Shown) -> list[str]:
+    lines = ["", f"### {claim.claim}", ""]
+    lines += [f"{document_of(claim.claim)}, {claim.kind}: {escaped(claim.text)}.", ""]
+    lines.append(f"**{claim.verdict.capitalize()}**" + (f": {escaped(claim.note)}." if claim.note else "."))
+    if claim.values:
         lines += ["", "| measured | value |", "|---|---|"]
-        lines += [f"| {escaped(name)} | {escaped(cell(value))} |" for name, value in rows[:FIGURES_MAX]]
-    if len(rows) > FIGURES_MAX:
-        lines += [
-            "",
-            f"{len(rows) - FIGURES_MAX} more values are printed by `roamcast lab check {claim.id}`.",
-        ]
+        lines += [f"| {escaped(name)} | {escaped(value)} |" for name, value in claim.values]
+    if claim.more:
+        lines += ["", f"{claim.more} more values are printed by `roamcast lab check {claim.claim}`."]
     return lines
 
 

@@ -54,6 +54,7 @@ from roamcast.protocol import records
 from roamcast.protocol.effects import AttachTo, Input, LeaveFor, PublishThis, Received, Submitted, SubscribeTo
 from roamcast.protocol.messages import Grant, Message, Relayed
 from roamcast.protocol.notification import Burst, count_of, decode_attributes, encode_attributes
+from roamcast.protocol.queues import QueueLimits
 from roamcast.simulator.links import Delay
 from roamcast.simulator.movement import Visit, plan
 from roamcast.simulator.network import Action, Network, NetworkSettings
@@ -116,6 +117,18 @@ SETTINGS = {"the thesis's": THESIS, "ours": OURS}
 
 
 @dataclass(frozen=True)
+class Choices:
+    """What may be otherwise in a variant (`gaddah_variants`); in both settings it is as here."""
+
+    own_queues: bool = False
+    """Whether each virtual subscriber of pro-active has the buffer's size for itself."""
+    stores_aside: bool = False
+    """Whether caching and transfer slow down the publisher alone, and nobody waits for them at a broker."""
+    neighbours_max: int | None = None
+    """The upper bound on a broker's degree (3.3.3)."""
+
+
+@dataclass(frozen=True)
 class BuildingJob(Job):
     """One run; the defaults are those of table 4.1."""
 
@@ -136,6 +149,10 @@ class BuildingJob(Job):
     costs: Costs = OURS
     selects: bool = False
     """Whether a subscriber that arrives takes the least occupied of the broker and its neighbours (7.2.1)."""
+
+    @property
+    def choices(self) -> Choices:
+        return Choices()
 
     @property
     def cost(self) -> float:
@@ -162,7 +179,9 @@ class BuildingJob(Job):
             service_s=SERVICE_S,
             buffer_bytes=self.buffer_mb * MB,
             records="counters",
-            mobility=Settings(neighbour_timeout_s=self.neighbour_timeout_s),
+            mobility=Settings(
+                neighbour_timeout_s=self.neighbour_timeout_s, neighbours_max=self.choices.neighbours_max
+            ),
             seed=self.seed,
         )
 
@@ -180,8 +199,9 @@ def is_published(item: MachineInput | Input) -> bool:
 class EntriesCounted(SharedBuffer):
     """Counts what enters the queues of a broker."""
 
-    def __init__(self, limit_bytes: int, *, is_shared: bool) -> None:
+    def __init__(self, limit_bytes: int, *, is_shared: bool, limits: QueueLimits | None = None) -> None:
         super().__init__(limit_bytes)
+        self.limits = limits
         self.entries = 0
         self._is_shared = is_shared
 
@@ -204,10 +224,24 @@ class LoadedNetwork(Network):
         self._entered: Counter[str] = Counter()
         self._arrived_s: defaultdict[str, deque[float]] = defaultdict(deque)
         """When the messages came that wait to be processed."""
+        self._stores_aside = job.choices.stores_aside
+        self._stored_at: defaultdict[str, float] = defaultdict(float)
+        """When a broker has done all its caching, where that is done aside."""
         super().__init__(testbed.topology, job.network(), testbed.observe, testbed.meter.on_message)
         for broker in self.brokers.values():
             is_shared = job.costs.reactive_shares or job.protocol != "reactive"
             broker.buffer = EntriesCounted(job.buffer_mb * MB, is_shared=is_shared)
+            if isinstance(broker.protocol, Proactive):
+                # It has a buffer of its own, in which a message is stored once.
+                broker.protocol.buffer = broker.buffer = _buffer_of_copies(job)
+
+    def store(self, broker: str, duration_s: float) -> None:
+        """Work of caching and transfer: the broker is busy with it, or only whoever waits for its end."""
+        if not self._stores_aside:
+            self.work(broker, duration_s)
+            return
+        self.meter.worked_s[broker] += duration_s
+        self._stored_at[broker] = max(self.now, self._stored_at[broker]) + duration_s
 
     def work(self, broker: str, duration_s: float) -> None:
         """Keep a broker busy for a while longer."""
@@ -227,16 +261,24 @@ class LoadedNetwork(Network):
         buffer, entering_s = self.brokers[broker].buffer, 0.0
         if self.costs.entry_s and isinstance(buffer, EntriesCounted):
             entering_s = self.costs.entry_s * (buffer.entries - self._entered[broker])
-            self.work(broker, entering_s)
+            self.store(broker, entering_s)
             self._entered[broker] = buffer.entries
         if any(is_published(item) for item in inputs):
             arrived_s = self._arrived_s[broker].popleft()
             self.meter.on_processed(arrived_s, broker, self.now - arrived_s + entering_s)
         if self.costs.transfer_s and (handed := self.meter.handed_over.pop(broker, 0)):
-            self.work(broker, self.costs.transfer_s * handed)
+            self.store(broker, self.costs.transfer_s * handed)
         for item in inputs:
             if isinstance(item, Received) and isinstance(item.message, Burst):
-                self._on_taken(item.message.number)
+                self._on_taken(item.message.number, max(self.now, self._stored_at[broker]))
+
+
+def _buffer_of_copies(job: BuildingJob) -> EntriesCounted:
+    size = job.buffer_mb * MB
+    if not job.choices.own_queues:
+        return EntriesCounted(size, is_shared=True)
+    limits = QueueLimits(notifications_max=10**9, bytes_max=size)
+    return EntriesCounted(size * job.subscribers, is_shared=True, limits=limits)
 
 
 def simulate(job: BuildingJob) -> Row:
@@ -261,6 +303,7 @@ class Testbed:
         self.meter = Meter(job)
         self._awaited = self._taken = 0
         """The last message, and how many brokers have taken it."""
+        self._taken_at = 0.0
         self.network = LoadedNetwork(self)
         self.publish_at_s: float | None = START_S if job.publishing else None
         """None while the publisher waits for its last message to be taken."""
@@ -272,17 +315,18 @@ class Testbed:
     def observe(self, rows: list[records.Row]) -> None:
         for row in rows:
             if row.kind == "published":
-                self._awaited, self._taken = row.number or 0, 0
-                self.on_taken(self._awaited)
+                self._awaited, self._taken, self._taken_at = row.number or 0, 0, 0.0
+                self.on_taken(self._awaited, self.network.now)
         self.meter.observe(rows)
 
-    def on_taken(self, number: int) -> None:
+    def on_taken(self, number: int, at: float) -> None:
         """A broker has taken a message. The publisher sends the next one when all have that it waits for."""
         if number != self._awaited:
             return
         self._taken += 1
+        self._taken_at = max(self._taken_at, at)
         if self._taken == (len(self.topology.brokers) if self.job.costs.waits_for_all else 1):
-            self.publish_at_s = self.network.now + ACCESS_S + self.job.pause_s
+            self.publish_at_s = self._taken_at + ACCESS_S + self.job.pause_s
 
     # --- what clients do ---
 

@@ -46,6 +46,8 @@ class Opened(_Entry, frozen=True):
     """Whether it belongs to a session of the MQTT endpoint, for which it listens all the time."""
     known: tuple[str, ...] = ()
     """Identities that came at the client's last site."""
+    copy_of: tuple[str, str] | None = None
+    """The site and ticket of the handler that this one is a copy of, ahead of the client (ahead.py)."""
 
 
 class Kept(_Entry, frozen=True):
@@ -133,7 +135,7 @@ class Handler:
         self.dropped = 0
         self.is_frozen = False
         self.is_promised = False
-        self.source: tuple[str, str] | None = None
+        self.source: tuple[str, str] | None = opened.copy_of
         self.adopted = 0
         """The last number that came from there."""
         self.adopted_identities: dict[str, None] = {}

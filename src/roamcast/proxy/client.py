@@ -37,7 +37,7 @@ from roamcast.proxy.adapter import Adapter, AdapterError, ForeignMessage, open_a
 from roamcast.proxy.client_state import ClientState, Source, Suspended, read_state, write_state
 from roamcast.proxy.discovery import Credentials, measure
 from roamcast.proxy.line import Line
-from roamcast.proxy.messages import PING_LEVELS, channel_name, ping_key
+from roamcast.proxy.messages import PING_LEVELS, ahead_ticket, channel_name, ping_key
 from roamcast.proxy.wire import ProxyError
 
 SyncOption = Literal["none", "basic", "delay", "ping"]
@@ -61,6 +61,8 @@ class MoveIn(msgspec.Struct):
 
     site: str
     downloaded: int = 0
+    copies: int = 0
+    """Handlers of other sites whose copy at this site had everything (see `Options.ahead`)."""
     merged: int = 0
     """What had come directly from the broker of the new site meanwhile."""
     duplicates: int = 0
@@ -95,6 +97,9 @@ class Options(msgspec.Struct, frozen=True):
     when no proxy answers at move-out, which otherwise fails."""
     publishes_max: int = 10_000
     """Limit of messages that wait here while the client is away."""
+    ahead: bool = False
+    """Whether to ask the proxy of a new site for a copy of what was kept first; set it where proxies have
+    `proactive.enabled`. It costs a round trip where there is no copy."""
     again_s: float = 5.0
     """The pause before a proxy that could not be asked is asked again."""
 
@@ -409,6 +414,8 @@ class RoamingClient:
                     self._on_refused(source, refused, result)
                     return
                 source = self._handed_over(source)
+            elif self.options.ahead and await self._fetch_copy(source, result):
+                return
             await self._synchronise(adapter, source)
             answer = await self._fetch(source, result)
         except (AdapterError, ProxyError, TimeoutError) as error:
@@ -422,6 +429,28 @@ class RoamingClient:
         else:
             result.dropped += answer.dropped
             self._forget(source)
+
+    async def _fetch_copy(self, source: Source, result: MoveIn) -> bool:
+        """Download the copy of a handler that the proxy here has, if it has one: then that is the source.
+
+        The client and the copy listen at the same foreign broker, so no ping has to tell that it has the
+        client's subscriptions.
+        """
+        if source.site == result.site:
+            return False
+        copy = Source(result.site, ahead_ticket(source.ticket, result.site))
+        answer = await self._fetch(copy, result, instead_of=source)
+        if copy not in self.sources:
+            return False
+        if isinstance(answer, messages.MoveRefused):
+            self._on_refused(copy, answer, result)
+        elif answer.missing:
+            result.missing += (answer.missing,)
+        else:
+            result.dropped += answer.dropped
+            result.copies += 1
+            self._forget(copy)
+        return True
 
     def _on_refused(self, source: Source, refused: messages.MoveRefused, result: MoveIn) -> None:
         text = f"site {source.site}: {refused.text}"
@@ -473,11 +502,16 @@ class RoamingClient:
         finally:
             del self._pings[answer]
 
-    async def _fetch(self, source: Source, result: MoveIn) -> messages.Downloaded | messages.MoveRefused:
+    async def _fetch(
+        self, source: Source, result: MoveIn, instead_of: Source | None = None
+    ) -> messages.Downloaded | messages.MoveRefused:
         line = self._connected()
         request = line.next_request()
         async with line.asking(messages.Download(request, self.id, source.ticket, source.site)) as answers:
             async for answer in answers:
+                if instead_of in self.sources and isinstance(answer, messages.Batch | messages.Downloaded):
+                    self.sources[self.sources.index(instead_of)] = source
+                    self._write_state()
                 if isinstance(answer, messages.Downloaded | messages.MoveRefused):
                     return answer
                 if isinstance(answer, messages.Batch):

@@ -119,6 +119,20 @@ class Ping(Section, frozen=True):
     """Seconds without a returned ping after which a move-out is refused."""
 
 
+class Proactive(Section, frozen=True):
+    """Copies at the sites where clients go next, which listen before a client comes (pro-active proxies)."""
+
+    enabled: bool = False
+    """Whether this proxy tells its neighbours, and keeps copies for them. Clients ask for a copy with
+    `Options(ahead=True)`."""
+    sites: tuple[Name, ...] = ()
+    """The neighbours: ids of sites of [[proxy]]. Without any they are learned from the moves of clients."""
+    neighbours_max: Count = 4
+    """Learned neighbours at most; the least recently used one gives way."""
+    neighbour_timeout_s: Seconds = 604_800.0
+    """Seconds without a move after which a learned neighbour is removed."""
+
+
 class Mqtt(Section, frozen=True):
     """The endpoint for standard MQTT clients, in front of a broker of kind mosquitto."""
 
@@ -154,6 +168,7 @@ class Config(Section, frozen=True):
     access: Access = field(default_factory=Access)
     buffers: Buffers = field(default_factory=Buffers)
     ping: Ping = field(default_factory=Ping)
+    proactive: Proactive = field(default_factory=Proactive)
     mqtt: Mqtt = field(default_factory=Mqtt)
     log: Log = field(default_factory=Log)
 
@@ -196,6 +211,10 @@ def _check_proxies(config: Config) -> None:
             raise InputError(f"proxy: site {site} is there twice, this one is {config.site}; keep one")
     if config.proxies and not config.peers.secret:
         raise InputError("peers.secret_file is missing: proxies prove with it that they belong together")
+    for site in config.proactive.sites:
+        if site not in config.sites:
+            known = ", ".join(config.sites) or "none"
+            raise InputError(f"proactive.sites: {site} is no site of a [[proxy]]; known are {known}")
     check_secret("peers.secret", config.peers.secret)
 
 

@@ -16,6 +16,8 @@ from roamcast.proxy.steps import Joined
 if TYPE_CHECKING:
     from roamcast.proxy.service import Service
 
+BATCH_BYTES, BATCH_MESSAGES = 256 << 10, 1000
+"""Of messages that go to a client, or to another site, at once."""
 AGAIN_S = 5.0
 """Pause before a failed request to the foreign broker, or to another site, is repeated."""
 

@@ -184,6 +184,41 @@ class Locate(_Message, frozen=True):
     is_clean: bool = False
 
 
+class Surround(_Message, frozen=True):
+    """Listen for this client as well: it has moved out here, and may come to you (ahead.py).
+
+    Answered with MovedOut. The copy's ticket is worked out from this one.
+    """
+
+    request: Number
+    client: Name
+    ticket: Ticket
+    user: Annotated[str, Meta(max_length=256)]
+    filters: Annotated[tuple[Filter, ...], Meta(max_length=10_000)]
+    lease_s: Annotated[float, Meta(ge=0)]
+    bytes_max: Number
+    is_unique: bool
+
+
+class Prefix(_Message, frozen=True):
+    """Give my copy what your handler had before this ping of mine; it keeps that."""
+
+    request: Number
+    client: Name
+    ticket: Ticket
+    user: Annotated[str, Meta(max_length=256)]
+    ping: Annotated[bytes, Meta(max_length=64)]
+
+
+class Forget(_Message, frozen=True):
+    """End this handler, or copy: the client has what was in it, or gets it elsewhere."""
+
+    request: Number
+    client: Name
+    ticket: Ticket
+    user: Annotated[str, Meta(max_length=256)]
+
+
 class Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A session that a site holds, complete or still being adopted."""
 
@@ -222,6 +257,9 @@ Message = (
     | Downloaded
     | Locate
     | Located
+    | Surround
+    | Prefix
+    | Forget
 )
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -260,6 +298,11 @@ def channel_name(client: str, ticket: str) -> str:
     """The name of a stay or a handler at the foreign broker; whoever has the ticket can continue it."""
     digest = hashlib.sha256(f"{client}\0{ticket}".encode()).hexdigest()
     return f"roamcast-{digest[:20]}"
+
+
+def ahead_ticket(ticket: str, site: str) -> str:
+    """The ticket of the copy that a site has of a handler: whoever has the handler's can work it out."""
+    return hashlib.sha256(f"roamcast ahead {site} {ticket}".encode()).hexdigest()[:32]
 
 
 # --- pings, which travel through the foreign broker ---

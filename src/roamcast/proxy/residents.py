@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from roamcast.proxy import messages, steps
 from roamcast.proxy.adapter import ForeignMessage
-from roamcast.proxy.buffers import Adopted, Changed, Handler, Opened, Passing, Taken
+from roamcast.proxy.buffers import Adopted, Changed, Dropped, Handler, Opened, Passing, Taken
 from roamcast.proxy.errands import AGAIN_S
 from roamcast.proxy.messages import ping_key
 
@@ -83,6 +83,13 @@ class Adopting:
     def begin(self) -> None:
         topic = self._service.ping_topic(ping_key(self._ticket), "in-request")
         self._service.ping(topic, self._nonce, lambda: self._is_wanted() and not self._link)
+        if self.handler.opened.copy_of is not None:
+            # Nobody waits for a copy: what it is a copy of may be gone, and would never answer.
+            self._service.after(self._service.config.ping.timeout_s, self._ask_anyway)
+
+    def _ask_anyway(self) -> None:
+        if self._residents.adopting.get(self.handler.id) is self and not self._link:
+            self._link = self._service.dial(self._site, self)
 
     def _is_wanted(self) -> bool:
         """False if the session has ended here meanwhile."""
@@ -100,8 +107,10 @@ class Adopting:
 
     def on_joined(self, link: int) -> None:
         opened = self.handler.opened
-        download = messages.Download(ADOPT, opened.client, self._ticket, user=opened.owner)
-        self._service.send(link, download)
+        asked: messages.Message = messages.Download(ADOPT, opened.client, self._ticket, user=opened.owner)
+        if opened.copy_of is not None:
+            asked = messages.Prefix(ADOPT, opened.client, self._ticket, opened.owner, self._nonce)
+        self._service.send(link, asked)
 
     def on_answer(self, link: int, message: messages.Message) -> None:
         service, handler = self._service, self.handler
@@ -115,6 +124,14 @@ class Adopting:
                     service.keep(Adopted(handler.id, last, new))
                 service.send(link, messages.Taken(ADOPT, last))
                 self._residents.stream(handler)
+            case messages.MoveRefused(code="unknown") if handler.opened.copy_of is not None:
+                self.end()
+                service.end(handler, "ended")
+            case messages.Downloaded(missing="", dropped=dropped) if handler.opened.copy_of is not None:
+                if dropped:
+                    service.keep(Dropped(handler.id, dropped))
+                self.end()
+                self._residents.on_adopted(handler, self.answer_topic)
             case messages.Downloaded(missing="") | messages.MoveRefused(code="unknown" | "expired"):
                 self.end()
                 self._residents.on_adopted(handler, self.answer_topic)
@@ -366,7 +383,9 @@ class Residents:
             self.service.send(connection, steps.Done(request))
         elif handler.source is not None and handler.id not in self.adopting:
             self._tokens += 1
-            nonce = f"{handler.id}-{handler.adopted}-{self._tokens}".encode()
+            # Copies at several sites may ping one handler, and each hears the answers to all.
+            own = ping_key(handler.opened.ticket)
+            nonce = f"{own}-{handler.adopted}-{self._tokens}".encode()
             adopting = self.adopting[handler.id] = Adopting(self, handler, handler.source, nonce)
             adopting.begin()
 

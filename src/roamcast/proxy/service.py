@@ -23,6 +23,7 @@ import msgspec
 
 from roamcast.proxy import messages, steps
 from roamcast.proxy.adapter import ForeignMessage
+from roamcast.proxy.ahead import Ahead
 from roamcast.proxy.buffers import (
     Buffers,
     Changed,
@@ -36,14 +37,13 @@ from roamcast.proxy.buffers import (
     Taken,
     size_of,
 )
-from roamcast.proxy.errands import AGAIN_S, Errand, Relay
+from roamcast.proxy.errands import AGAIN_S, BATCH_BYTES, BATCH_MESSAGES, Errand, Relay
 from roamcast.proxy.messages import PING_BODY_MAX, PING_LEVELS, ping_key
 from roamcast.proxy.residents import Residents
 
 if TYPE_CHECKING:
     from roamcast.proxy.config import Config
 
-BATCH_BYTES, BATCH_MESSAGES = 256 << 10, 1000
 WINDOW_MESSAGES = 8 * BATCH_MESSAGES
 """Messages of a download that may be sent before the first of them is acknowledged."""
 
@@ -97,6 +97,7 @@ class Service:
         self._links = 0
         self._errands: dict[int, Errand] = {}
         self._residents = Residents(self)
+        self.ahead = Ahead(self)
         for handler in self.buffers.by_id.values():
             self.watch_lease(handler)
 
@@ -136,6 +137,8 @@ class Service:
             case steps.ForeignBack():
                 self.down = ""
                 self._residents.on_back()
+                if not self._can_suspend:
+                    self.ahead.on_foreign_back()
                 for handler in self.buffers.by_id.values():
                     self.listen(handler, is_resumed=True)
 
@@ -194,6 +197,8 @@ class Service:
                 self._on_request(joined, message)
             case messages.Locate() if joined.role == "proxy":
                 self._residents.on_locate(connection, message)
+            case messages.Surround() | messages.Prefix() | messages.Forget() if joined.role == "proxy":
+                self.ahead.on_message(joined, message)
             case messages.Taken(request=request, number=number):
                 relay = self.relays.get((connection, request))
                 if relay is not None:
@@ -214,7 +219,8 @@ class Service:
         if isinstance(asked, messages.StandIn):
             self._on_stand_in(connection, user, asked)
         else:
-            self._on_fetch(connection, asked.request, asked.client, asked.ticket, user)
+            by_site = joined.who if joined.role == "proxy" else ""
+            self._on_fetch(connection, asked.request, asked.client, asked.ticket, user, by_site)
 
     def _relay(self, client: steps.Joined, asked: messages.StandIn | messages.Download) -> None:
         key = connection, request = client.connection, asked.request
@@ -228,6 +234,7 @@ class Service:
             self.refuse(connection, request, "busy", "this request is under way")
         else:
             self.relays[key] = Relay(self, client, asked)
+            self.ahead.graph.on_reconnect(asked.site, self.now)
 
     def _on_dialed(self, link: int) -> None:
         if link in self._errands:
@@ -242,6 +249,7 @@ class Service:
         for key in [key for key in self.relays if key[0] == connection]:
             self.relays[key].end()
         self._residents.on_left(connection)
+        self.ahead.on_left(connection)
         self.joined.pop(connection, None)
         for id, fetching in list(self._fetching.items()):
             if fetching.connection == connection:
@@ -350,6 +358,8 @@ class Service:
             self._give_up(handler, "expired", text)
         elif moving is not None:
             self._synchronise(handler)
+        else:
+            self.ahead.surround(handler)
 
     def _synchronise(self, handler: Handler) -> None:
         """Make sure that the subscriptions are effective before the client goes away (section 3.3)."""
@@ -380,6 +390,7 @@ class Service:
             return
         del self._moving[handler.id]
         self._acknowledge_lease(moving.connection, moving.request.request, handler)
+        self.ahead.surround(handler)
 
     def _acknowledge_lease(self, connection: int, request: int, handler: Handler) -> None:
         opened = handler.opened
@@ -427,6 +438,7 @@ class Service:
         if message.topic == self.ping_topic(key, "in-request") and len(message.body) <= PING_BODY_MAX:
             if handler.source is not None:
                 return  # The session is not complete yet: the other site repeats its ping.
+            self.ahead.on_ping(handler, message.body)
             answer = self.ping_topic(key, "in-response")
             self.do(steps.PublishStep(ForeignMessage(answer, message.body)))
         elif message.topic == self.ping_topic(key, "out-response") and moving is not None:
@@ -461,7 +473,9 @@ class Service:
 
     # --- download ---
 
-    def _on_fetch(self, connection: int, request: int, client: str, ticket: str, user: str) -> None:
+    def _on_fetch(
+        self, connection: int, request: int, client: str, ticket: str, user: str, by_site: str
+    ) -> None:
         handler = self.buffers.by_key.get((client, ticket))
         if handler is None:
             self._answer_unknown(connection, request, client, ticket)
@@ -469,6 +483,13 @@ class Service:
         if handler.opened.owner != user:
             self.refuse(connection, request, "identity", f"client {client!r} is another user's here")
             return
+        if handler.opened.copy_of is None:
+            self.ahead.on_fetched(handler, by_site)
+        elif handler.source is not None:
+            self.refuse(connection, request, "busy", f"the copy for {client!r} is not complete")
+            return
+        else:
+            self.ahead.serve(handler)
         earlier = self._fetching.pop(handler.id, None)
         if earlier is not None:
             self.refuse(earlier.connection, earlier.request, "busy", "another download of this client began")
@@ -522,6 +543,7 @@ class Service:
             del self._fetching[handler.id]
             self.do(steps.Unlisten(handler.name, self._foreign_filters(handler), is_end=False))
             self.keep(Closed(handler.id, "taken"))
+            self.ahead.on_closed(handler, "taken")
             self.send(fetching.connection, messages.Downloaded(fetching.request, dropped))
         elif fetching.failed or self.down:
             self._break_off(handler, fetching, fetching.failed or self.down)
@@ -542,6 +564,8 @@ class Service:
         self.send(fetching.connection, messages.Downloaded(fetching.request, 0, text[:500]))
 
     def _on_taken(self, connection: int, request: int, number: int) -> None:
+        if self.ahead.on_taken(connection, request, number):
+            return
         for id, fetching in self._fetching.items():
             if fetching.connection == connection and fetching.request == request:
                 handler = self.buffers.by_id[id]
@@ -569,9 +593,13 @@ class Service:
             return
         self.end(handler, "expired")
 
-    def end(self, handler: Handler, why: Literal["expired", "refused", "ended"]) -> None:
+    def is_fetched(self, handler: Handler) -> bool:
+        return handler.id in self._fetching
+
+    def end(self, handler: Handler, why: Literal["expired", "refused", "ended", "taken"]) -> None:
         """Remove a handler together with its buffer."""
         self._moving.pop(handler.id, None)
         self._listening.pop(handler.id, None)
         self.do(steps.Unlisten(handler.name, self._foreign_filters(handler)))
         self.keep(Closed(handler.id, why))
+        self.ahead.on_closed(handler, why)

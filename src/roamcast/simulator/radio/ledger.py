@@ -7,6 +7,7 @@ and each first arrival has a delay and a number of hops.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from statistics import fmean
 from typing import NamedTuple
 
@@ -49,14 +50,21 @@ class Ledger:
         self.owed(notification, subscriber)
         self._arrived[key] = Arrival(now - self._owed[key], hops)
 
-    def figures(self) -> dict[str, float | int | None]:
-        """The rate is of what was owed; of the whole it is what a subscriber who knows of nothing misses."""
+    def figures(self, stored: Iterable[tuple[Notification, int]] = ()) -> dict[str, float | int | None]:
+        """The rate is of what was owed; of the whole it is what a subscriber who knows of nothing misses.
+
+        `stored` is what brokers hold at the end, for whom: what of it has not arrived may still do so.
+        """
         arrivals = list(self._arrived.values())
+        waiting = len({key for key in stored if key in self._owed} - self._arrived.keys())
+        settled = len(self._owed) - waiting
         return {
             "published": len(self._published_at),
             "owed": len(self._owed),
             "delivered": len(arrivals),
             "delivery_rate": len(arrivals) / len(self._owed) if self._owed else None,
+            "stored": waiting,
+            "delivery_rate_unstored": len(arrivals) / settled if settled else None,
             "delivered_of_all": len(arrivals) / self._possible if self._possible else None,
             "duplicates": self.duplicates,
             "delay_mean_s": fmean(one.delay_s for one in arrivals) if arrivals else None,

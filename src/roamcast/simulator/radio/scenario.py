@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,9 +15,9 @@ from roamcast.mobility.moving.mft import Mft
 from roamcast.mobility.moving.mobile import MobileProtocol
 from roamcast.simulator.radio.aodv import AodvSettings
 from roamcast.simulator.radio.aodv_program import AodvProgram, AodvPublisher
-from roamcast.simulator.radio.ledger import Ledger
+from roamcast.simulator.radio.ledger import Ledger, Notification
 from roamcast.simulator.radio.mft_links import LINKS, LinkSettings
-from roamcast.simulator.radio.mft_program import MftBroker, MftClient
+from roamcast.simulator.radio.mft_program import MftBroker, MftClient, number_of
 from roamcast.simulator.radio.movement import RandomWaypoint
 from roamcast.simulator.radio.network import Program, RadioNetwork
 from roamcast.simulator.radio.parameters import RadioParameters
@@ -139,7 +139,7 @@ class RadioRun:
         stations, configuration = self.network.stations, self.configuration
         air = [station.access.counts for station in stations]
         return {
-            **self.ledger.figures(),
+            **self.ledger.figures(self._stored()),
             "messages": sum(station.sent.total() for station in stations),
             "messages_per_node": self._messages_per(range(configuration.stations)),
             "messages_per_publisher": self._messages_per(configuration.publisher_numbers),
@@ -155,6 +155,14 @@ class RadioRun:
             "given_up": self.ledger.given_up.total(),
             "events": self.network.steps,
         }
+
+    def _stored(self) -> Iterator[tuple[Notification, int]]:
+        """What brokers hold for subscribers that they cannot reach."""
+        for program in self.programs:
+            if isinstance(program, MftBroker):
+                for subscriber, bursts in program.protocol.queues.items():
+                    for burst in bursts:
+                        yield (number_of(burst.publisher), burst.number), number_of(subscriber)
 
     def sent_by_kind(self) -> dict[str, int]:
         kinds: Counter[str] = Counter()

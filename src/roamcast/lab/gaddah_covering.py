@@ -1,0 +1,148 @@
+"""Gaddah 2008, equations 3.3 and 3.4: covering across subscribers, by the routing that is there. Claim R29.
+
+A copy that is activated at a neighbour subscribes there for its client. Covering routing propagates that no
+further where another subscription covers it, whosesoever that is; and the buffer stores a message once for
+all. So pro-active needs no covering of its own: here the same moves are run under simple and under covering
+routing. Contexts still go to each neighbour, because a copy must know whose it is; they are counted apart.
+
+The equations subtract Covering, which is 1 where propagation is *necessary*; they mean what is not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.gaddah import PROACTIVE
+from roamcast.lab.rows import Row, distinct, sums_of, where
+from roamcast.lab.sweep import Job, Sweep
+from roamcast.mobility.proactive_messages import ActivateCopy, PassiveCopy
+from roamcast.protocol.messages import Message, Relayed, Update, cause_of
+from roamcast.protocol.notification import Burst
+from roamcast.simulator.network import Network, NetworkSettings
+from roamcast.simulator.run import run_checked
+from roamcast.simulator.scenario import Scenario
+
+R29 = Claim(
+    "R29", "order",
+    "covering across subscribers (eq. 3.3, 3.4) needs no mechanism of pro-active's own: under covering "
+    "routing fewer subscriptions of copies are propagated than under simple routing, with the same "
+    "deliveries, and what copies and their holders store takes less room than a copy for each subscriber",
+    "if a subscription is covered by another one, it is not propagated (3.3.3, 7.2.2)",
+)  # fmt: skip
+ROUTINGS = ("simple", "covering")
+WORKLOADS = ("nested", "groups")
+SAMPLE_EVERY = 200
+"""Messages between two looks at what is stored."""
+
+
+@dataclass(frozen=True)
+class CoveringJob(Job):
+    routing: str
+    workload: str
+    side: int
+    seed: int
+
+    def scenario(self) -> Scenario:
+        return Scenario(
+            topology=f"grid:{self.side}", clients=6 * self.side**2, mobile=0.5, connect_s=60.0,
+            disconnect_s=30.0, workload=self.workload, selectivity=0.1, publish_every_s=60.0,
+            duration_s=900.0,
+            network=NetworkSettings(protocol=PROACTIVE, routing=self.routing, seed=self.seed),
+        )  # fmt: skip
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self.hops: Counter[str] = Counter()
+        self.context_filters = 0
+        self.stored = self.stored_once = self._messages = 0
+        self._network: Network | None = None
+
+    def prepare(self, network: Network) -> None:
+        self._network = network
+
+    def on_message(self, now: float, sender: str, receiver: str, message: Message) -> None:
+        if isinstance(message, Update) and cause_of(message) == "handoff":
+            self.hops["updates"] += 1
+        inner = message.message if isinstance(message, Relayed) else message
+        if isinstance(inner, PassiveCopy | ActivateCopy):
+            self.hops["contexts"] += 1
+            self.context_filters += len(inner.subscriptions or ())
+        self._messages += 1
+        if self._messages % SAMPLE_EVERY == 0:
+            self._look()
+
+    def _look(self) -> None:
+        for broker in self._network.brokers.values() if self._network is not None else ():
+            held = [burst for _, queue in broker.protocol.stored() for burst in queue.bursts()]
+            self.stored += sum(burst.count for burst in held)
+            self.stored_once += len({identity for burst in held for identity in _identities(burst)})
+
+
+def _identities(burst: Burst) -> list[tuple[str, int, int]]:
+    return [(burst.publisher, burst.incarnation, burst.number + place) for place in range(burst.count)]
+
+
+def measure(job: CoveringJob) -> Row:
+    scenario, watch = job.scenario(), _Watch()
+    topology = scenario.make_topology()
+    run = run_checked(
+        topology, scenario.network, scenario.actions(topology), lambda rows: None,
+        trace=watch.on_message, prepare=watch.prepare,
+    )  # fmt: skip
+    result = run.result
+    return {
+        "routing": job.routing, "workload": job.workload, "seed": job.seed, "handoffs": result.handoffs,
+        "updates": watch.hops["updates"], "contexts": watch.hops["contexts"],
+        "context_filters": watch.context_filters, "stored": watch.stored, "stored_once": watch.stored_once,
+        "delivered": result.delivered, "lost": result.lost, "violations": result.violations_total,
+    }  # fmt: skip
+
+
+def experiment(quick: bool, sweep: Sweep) -> Findings:
+    side, seeds = (3, 2) if quick else (5, 5)
+    rows = sweep.run(
+        measure,
+        [
+            CoveringJob(routing, workload, side, seed)
+            for routing in ROUTINGS
+            for workload in WORKLOADS
+            for seed in range(1, seeds + 1)
+        ],
+    )
+    return Findings([judge(rows)], {"covering": rows})
+
+
+def judge(rows: Sequence[Row]) -> Outcome:
+    counted = ("handoffs", "updates", "contexts", "stored", "stored_once", "delivered", "lost", "violations")
+    parts: dict[str, bool | None] = {}
+    figures: dict[str, object] = {}
+    for workload in distinct(rows, "workload"):
+        simple, covering = (
+            sums_of(where(rows, workload=workload, routing=routing), counted) for routing in ROUTINGS
+        )
+        parts |= {
+            f"{workload}: covering does not propagate fewer": covering["updates"] < simple["updates"],
+            f"{workload}: other deliveries": covering["delivered"] == simple["delivered"],
+            f"{workload}: losses or violations": not any(
+                one[name] for one in (simple, covering) for name in ("lost", "violations")
+            ),
+            f"{workload}: sharing takes as much room": covering["stored_once"] < covering["stored"],
+        }
+        figures[f"{workload}: updates per handoff"] = {
+            name: round(one["updates"] / max(one["handoffs"], 1), 2)
+            for name, one in zip(ROUTINGS, (simple, covering), strict=True)
+        }
+        figures[f"{workload}: contexts per handoff"] = round(
+            covering["contexts"] / max(covering["handoffs"], 1), 2
+        )
+        figures[f"{workload}: stored once / for each subscriber"] = round(
+            covering["stored_once"] / max(covering["stored"], 1), 3
+        )
+    return R29.judge(parts, figures)
+
+
+register(Experiment("gaddah-covering", "Gaddah, 3.3.3: covering across subscribers", (R29,), experiment))

@@ -1,0 +1,193 @@
+"""What decides G7, G8 and G10: the thesis's setting with one choice changed at a time. Claims R26 to R28.
+
+Each variant is a choice that the thesis leaves open, or that its words allow. Runs have the movement RND and
+as many subscribers as the claims name: few (10), many (100) and most (200). The claims were put after looking
+at quick runs of one seed: they describe what was found, and wait for the full ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.gaddah import (
+    DURABLE,
+    FAR_MIN,
+    FEW,
+    FULL,
+    MANY,
+    PROACTIVE,
+    PROTOCOLS,
+    QUICK,
+    REACTIVE,
+    is_order,
+    order,
+    over,
+)
+from roamcast.lab.gaddah_testbed import THESIS, BuildingJob, Choices, simulate
+from roamcast.lab.rows import Row, mean_of, where
+from roamcast.lab.sweep import Sweep
+
+MOST = 2 * MANY
+
+
+AS_IT_IS = Choices()
+
+
+@dataclass(frozen=True)
+class VariantJob(BuildingJob):
+    variant: str = ""
+    chosen: Choices = AS_IT_IS
+
+    @property
+    def choices(self) -> Choices:
+        return self.chosen
+
+
+AS_SET = "as set"
+OWN_QUEUES = "a queue of 1 MB for each virtual subscriber"
+ASIDE = "caching aside"
+BOTH = "own queues, caching aside"
+VARIANTS: dict[str, VariantJob] = {
+    AS_SET: VariantJob("", costs=THESIS),
+    OWN_QUEUES: VariantJob("", costs=THESIS, chosen=Choices(own_queues=True)),
+    ASIDE: VariantJob("", costs=THESIS, chosen=Choices(stores_aside=True)),
+    BOTH: VariantJob("", costs=THESIS, chosen=Choices(own_queues=True, stores_aside=True)),
+    "two neighbours at most": VariantJob("", costs=THESIS, chosen=Choices(neighbours_max=2)),
+    "messages of 2,000 bytes": VariantJob("", costs=replace(THESIS, message_bytes=2_000)),
+    "reactive stores once": VariantJob("", costs=replace(THESIS, reactive_shares=True)),
+    "the publisher waits for its own broker": VariantJob("", costs=replace(THESIS, waits_for_all=False)),
+}
+"""Caching aside: brokers cache and transfer beside their deliveries, as with a thread of their own for it, so
+that only the publisher, who waits for persistence, is slowed down."""
+
+
+def jobs(quick: bool) -> list[VariantJob]:
+    size, populations = (QUICK, (FEW, MANY)) if quick else (FULL, (FEW, MANY, MOST))
+    return [
+        replace(
+            variant, variant=name, protocol=protocol, subscribers=subscribers, seed=seed,
+            warm_up_s=max(size.warm_up_s, 6000 / subscribers), window_s=size.window_s,
+        )
+        for name, variant in VARIANTS.items()
+        for protocol in PROTOCOLS
+        for subscribers in populations
+        for seed in range(1, (1 if quick else 3) + 1)
+    ]  # fmt: skip
+
+
+def measure(job: VariantJob) -> Row:
+    row = simulate(job)
+    return {name: row[name] for name in ("variant", "protocol", "subscribers", "seed", *MEASURED)}
+
+
+MEASURED = (
+    "loss_percent", "duplicate_percent", "useful_per_s", "handoff_mean_s", "published_per_s", "miss_percent",
+)  # fmt: skip
+
+R26 = Claim(
+    "R26", "order",
+    "G8: whose the 1 MB is decides pro-active's place. With a queue of its own for each virtual subscriber "
+    "its loss is the lowest and halves at least from 10 to 100 subscribers; with no other choice tried. That "
+    "reactive loses more than durable with 100 no choice gives",
+    "pro-active's loss far below durable's, and falling (table 5.3), with 1 MB for each broker (4.4.1)",
+)  # fmt: skip
+R27 = Claim(
+    "R27", "order",
+    "G7 at 100 subscribers or more: whether deliveries wait for caching decides. If it goes on aside, "
+    "reactive is far above pro-active, and pro-active above durable; not in the setting as it is",
+    "durable 0.049 s at 200 subscribers: its handoffs hardly wait for anything (table 5.1)",
+)  # fmt: skip
+R28 = Claim(
+    "R28", "order",
+    "G10 at 100 subscribers or more: durable is last by a fifth, and pro-active first, where caching goes on "
+    "aside and the publisher waits for its end; with no other choice tried",
+    "pro-active 810, reactive 664, durable 589 messages/s at 100 subscribers (table 5.2, RND)",
+)  # fmt: skip
+HALF, FIFTH = 0.5, 0.8
+
+
+def experiment(quick: bool, sweep: Sweep) -> Findings:
+    return findings_of(sweep.run(measure, jobs(quick)))
+
+
+def findings_of(rows: Sequence[Row]) -> Findings:
+    table = [
+        {"variant": name, "subscribers": subscribers, **verdicts_at(where(rows, variant=name), subscribers)}
+        for name in VARIANTS
+        for subscribers in sorted({row["subscribers"] for row in rows})
+    ]
+    held = {name: held_by(where(rows, variant=name)) for name in VARIANTS}
+    return Findings([judge_r26(held), judge_r27(held), judge_r28(held)], {"variants": table})
+
+
+def verdicts_at(rows: Sequence[Row], subscribers: int) -> Row:
+    found: Row = {}
+    for y in ("loss_percent", "useful_per_s", "handoff_mean_s"):
+        curves = over(rows, "subscribers", y)
+        found[f"{y}, order"] = order(curves, subscribers)
+        found |= {
+            f"{y}, {name}": mean_of(where(rows, protocol=name, subscribers=subscribers), y, 4)
+            for name in PROTOCOLS
+        }
+    return found
+
+
+def held_by(rows: Sequence[Row]) -> dict[str, bool]:
+    """What holds in a variant, from `MANY` subscribers up."""
+    loss, rate, handoff = (
+        over(rows, "subscribers", y) for y in ("loss_percent", "useful_per_s", "handoff_mean_s")
+    )
+    many = [x for x in loss[PROACTIVE].xs if x >= MANY]
+    far = all(handoff[REACTIVE].at(x) >= FAR_MIN * handoff[PROACTIVE].at(x) for x in many)
+    return {
+        LOWEST: all(
+            loss[PROACTIVE].at(x) < min(loss[DURABLE].at(x), loss[REACTIVE].at(x))
+            and loss[PROACTIVE].at(x) <= HALF * loss[PROACTIVE].at(FEW)
+            for x in many
+        ),
+        REACTIVE_MOST: loss[REACTIVE].at(MANY) > loss[DURABLE].at(MANY),
+        HANDOFF: far and is_order(handoff, (PROACTIVE, DURABLE), many),
+        DURABLE_LAST: is_order(rate, (PROACTIVE, REACTIVE, DURABLE), many)
+        and all(rate[DURABLE].at(x) <= FIFTH * rate[REACTIVE].at(x) for x in many),
+    }
+
+
+LOWEST, REACTIVE_MOST = "pro-active loses least, and half", "reactive loses more than durable"
+HANDOFF, DURABLE_LAST = "the order of handoffs", "durable is last by a fifth"
+Held = Mapping[str, Mapping[str, bool]]
+
+
+def names_where(held: Held, part: str) -> list[str]:
+    return [name for name, found in held.items() if found[part]]
+
+
+def only_in(held: Held, part: str, wanted: Sequence[str]) -> dict[str, bool | None]:
+    found = names_where(held, part)
+    others = [name for name in found if name not in wanted]
+    return {
+        f"{part}: not in every one of: {', '.join(wanted)}": set(wanted) <= set(found),
+        f"{part}: in others, too: {', '.join(others)}": not others,
+    }
+
+
+def judge_r26(held: Held) -> Outcome:
+    most = names_where(held, REACTIVE_MOST)
+    parts = only_in(held, LOWEST, (OWN_QUEUES, BOTH))
+    parts[f"reactive loses more than durable in: {', '.join(most)}"] = not most
+    return R26.judge(parts, {LOWEST: names_where(held, LOWEST), REACTIVE_MOST: most})
+
+
+def judge_r27(held: Held) -> Outcome:
+    found = names_where(held, HANDOFF)
+    parts = {f"not with {ASIDE}": ASIDE in found, "in the setting as it is": AS_SET not in found}
+    return R27.judge(parts, {HANDOFF: found})
+
+
+def judge_r28(held: Held) -> Outcome:
+    found = names_where(held, DURABLE_LAST)
+    return R28.judge(only_in(held, DURABLE_LAST, (ASIDE, BOTH)), {DURABLE_LAST: found})
+
+
+register(Experiment("gaddah-variants", "Gaddah: what decides G7, G8 and G10", (R26, R27, R28), experiment))
