@@ -13,13 +13,13 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
 from roamcast.errors import InputError
+from roamcast.pipeline import audit_sql as sql
+from roamcast.pipeline.audit_sql import LEFT
 from roamcast.pipeline.spark_engine import usable
 
-LEFT = "left"
-"""The reason of a `moved` row that says: it went away."""
 SCHEMA = "client string, broker string, attach_s double, leave_s double"
 HEADER = "client,broker,attach_s,leave_s"
-EVENT = ("run", "client", "broker", "node", "sequence", "time", "reason")
+EVENT = ("run", "client", "broker", "time", "reason")
 
 
 def is_handoff() -> Column:
@@ -28,15 +28,10 @@ def is_handoff() -> Column:
     return (fn.col("kind") == "moved") & (reason != LEFT) & (reason != fn.col("broker"))
 
 
-def visits(moved: DataFrame) -> DataFrame:
-    """One row for each visit: `run`, `client`, `broker`, `came_from`, and when; from the `moved` rows.
-
-    `left_at` is when the client left the broker before (null at the first), `attached_at` when it went
-    to this one, `until` when it left that (null: it is there still). `handoff` counts the client's
-    visits that began with a handoff, one that came from another broker; `is_handoff` tells which do.
-    """
+def visits(moved: DataFrame, turn: str = "sequence") -> DataFrame:
+    """One row for each visit (see `audit_sql.visits`), from the `moved` rows."""
     # A client's own rows are in the order of their sequence.
-    return _visits(moved.select(*EVENT, fn.col("sequence").alias("turn")))
+    return moved.sparkSession.sql(sql.visits("{moved}", turn), moved=moved)
 
 
 def visits_of_log(rows: DataFrame) -> DataFrame:
@@ -49,8 +44,7 @@ def visits_of_log(rows: DataFrame) -> DataFrame:
     seen = usable(rows, "attached", "detached").where("node = broker")
     seen = seen.join(told.select("run", "client").distinct(), ["run", "client"], "left_anti")
     events = told.select(*EVENT, fn.col("sequence").alias("turn")).unionByName(_seen_by_brokers(seen))
-    found = _visits(events)
-    return found.select(
+    return visits(events, "turn").select(
         "run", "client", "broker", fn.col("attached_at").alias("attach_s"), fn.col("until").alias("leave_s")
     )
 
@@ -68,33 +62,6 @@ def _seen_by_brokers(seen: DataFrame) -> DataFrame:
         .where(~fn.col("is_late"))
         .withColumn("reason", fn.when(is_end, LEFT))
         .select(*EVENT, "turn")
-    )
-
-
-def _visits(events: DataFrame) -> DataFrame:
-    """See `visits`; what happened at the same time is in the order of its `turn`."""
-    steps = Window.partitionBy("run", "client").orderBy("time", "turn")
-    before = steps.rowsBetween(Window.unboundedPreceding, -1)
-    is_left = fn.coalesce(fn.col("reason") == LEFT, fn.lit(False))
-    came_from = fn.when(fn.col("reason") != LEFT, fn.col("reason"))
-    is_handoff = came_from.isNotNull() & (came_from != fn.col("broker"))
-    return (
-        events.select(
-            "run",
-            "client",
-            "broker",
-            "node",
-            "sequence",
-            came_from.alias("came_from"),
-            fn.max(fn.when(is_left, fn.col("time"))).over(before).alias("left_at"),
-            fn.col("time").alias("attached_at"),
-            fn.lead("time").over(steps).alias("until"),
-            is_handoff.alias("is_handoff"),
-            fn.sum(is_handoff.cast("int")).over(steps).alias("handoff"),
-            is_left.alias("is_left"),
-        )
-        .where(~fn.col("is_left"))
-        .drop("is_left")
     )
 
 
