@@ -70,7 +70,7 @@ def test_both_engines_answer_alike(spark: SparkSession, log: Path, tmp_path: Pat
 
 
 def test_who_moves_on_without_leaving_is_at_one_broker_at_a_time() -> None:
-    """A client whose broker fails attaches elsewhere; when it left is not known, and no earlier leave counts."""
+    """A client whose broker fails attaches elsewhere: when it left is not known."""
     moves = """(VALUES ('r', 'car', 'a', 1, 0.0, ''), ('r', 'car', 'a', 2, 5.0, 'left'),
         ('r', 'car', 'b', 3, 7.0, 'a'), ('r', 'car', 'c', 4, 9.0, 'b')
     ) AS told(run, client, broker, sequence, time, reason)"""

@@ -565,8 +565,8 @@ FROM suspects AS f LEFT JOIN (SELECT DISTINCT publisher_id, place FROM published
 def visits(moves: str, turn: str = "sequence") -> str:
     """One row for each visit of a client; what happened at the same time is in the order of its `turn`.
 
-    `left_at` is when the client left the broker before (null if it did not say so), `attached_at` when it went
-    to this one, `until` when it left that (null: it is there still). `handoff` counts the client's visits that
+    `left_at` is when the client left the broker before (null if it did not say so), `attached_at` when it
+    went to this one, `until` when it left that (null: it is there still). `handoff` counts the visits that
     began with a handoff, one that came from another broker; `is_handoff` tells which do.
     """
     return f"""
