@@ -75,5 +75,5 @@ def test_who_moves_on_without_leaving_is_at_one_broker_at_a_time() -> None:
         ('r', 'car', 'b', 3, 7.0, 'a'), ('r', 'car', 'c', 4, 9.0, 'b')
     ) AS told(run, client, broker, sequence, time, reason)"""
     question = f"SELECT broker, left_at, attached_at, until FROM ({sql.visits(moves)}) ORDER BY attached_at"
-    found = duckdb.sql(question).fetchall()
+    found = duckdb.execute(question).fetchall()
     assert found == [("a", None, 0.0, 5.0), ("b", 5.0, 7.0, 9.0), ("c", None, 9.0, None)]

@@ -91,7 +91,7 @@ def read_visits(spark: SparkSession, file: Path) -> DataFrame:
 
 
 def moves(visits: DataFrame) -> DataFrame:
-    """Where from, where now, where next; and how long between the last two.
+    """Where before, where from, where now, where next; and how long between the last two.
 
     Attaching again where one was is no move.
     """
@@ -104,6 +104,7 @@ def moves(visits: DataFrame) -> DataFrame:
     return arrived.select(
         "run",
         "client",
+        fn.lag("_before", 2).over(order).alias("earlier"),
         fn.lag("_before").over(order).alias("previous"),
         fn.col("_before").alias("here"),
         fn.col("broker").alias("next"),
