@@ -90,7 +90,7 @@ def learn(visits: DataFrame, settings: ModelSettings) -> dict[str, Any]:
         ],
         **({"evaluation": _evaluation(visits, settings.learn_share)} if settings.evaluates else {}),
     }
-    document = graph_document(graph, about, contexts=_contexts(learned), stays=_stays(visits, at_s))
+    document = graph_document(graph, about, contexts=contexts(learned), stays=_stays(visits, at_s))
     learned.unpersist()
     visits.unpersist()
     return document
@@ -122,7 +122,7 @@ def _counts(visits: DataFrame) -> dict[str, int]:
     return counts
 
 
-def _contexts(learned: DataFrame) -> dict[str, list[dict[str, Any]]]:
+def contexts(learned: DataFrame) -> dict[str, list[dict[str, Any]]]:
     """Where clients go that came by the same way."""
     rows = learned.groupBy("earlier", "previous", "here", "next").count().collect()
     return contexts_of({tuple(one for one in row[:4] if one is not None): row["count"] for row in rows})

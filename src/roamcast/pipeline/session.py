@@ -109,7 +109,7 @@ def _known_classes() -> Path:
 
     Reading them takes as long as a small job, and is most of what its processor does until the first query.
     """
-    home = find_java()
+    home = Path(os.environ["JAVA_HOME"])
     made_of = f"{home} {(home / 'lib' / 'modules').stat().st_mtime_ns} {pyspark.__path__[0]}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roamcast"
     return cache / f"spark-{pyspark.__version__}-{crc32(made_of.encode()):08x}.jsa"
