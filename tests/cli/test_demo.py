@@ -137,7 +137,7 @@ def test_without_java_the_demo_says_so_in_one_line(
     def no_java() -> Path:
         raise InputError("Spark needs Java 17 or 21 and none was found")
 
-    monkeypatch.setattr("roamcast.pipeline.java.find_java", no_java)
+    monkeypatch.setattr("roamcast.pipeline.master.find_java", no_java)
     assert run(build_app(), [*SMALL, "--audit"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "The Spark audit is left out: Spark needs Java 17 or 21 and none was found" in lines

@@ -9,8 +9,7 @@ from pyspark.sql import SparkSession
 
 from roamcast.errors import InputError
 from roamcast.pipeline import session
-from roamcast.pipeline.java import find_java, version_of
-from roamcast.pipeline.master import check_master, is_on_this_machine, is_one_process
+from roamcast.pipeline.master import check_master, find_java, is_on_this_machine, is_one_process, version_of
 from roamcast.pipeline.session import (
     HEAP_MB_MAX,
     HEAP_MB_MIN,

@@ -126,7 +126,7 @@ def audit_demo(out: Path) -> dict[str, Any]:
     """What Spark says of the demo's logs, or why it says nothing: a demo needs neither Spark nor Java."""
     try:
         need_spark()
-        from roamcast.pipeline.java import find_java
+        from roamcast.pipeline.master import find_java
         from roamcast.pipeline.spark_engine import audit_on_spark
 
         find_java()

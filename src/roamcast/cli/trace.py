@@ -108,7 +108,7 @@ def import_wifi(
         if overlay is not None:
             from math import dist
 
-            from roamcast.pipeline.trace_files import spanning_tree, write_overlay
+            from roamcast.models.spanning_tree import spanning_tree, write_overlay
 
             write_overlay(spanning_tree(wifi.positions(listed), dist), overlay)
 
@@ -146,7 +146,7 @@ def import_gps(
         seen = gps.by_site(points, places) if places else gps.by_cell(points, 7 if cells is None else cells)
         visits = finish(seen, Rules(away, 60.0, ping_pong), out, as_json)
         if overlay is not None:
-            from roamcast.pipeline.trace_files import spanning_tree, write_overlay
+            from roamcast.models.spanning_tree import spanning_tree, write_overlay
 
             used = [row.broker for row in visits.select("broker").distinct().collect()]
             where = {name: places[name] for name in used} if places else gps.cell_positions(used)

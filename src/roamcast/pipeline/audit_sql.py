@@ -482,7 +482,6 @@ SUSPICIONS = "SELECT count(*) AS came FROM verdicts WHERE suspicion IN ('again o
 
 # --- from what looks wrong to the rows that are ---
 
-_IDENTITY = "publisher, incarnation, number"
 DETAILS = {
     "kind": "STRING", "run": "STRING", "client": "STRING", "publisher": "STRING", "incarnation": "BIGINT",
     "number": "BIGINT", "time": "DOUBLE", "broker": "STRING", "node": "STRING", "sequence": "BIGINT",
@@ -581,9 +580,6 @@ SELECT run, client, broker, came_from, left_at, attached_at, until, is_handoff, 
     WINDOW steps AS (PARTITION BY run, client ORDER BY time, turn)
 ) AS stepped WHERE NOT is_left
 """
-
-
-VISITS = visits("rare WHERE kind = 'moved'")
 
 
 FINDINGS = f"""

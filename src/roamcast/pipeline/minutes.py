@@ -173,13 +173,13 @@ def _held(spark: SparkSession, changes: DataFrame) -> DataFrame:
 
 def _needed(spark: SparkSession, changes: DataFrame, oldest_s: int) -> DataFrame:
     """Without subscriptions that ended so long ago that nothing owed to them can be corrected any more."""
-    gone = _held(spark, changes).where(fn.col("ended_time") < oldest_s)
-    gone = gone.select(*CLIENT, "filter", "issued_time", "ended_time")
+    gone = _held(spark, changes).where(fn.col("ended_time") < oldest_s).alias("gone")
     # What was subscribed to again at that very moment belongs to what follows.
-    is_over = (fn.col("time") < fn.col("ended_time")) | (fn.col("kind") == "unsubscribed")
-    within = (fn.col("time") >= fn.col("issued_time")) & (fn.col("time") <= fn.col("ended_time")) & is_over
-    same = [changes[name].eqNullSafe(gone[name]) for name in (*CLIENT, "filter")]
-    return changes.join(gone, reduce(Column.__and__, [*same, within]), "left_anti")
+    over = fn.expr(
+        "time >= issued_time AND (time < ended_time OR time = ended_time AND kind = 'unsubscribed')"
+    )
+    same = [changes[name] == gone[name] for name in (*CLIENT, "filter")]
+    return changes.join(gone, reduce(Column.__and__, same, over), "left_anti")
 
 
 def _first(rows: DataFrame, key: Sequence[str], *order: str | Column) -> DataFrame:

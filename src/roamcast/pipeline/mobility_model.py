@@ -90,10 +90,7 @@ def learn(visits: DataFrame, settings: ModelSettings) -> dict[str, Any]:
         ],
         **({"evaluation": _evaluation(visits, settings.learn_share)} if settings.evaluates else {}),
     }
-    document = graph_document(graph, about, contexts=contexts(learned), stays=_stays(visits, at_s))
-    learned.unpersist()
-    visits.unpersist()
-    return document
+    return graph_document(graph, about, contexts=contexts(learned), stays=_stays(visits, at_s))
 
 
 def _evaluation(visits: DataFrame, learn_share: float) -> dict[str, Any]:

@@ -25,8 +25,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from roamcast.errors import InputError
-from roamcast.pipeline.java import find_java
-from roamcast.pipeline.master import LOCAL, check_master, is_on_this_machine, is_one_process
+from roamcast.pipeline.master import LOCAL, check_master, find_java, is_on_this_machine, is_one_process
 
 HEAP_SHARE = 0.5
 """Of the machine's memory; the rest is for Python's workers, the system and its file cache."""

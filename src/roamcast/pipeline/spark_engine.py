@@ -161,18 +161,16 @@ class SparkEngine:
     def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
         if self._is_tiny:
             table = decoded(self.fetch(query), names)
-            self._unreadable = unreadable_in(table)
+            self._unreadable = lambda: unreadable_in(table)
             self.share(name, table)
             return
-        self._observed, self._is_observing = Observation(), True
+        observed, self._is_observing = Observation(), True
+        self._unreadable = lambda: int(observed.get["rows"])
         count = fn.count(fn.when(~fn.col("readable"), 1)).alias("rows")
-        self.name(name, with_values(self.spark.sql(query), names).observe(self._observed, count))
+        self.name(name, with_values(self.spark.sql(query), names).observe(observed, count))
 
     def unreadable(self) -> int:
-        if self._is_tiny:
-            return self._unreadable
-        rows: int = self._observed.get["rows"]
-        return rows
+        return self._unreadable()
 
     def counters(self) -> dict[str, float]:
         """Of all tasks so far, as Spark's own book says; Python's workers are not in `core_s`."""

@@ -1,4 +1,4 @@
-"""Files that traces come in, plain, compressed, or in a zip archive, and the overlay that is made for one."""
+"""Files that traces come in: tables of text, plain, compressed, or in a zip archive."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import csv
 import gzip
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
-import numpy as np
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
-from scipy.sparse.csgraph import minimum_spanning_tree
 
 from roamcast.errors import InputError
 
@@ -75,35 +73,3 @@ def seconds_of(column: str) -> Column:
     """A time in ISO form, or seconds since 1970, as seconds since 1970; null where it is neither."""
     stamp = fn.expr(f"try_to_timestamp({column})")
     return fn.coalesce(fn.expr(f"try_cast({column} as double)"), stamp.cast("double"))
-
-
-# --- an overlay for the brokers of a trace ---
-
-BROKERS_MAX = 5_000
-"""All distances are held at once."""
-
-Position = tuple[float, float]
-
-
-def spanning_tree(
-    positions: Mapping[str, Position], distance: Callable[[Position, Position], float]
-) -> list[tuple[str, str]]:
-    """The edges of the tree; brokers at one place are joined, too."""
-    names = sorted(positions)
-    if not 2 <= len(names) <= BROKERS_MAX:
-        raise InputError(f"an overlay of {len(names)} brokers: valid is 2 to {BROKERS_MAX}")
-    lengths = np.zeros((len(names), len(names)))
-    for row, one in enumerate(names):
-        for column in range(row + 1, len(names)):
-            # To scipy, a length of 0 is no edge at all. The same more for each makes no other tree.
-            lengths[row, column] = 1.0 + distance(positions[one], positions[names[column]])
-    tree = minimum_spanning_tree(lengths).tocoo()
-    return sorted((names[row], names[column]) for row, column in zip(tree.row, tree.col, strict=True))
-
-
-def write_overlay(edges: list[tuple[str, str]], file: Path) -> None:
-    """The form that the simulator reads as topology file:PATH."""
-    try:
-        file.write_text("".join(f"{one} {other}\n" for one, other in edges), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{file}: cannot be written ({error.strerror or error})") from None
