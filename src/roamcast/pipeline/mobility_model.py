@@ -90,7 +90,10 @@ def learn(visits: DataFrame, settings: ModelSettings) -> dict[str, Any]:
         ],
         **({"evaluation": _evaluation(visits, settings.learn_share)} if settings.evaluates else {}),
     }
-    return graph_document(graph, about, contexts=contexts(learned), stays=_stays(visits, at_s))
+    document = graph_document(graph, about, contexts=contexts(learned), stays=_stays(visits, at_s))
+    learned.unpersist()
+    visits.unpersist()
+    return document
 
 
 def _evaluation(visits: DataFrame, learn_share: float) -> dict[str, Any]:
@@ -111,12 +114,9 @@ def _span(visits: DataFrame) -> tuple[float, float]:
 
 
 def _counts(visits: DataFrame) -> dict[str, int]:
-    row = visits.agg(
-        fn.count("*").alias("visits"), fn.countDistinct("run", "client").alias("clients"),
-        fn.countDistinct("broker").alias("brokers"),
-    ).collect()[0]  # fmt: skip
-    counts: dict[str, int] = row.asDict()
-    return counts
+    clients, brokers = fn.countDistinct("run", "client"), fn.countDistinct("broker")
+    row = visits.agg(fn.count("*"), clients, brokers).collect()[0]
+    return dict(zip(("visits", "clients", "brokers"), row, strict=True))
 
 
 def contexts(learned: DataFrame) -> dict[str, list[dict[str, Any]]]:

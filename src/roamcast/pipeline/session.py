@@ -104,10 +104,7 @@ OTHER_CLASSES = ("spark.jars", "spark.driver.extra")
 
 
 def _known_classes() -> Path:
-    """The archive of Spark's classes as Java has read them, once for each Spark and Java of this machine.
-
-    Reading them takes as long as a small job, and is most of what its processor does until the first query.
-    """
+    """The archive of Spark's classes as Java has read them, once for each Spark and Java of this machine."""
     home = Path(os.environ["JAVA_HOME"])
     made_of = f"{home} {(home / 'lib' / 'modules').stat().st_mtime_ns} {pyspark.__path__[0]}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roamcast"
