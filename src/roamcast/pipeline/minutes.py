@@ -114,7 +114,7 @@ def close(
     fresh = _fresh(rows, state.seen).persist()
     rows = state.open.unionByName(fresh)
     ripe = rows.where(fn.col("time") < until_s)
-    changes = without_repetitions(state.changes.unionByName(_kept_changes(ripe)))
+    changes = without_repetitions(_kept_changes(state.changes.unionByName(ripe)))
     told = changes.where(OWN_WORD).select(*CLIENT).distinct()
     owed = _owed(spark, ripe, changes, clock_error_s).join(told, CLIENT, "leftsemi")
     came = _came(ripe)
@@ -160,10 +160,10 @@ def _seen(seen: DataFrame, fresh: DataFrame) -> DataFrame:
 # --- what is owed and what came ---
 
 
-def _kept_changes(ripe: DataFrame) -> DataFrame:
+def _kept_changes(rows: DataFrame) -> DataFrame:
     """Subscriptions, and one row of each client that tells of itself."""
-    changes = ripe.where(fn.col("kind").isin(*CHANGES))
-    own = ripe.where(f"{OWN_WORD} and kind in ('moved', 'attached', 'delivered')")
+    changes = rows.where(fn.col("kind").isin(*CHANGES))
+    own = rows.where(f"{OWN_WORD} and kind in ('moved', 'attached', 'delivered')")
     return changes.unionByName(_first(own, CLIENT, "time", "sequence"))
 
 
