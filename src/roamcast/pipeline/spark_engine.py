@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,7 @@ class SparkEngine:
 
     def __init__(self, spark: SparkSession, output: Output, desk: DuckEngine, rows: int) -> None:
         """`rows` is the number of rows in the log."""
+        self._unreadable: Callable[[], int] = int
         self.spark = spark
         self.desk = desk
         self._output = output
