@@ -13,9 +13,10 @@ import pytest
 from tests.mobility.seeds import first_failing_seed
 
 from roamcast.errors import InputError
-from roamcast.mobility import MobilityProtocol, Settings
+from roamcast.mobility import MobilityProtocol, Settings, prediction
 from roamcast.mobility.multi_hop_handoff import FIRST_CREDIT, Hold, Reference, SubMigration
 from roamcast.mobility.prediction import Predictor, why_unusable
+from roamcast.mobility.proactive import Proactive
 from roamcast.mobility.roam import HEAD_MAX, CopyServed, DropCopy, FeedCopy, Roam, Spread, StoreCopy
 from roamcast.protocol.messages import Hello
 from roamcast.protocol.notification import Burst
@@ -161,24 +162,37 @@ def test_a_client_that_is_away_for_too_long_has_no_copies() -> None:
 # --- prediction ---
 
 
-def model(first: Mapping[str, Mapping[str, float]], second: object) -> str:
+def model(first: Mapping[str, Mapping[str, float]], ways: object = None) -> str:
+    """`ways`: at a broker, behind others, how many went where."""
     rows = {here: {one: {"probability": p} for one, p in row.items()} for here, row in first.items()}
-    return json.dumps({"brokers": rows, "about": {"second_order": second}})
+    return json.dumps({"brokers": rows, "contexts": ways or {}})
 
 
-def test_second_order_decides_where_it_was_learned() -> None:
-    learned = model({"b": {"a": 0.7, "c": 0.3}}, {"a": {"b": {"c": 1.0}}})
+def test_the_way_decides_where_it_was_learned() -> None:
+    ways = {"b": [{"after": ["a"], "next": {"c": 20}}, {"after": ["d", "a"], "next": {"e": 5}}]}
+    learned = model({"b": {"a": 0.7, "c": 0.3}}, ways)
     predictor = Predictor("b", learned)
-    assert predictor.predict("") == ["a", "c"]
-    assert predictor.predict("a") == ["c", "a"]
-    assert predictor.predict("elsewhere") == ["a", "c"]
-    assert Predictor("other", learned).predict("a") == []
+    assert predictor.predict(()) == ["a", "c"]
+    assert predictor.predict(("a",)) == ["c", "a"]
+    assert predictor.predict(("x", "a")) == ["c", "a"], "a way that nobody took says nothing"
+    assert predictor.predict(("d", "a")) == ["e", "c", "a"]
+    assert predictor.predict(("elsewhere",)) == ["a", "c"]
+    assert Predictor("other", learned).predict(("a",)) == []
+    assert sum(predictor.chances(("d", "a")).values()) == pytest.approx(1)
+
+
+def test_a_model_says_when_clients_leave() -> None:
+    text = json.dumps({"brokers": {"b": {}}, "stays": {"b": [[60, 0.25], [120, 0.5], [600, 0.75]]}})
+    predictor = Predictor("b", text)
+    assert predictor.leaves_within(0, 120) == pytest.approx(0.5)
+    assert predictor.leaves_within(60, 60) == pytest.approx(1 / 3), "of those who are still there"
+    assert predictor.leaves_within(0, 30) == Predictor("c", text).leaves_within(0, 120) == 0
 
 
 def test_no_more_brokers_than_make_up_the_probability() -> None:
-    predictor = Predictor("b", model({"b": {"a": 0.7, "c": 0.2, "d": 0.1}}, {}))
-    assert predictor.predict("", 0.7) == ["a"]
-    assert predictor.predict("", 0.8) == ["a", "c"]
+    predictor = Predictor("b", model({"b": {"a": 0.7, "c": 0.2, "d": 0.1}}))
+    assert predictor.predict((), 0.7) == ["a"]
+    assert predictor.predict((), 0.8) == ["a", "c"]
 
 
 def test_a_model_is_used_only_by_brokers_it_is_of_and_while_it_is_new() -> None:
@@ -190,24 +204,38 @@ def test_a_model_is_used_only_by_brokers_it_is_of_and_while_it_is_new() -> None:
     assert why_unusable(made, "b", 1000.0 + 864_000, 100.0) == "the model was made 10 days ago"
     assert why_unusable(made, "x", 1000.0, 100.0) == "the model is of other brokers: x is not one of them"
     assert "expected JSON" in why_unusable("{", "b", 0.0, None)
-    assert "about.second_order" in why_unusable(model({"b": {}}, {"a": 1}), "b", 0.0, None)
+    assert "$.contexts" in why_unusable(model({"b": {}}, {"a": 1}), "b", 0.0, None)
 
 
 def test_moves_correct_what_was_learned() -> None:
-    predictor = Predictor("b", model({"b": {"a": 1.0}}, {}))
+    predictor = Predictor("b", model({"b": {"a": 1.0}}))
     for _ in range(60):
-        predictor.learn("", "c")
-    assert predictor.predict("") == ["c", "a"]
-    predictor.learn("c", "a")
-    assert predictor.predict("c") == ["c", "a"], "one move is not enough"
-    for _ in range(6):
-        predictor.learn("c", "a")
-    assert predictor.predict("c") == ["a", "c"]
+        predictor.learn((), "c")
+    assert predictor.predict(()) == ["c", "a"]
+    for _ in range(2):
+        predictor.learn(("c",), "a")
+    assert predictor.predict(("c",)) == ["a", "c"], "few came that way, and all went there"
+    assert predictor.predict(("d",)) == ["c", "a"]
 
 
-def test_a_model_that_is_none_is_refused() -> None:
-    with pytest.raises(InputError, match=r"about\.second_order"):
-        Roam.check(Settings(neighbour_graph=model({}, {"a": {"b": {"c": 2.0}}})))
+def test_ways_that_nobody_takes_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction, "WAYS_MAX", 2)
+    predictor = Predictor("b")
+    for before in ("x", "y", "x", "z"):
+        predictor.learn((before,), before * 2)
+    assert predictor.predict(("x",))[0] == "xx"
+    assert set(predictor.chances(("y",))) == {"xx", "yy", "zz"}, "of first order, all is still there"
+    assert predictor.chances(("y",)) == predictor.chances(())
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [{"a": 1}, {"b": [{"after": ["a"], "next": {"c": 0}}]}, {"b": [{"before": ["a"], "next": {"c": 1}}]}],
+)
+def test_a_model_that_is_none_is_refused(ways: object) -> None:
+    for protocol in (Roam, Proactive):
+        with pytest.raises(InputError, match=r"neighbour graph: .*\$\.contexts"):
+            protocol.check(Settings(neighbour_graph=model({}, ways)))
 
 
 # --- seeds ---

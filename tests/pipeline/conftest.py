@@ -16,7 +16,7 @@ pyspark = pytest.importorskip("pyspark", reason="the pipeline's extra is not ins
 
 from pyspark.sql import SparkSession  # noqa: E402
 
-from roamcast.pipeline.java import find_java  # noqa: E402
+from roamcast.pipeline.master import find_java  # noqa: E402
 from roamcast.pipeline.session import start_spark, stop_spark  # noqa: E402
 
 WriteLog = Callable[..., Path]

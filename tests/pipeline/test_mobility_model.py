@@ -11,10 +11,11 @@ from tests.pipeline.conftest import WriteLog
 from roamcast.cli import pipeline_models
 from roamcast.errors import InputError
 from roamcast.mobility.neighbour_graph import parse_graph
-from roamcast.models.next_broker import count_moves
+from roamcast.mobility.prediction import Predictor
+from roamcast.models.next_broker import count_moves, learned_document
 from roamcast.models.residence import exponential_test
 from roamcast.pipeline.mobility_figures import save_figures
-from roamcast.pipeline.mobility_model import ModelSettings, learn
+from roamcast.pipeline.mobility_model import ModelSettings, contexts, learn
 from roamcast.pipeline.neighbours import edges, first_order, hit_rates, lru_of_broker, second_order
 from roamcast.pipeline.residence import counted_stays, exponential_tests, hot_spots, presence_shares
 from roamcast.pipeline.sightings import VISITS_SCHEMA
@@ -125,6 +126,11 @@ def test_a_trace_becomes_a_graph_that_proactive_reads(
 ) -> None:
     document = json.loads(json.dumps(learn(read_visits(spark, trace), ModelSettings(degree=2))))
     graph, about = parse_graph(json.dumps(document)), document["about"]
+    for here in document["contexts"]:
+        predictor = Predictor(here, json.dumps(document))
+        assert predictor.knows_ways
+        soon, later = (predictor.leaves_within(0.0, seconds) for seconds in (300.0, 1_500.0))
+        assert 0 <= soon < later <= 1
     assert max(map(len, graph.values())) == 2
     rates = about["hit_rates"]
     assert 0 < rates[0]["first"] < rates[3]["first"] <= 1
@@ -137,8 +143,10 @@ def test_a_trace_becomes_a_graph_that_proactive_reads(
 
 
 def test_spark_counts_the_moves_that_plain_python_counts(spark: SparkSession, trace: Path) -> None:
-    plain = count_moves([(v.broker, v.attach_s) for v in visits] for visits in from_file(trace).values())
-    assert edges(first_order(moves(read_visits(spark, trace)))) == plain
+    visits = [[(visit.broker, visit.attach_s) for visit in of] for of in from_file(trace).values()]
+    counted = moves(read_visits(spark, trace))
+    assert edges(first_order(counted)) == count_moves(visits)
+    assert contexts(counted) == learned_document(visits, 0.0)["contexts"]
 
 
 def test_the_log_of_a_replayed_trace_gives_the_same_moves(

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from roamcast.errors import InputError
-from roamcast.pipeline.java import find_java, version_of
-from roamcast.pipeline.master import check_master, is_on_this_machine, is_one_process
+from roamcast.pipeline import session
+from roamcast.pipeline.master import check_master, find_java, is_on_this_machine, is_one_process, version_of
 from roamcast.pipeline.session import (
     HEAP_MB_MAX,
     HEAP_MB_MIN,
@@ -128,3 +128,27 @@ def test_stages_are_watched(spark: SparkSession) -> None:
 
 def enough_for_the_watcher() -> int:
     return sum(range(2_000_000))
+
+
+def test_classes_are_kept_for_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(find_java()))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    new = tmp_path / session.NEW_CLASSES
+    assert session._with_known_classes(tmp_path) == f'-XX:ArchiveClassesAtExit="{new}"'
+    session._keep_classes(new)
+    assert not (tmp_path / "cache").exists(), "Java was killed, or has written none"
+    new.write_bytes(b"archive")
+    session._keep_classes(new)
+    (kept,) = (tmp_path / "cache" / "roamcast").iterdir()
+    assert session._with_known_classes(tmp_path) == f'-XX:SharedArchiveFile="{kept}"'
+    assert kept.read_bytes() == b"archive"
+
+
+def test_where_nothing_can_be_kept_the_next_start_takes_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(find_java()))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    (tmp_path / session.NEW_CLASSES).write_bytes(b"archive")
+    session._keep_classes(tmp_path / session.NEW_CLASSES)
+    assert "ArchiveClassesAtExit" in session._with_known_classes(tmp_path)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -19,8 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from tests.daemon.brokers import BrokerProcess, MqttClient, free_port
 from tests.pipeline import stream_query
+from tests.pipeline.spark_cluster import standalone_cluster
 from tests.pipeline.waiting import wait_until
 
+from roamcast.bench.process_tree import tree_of
 from roamcast.errors import InputError
 from roamcast.pipeline.source_options import parse_options
 
@@ -161,52 +164,117 @@ def found_in(folder: Path) -> list[int]:
     return [int(text) for text in ds.dataset(sorted(files)).to_table(["text"]).column("text").to_pylist()]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("java")
-@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1536]"])
-def test_nothing_is_lost_when_query_and_brokers_are_killed(master: str, tmp_path: Path) -> None:
-    links = [free_port(), free_port()]
-    a = BrokerProcess(tmp_path, "a", link_port=links[0])
-    b = BrokerProcess(tmp_path, "b", link_port=links[1], peers={"a": links[0]})
-    b.wait_for_link("a")
-    options = {"clientId": "spark", "inbox": str(tmp_path / "inbox")}
-    published = 0
-    garage = MqttClient("garage", b.port)
+@contextmanager
+def chosen_master(kind: str, folder: Path) -> Iterator[str]:
+    if kind != "standalone":
+        yield kind
+        return
+    with standalone_cluster(folder) as url:
+        yield url
 
-    def publish(count: int) -> None:
-        nonlocal published
-        for number in range(published, published + count):
-            garage.publish("road/parking", str(number).encode(), qos=2)
-        published += count
 
-    def wait_for(count: int) -> None:
-        said = tmp_path / "query.log"
+def executors() -> list[int]:
+    """The executors of queries that this process started, on whatever cluster."""
+    return [pid for pid in tree_of(os.getpid()) if EXECUTOR in command_of(pid)]
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+EXECUTOR = b"CoarseGrainedExecutorBackend"
+MOMENTS = 10
+PUBLISHED_MAX = 60
+"""Between two moments."""
+
+
+class Site:
+    """A broker where a garage publishes, two others where a query reads, and the query."""
+
+    def __init__(self, folder: Path, master: str, draw: random.Random) -> None:
+        self.folder, self.master, self.draw = folder, master, draw
+        links = {id: free_port() for id in "gab"}
+        self.brokers = {
+            id: BrokerProcess(
+                folder, id, "journal.sync=process", link_port=links[id], client_port=free_port(),
+                peers={peer: links[peer] for peer in peers},
+            )
+            for id, peers in (("g", ""), ("a", "g"), ("b", "g"))
+        }  # fmt: skip
+        for id in "ab":
+            self.brokers[id].wait_for_link("g")
+        self.garage = MqttClient("garage", self.brokers["g"].port)
+        self.published = 0
+        self.killed: Counter[str] = Counter()
+        addresses = ",".join(f"{id}=127.0.0.1:{self.brokers[id].port}" for id in "ab")
+        self.options = {"clientId": "spark", "inbox": str(folder / "inbox"), "brokers": addresses}
+        self.query: AbstractContextManager[object] = nullcontext()
+
+    def start_query(self) -> None:
+        self.query = query_process(self.master, self.folder, self.options)
+        self.query.__enter__()
+
+    def publish(self) -> None:
+        for number in range(self.published, self.published + self.draw.randint(1, PUBLISHED_MAX)):
+            self.garage.publish("road/parking", str(number).encode(), qos=2)
+            self.published += 1
+
+    def wait_for(self, count: int) -> None:
+        said = self.folder / "query.log"
         wait_until(
-            lambda: len(found_in(tmp_path)) >= count,
-            lambda: f"{len(found_in(tmp_path))} of {count}: {said.read_text()[-3000:]}",
+            lambda: len(found_in(self.folder)) >= count,
+            lambda: f"{len(found_in(self.folder))} of {count}: {said.read_text()[-3000:]}",
         )
 
-    try:
-        at_a, at_b = (f"a=127.0.0.1:{a.port}", f"b=127.0.0.1:{b.port}")
-        with query_process(master, tmp_path, {**options, "brokers": f"{at_a},{at_b}"}):
-            wait_until(lambda: a.metric("roamcast_subscriptions") > 0, lambda: a.get("/metrics")[1])
-            publish(300)
-            wait_for(150)
-            publish(200)
-        # The query was killed in the middle; what is published now waits at its broker, which is killed too.
-        publish(200)
-        a.kill()
-        a.start()
-        at_a = f"a=127.0.0.1:{a.port}"
-        # It comes back elsewhere.
-        with query_process(master, tmp_path, {**options, "brokers": f"{at_b},{at_a}"}):
-            wait_for(600)
-            publish(100)
-            wait_for(published)
-        counts = Counter(found_in(tmp_path))
-        assert sorted(counts) == list(range(published)), "nothing is lost"
-        assert set(counts.values()) == {1}, "nothing comes twice"
-    finally:
-        garage.leave()
-        a.stop()
-        b.stop()
+    def kill(self) -> None:
+        """One of the three that may fail, with SIGKILL; the driver where no executor is there yet."""
+        victim = self.draw.choice(("driver", "executor", "broker"))
+        pids = executors() if victim == "executor" else []
+        if victim == "broker":
+            broker = self.brokers[self.draw.choice("ab")]
+            broker.kill()
+            broker.start()
+        elif pids:
+            os.kill(self.draw.choice(sorted(pids)), signal.SIGKILL)
+        else:
+            victim = "driver"
+            self.query.__exit__(None, None, None)
+            self.start_query()
+        self.killed[victim] += 1
+
+    def stop(self) -> None:
+        self.query.__exit__(None, None, None)
+        self.garage.leave()
+        for broker in self.brokers.values():
+            broker.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("java")
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["local-cluster[2,1,1024]", "standalone"])
+def test_nothing_is_lost_whatever_is_killed(kind: str, seed: int, tmp_path: Path) -> None:
+    """At drawn moments: right after another one, or when the sink has so much of what was published."""
+    draw = random.Random(seed)
+    with chosen_master(kind, tmp_path) as master:
+        site = Site(tmp_path, master, draw)
+        try:
+            site.start_query()
+            # A batch is planned when the session has subscribed.
+            wait_until((tmp_path / "checkpoint" / "offsets" / "0").exists, (tmp_path / "query.log").read_text)
+            for _ in range(MOMENTS):
+                site.publish()
+                if draw.random() < 0.7:
+                    site.wait_for(draw.randint(0, site.published))
+                site.kill()
+            site.publish()
+            site.wait_for(site.published)
+            counts = Counter(found_in(tmp_path))
+            assert sorted(counts) == list(range(site.published)), "nothing is lost"
+            assert set(counts.values()) == {1}, "nothing comes twice"
+            assert all(site.killed[one] for one in ("driver", "executor", "broker")), site.killed
+        finally:
+            site.stop()

@@ -21,6 +21,7 @@ from tests.pipeline.waiting import wait_until
 
 from roamcast.cli.pipeline_stream import stream as command
 from roamcast.errors import InputError
+from roamcast.pipeline.minutes import NAMES
 from roamcast.pipeline.places import ArrowFiles
 from roamcast.pipeline.stream import Progress, StreamSettings, check_log, check_settings, start_stream
 from roamcast.protocol.records import Row
@@ -59,9 +60,11 @@ def between(begin_s: float, end_s: float) -> list[Row]:
     return [row for row in rows_of_story() if begin_s <= row.time < end_s]
 
 
-def follow(spark: SparkSession, log: Path, out: Path, late_s: float = 0.0) -> list[Progress]:
+def follow(
+    spark: SparkSession, log: Path, out: Path, late_s: float = 0.0, forget_s: float = 86_400.0
+) -> list[Progress]:
     """Read what is there now; how far each batch came."""
-    settings = StreamSettings(late_s=late_s)
+    settings = StreamSettings(late_s=late_s, forget_s=forget_s)
     out.mkdir(exist_ok=True)
     check_log(log)
     reports: list[Progress] = []
@@ -120,6 +123,39 @@ def test_minutes_are_closed_and_corrected(spark: SparkSession, write_log: WriteL
     figures = json.loads((out / "stream.json").read_text())
     assert (figures["lost"], figures["duplicates"], figures["batches"]) == (0, 1, 2)
     assert len(list((out / "state").iterdir())) == 2, "older states go"
+
+
+def day(hours: int) -> str:
+    """Every hour the car subscribes, moves while the garage publishes, and unsubscribes."""
+    lines = ["brokers a-b b-c", "protocol sub_unsub", "at 0 car attach a", "at 0 garage attach b"]
+    for hour in range(hours):
+        at_s, there = 3_600 * hour + 10, "ca"[hour % 2]
+        lines.append(f"at {at_s} car subscribe cost < 3")
+        lines += [f'at {at_s + 60 * minute} garage publish {{"cost": 1}}' for minute in range(1, 10)]
+        lines += [f"at {at_s + 700} car leave", f"at {at_s + 760} car attach {there}"]
+        lines.append(f"at {at_s + 1_000} car unsubscribe cost < 3")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.slow
+def test_the_state_of_a_day_is_that_of_an_hour(
+    spark: SparkSession, write_log: WriteLog, tmp_path: Path
+) -> None:
+    """What can be corrected no more is kept as minutes that are shown, and as nothing else."""
+    rows: list[Row] = []
+    parse_story(day(24)).run(rows.extend)
+    out, sizes = tmp_path / "out", []
+    for piece in range(6):
+        begin_s = piece * 4 * 3_600
+        part = [row for row in rows if begin_s <= row.time < begin_s + 4 * 3_600]
+        log = write_log(part, folder=f"log/{piece}")
+        (report,) = follow(spark, log.parent, out, forget_s=3_600.0)
+        state = out / "state" / str(report.batch)
+        sizes.append({name: pq.read_table(state / name).num_rows for name in NAMES if name != "frozen"})
+    # The first few hours have what comes before all others: attaching for the first time.
+    assert sizes[1] == sizes[2] == sizes[-1], sizes
+    found = pq.read_table(out / "minutes.parquet").to_pylist()
+    assert sum(row["expected"] for row in found) == sum(row["delivered"] for row in found) == 9 * 24
 
 
 def test_what_cannot_be_followed_is_told(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from pyspark.sql import SparkSession
 from tests.pipeline.conftest import WriteLog
 from tests.pipeline.log_maker import Tampered
 
 from roamcast.cli import build_app, run
+from roamcast.pipeline import audit_sql as sql
 from roamcast.pipeline.engines import duck_engine
 from roamcast.pipeline.output import results
 from roamcast.pipeline.spark_engine import read_log, spark_engine
@@ -65,3 +67,13 @@ def test_both_engines_answer_alike(spark: SparkSession, log: Path, tmp_path: Pat
             key = [sorted(map(repr, answer)) for answer in answers]
             assert key[0] == key[1], name
             assert answers[0] or name in ("drops", "transfers"), name
+
+
+def test_who_moves_on_without_leaving_is_at_one_broker_at_a_time() -> None:
+    """A client whose broker fails attaches elsewhere: when it left is not known."""
+    moves = """(VALUES ('r', 'car', 'a', 1, 0.0, ''), ('r', 'car', 'a', 2, 5.0, 'left'),
+        ('r', 'car', 'b', 3, 7.0, 'a'), ('r', 'car', 'c', 4, 9.0, 'b')
+    ) AS told(run, client, broker, sequence, time, reason)"""
+    question = f"SELECT broker, left_at, attached_at, until FROM ({sql.visits(moves)}) ORDER BY attached_at"
+    found = duckdb.execute(question).fetchall()
+    assert found == [("a", None, 0.0, 5.0), ("b", 5.0, 7.0, 9.0), ("c", None, 9.0, None)]

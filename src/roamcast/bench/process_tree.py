@@ -39,7 +39,7 @@ class _Watch:
 
     def look_until_over(self) -> None:
         while not self.over.wait(LOOK_EVERY_S):
-            self.peak_bytes = max(self.peak_bytes, sum(map(_resident_bytes, _tree(self.root))))
+            self.peak_bytes = max(self.peak_bytes, sum(map(_resident_bytes, tree_of(self.root))))
 
 
 def run_watched(command: Sequence[str], begins_with: str, seconds_max: float) -> Taken:
@@ -58,7 +58,7 @@ def run_watched(command: Sequence[str], begins_with: str, seconds_max: float) ->
         for line in child.stderr:
             errors.append(line.strip())
             if begins_with and line.startswith(begins_with) and not start_core_s:
-                start_core_s = sum(map(_core_s, _tree(child.pid)))
+                start_core_s = sum(map(_core_s, tree_of(child.pid)))
         output = child.stdout.read()
         # Whoever is waited for with its resources tells those of all whom it waited for itself.
         _, status, usage = os.wait4(child.pid, 0)
@@ -77,7 +77,8 @@ def run_watched(command: Sequence[str], begins_with: str, seconds_max: float) ->
     return Taken(output, usage.ru_utime + usage.ru_stime, start_core_s, watch.peak_bytes >> 20)
 
 
-def _tree(root: int) -> list[int]:
+def tree_of(root: int) -> list[int]:
+    """A process and all that it started, directly or not."""
     found = [root]
     for pid in found:
         for task in _listed(Path(f"/proc/{pid}/task")):

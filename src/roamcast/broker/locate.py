@@ -491,7 +491,7 @@ class Locator:
 
     def release(self, session: Session, destination: str) -> None:
         """The session leaves; whoever asks for it here is sent on after it."""
-        session.last_broker = self._broker.id
+        session.leave(self._broker.id)
         departed = Departed(destination, session.number, session.begun, session.incarnation)
         self._clients.depart(self._clients.here[session.client], departed)
 

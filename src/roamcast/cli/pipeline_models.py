@@ -105,7 +105,7 @@ def prepare_out_file(out: Path) -> None:
 
 
 def show(document: dict[str, Any], as_json: bool) -> None:
-    about = {name: value for name, value in document["about"].items() if name != "second_order"}
+    about = document["about"]
     if as_json:
         emit_json(about)
         return

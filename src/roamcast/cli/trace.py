@@ -110,7 +110,7 @@ def import_wifi(
         if overlay is not None:
             from math import dist
 
-            from roamcast.pipeline.trace_overlay import spanning_tree, write_overlay
+            from roamcast.models.spanning_tree import spanning_tree
 
             write_overlay(spanning_tree(wifi.positions(listed), dist), overlay)
 
@@ -148,7 +148,7 @@ def import_gps(
         seen = gps.by_site(points, places) if places else gps.by_cell(points, 7 if cells is None else cells)
         visits = finish(seen, Rules(away, 60.0, ping_pong), out, as_json)
         if overlay is not None:
-            from roamcast.pipeline.trace_overlay import spanning_tree, write_overlay
+            from roamcast.models.spanning_tree import spanning_tree
 
             used = [row.broker for row in visits.select("broker").distinct().collect()]
             where = {name: places[name] for name in used} if places else gps.cell_positions(used)
@@ -206,3 +206,11 @@ def show(about: dict[str, object], as_json: bool) -> None:
         emit_json(about)
     else:
         table(["what", "value"], [[name.replace("_", " "), value] for name, value in about.items()])
+
+
+def write_overlay(edges: list[tuple[str, str]], file: Path) -> None:
+    """The form that the simulator reads as topology file:PATH."""
+    try:
+        file.write_text("".join(f"{one} {other}\n" for one, other in edges), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written ({error.strerror or error})") from None

@@ -77,6 +77,8 @@ class Settings(msgspec.Struct, frozen=True):
     """Where clients go next, as JSON: {"brokers": {"a": {"b": {"probability": 0.4}}}}; "": not known yet."""
     neighbours_max: int | None = 8
     """Neighbours of one broker, at most; the one not used for the longest time gives way."""
+    neighbours_mass: float = 1.0
+    """No more neighbours for a client than make up this probability, where a model says it."""
     neighbours_online: bool = True
     """Whether the moves that are seen change the graph; if not, it stays as it was given."""
     neighbours_directed: bool = False

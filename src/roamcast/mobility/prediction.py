@@ -1,14 +1,15 @@
-"""Where clients of one broker go next: a model of first and second order, corrected by the moves it sees.
+"""Where clients of one broker go next, and when: by the way they came, corrected by the moves it sees.
 
-The model is what `roamcast pipeline neighbours` learns, or empty. A probability in it counts as much as
-`MOVES_LEARNED` moves that this broker has seen itself. Older moves count less and less. Where a client came
-from tells more about where it goes the more often that was seen; until then first order decides.
+The model is what `roamcast pipeline neighbours` learns, or empty. The way of a client is the brokers where it
+was before this one; a model of third order knows two of them. What was seen after a longer way is mixed with
+what the shorter ones say, the more so the more often it was left for somewhere new (Witten and Bell 1991).
+Older moves count less and less.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -17,54 +18,98 @@ from roamcast.errors import InputError
 from roamcast.mobility.neighbour_graph import parse_graph
 from roamcast.state import State
 
-MOVES_LEARNED = 20.0
-"""Weight of a learned row, in moves."""
 FORGETTING = 0.98
-"""What earlier moves of a row count after each move."""
-MOVES_TO_TRUST = 4.0
-"""Number of moves from one previous broker with which second order counts as much as first order."""
+"""What earlier moves of a context count after each move."""
+MOVES_LEARNED_MAX = 1 / (1 - FORGETTING)
+"""Moves that a learned context counts for, at most: as many as one that has seen moves for ever."""
 WEIGHT_MIN = 0.01
 """A destination that counts less is forgotten."""
-
-Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
+WAYS_MAX = 10_000
+"""Of one broker; beyond that the one that has not been used for longest is forgotten."""
+SEPARATOR = "\0"
 
 Row = dict[str, float]
 """Next broker to its weight, in moves."""
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Context(msgspec.Struct, forbid_unknown_fields=True):
+    """What clients did that came to a broker by the same way."""
+
+    after: list[str]
+    """Where they were before that broker, the last one last."""
+    next: dict[str, Annotated[float, msgspec.Meta(gt=0)]]
+    """Where they went, and how many of them."""
+
+
+class Model(msgspec.Struct):
+    """What a model file says besides the neighbour graph; its other parts are for people."""
+
+    contexts: dict[str, list[Context]] = {}
+    """By the broker where a client is."""
+    stays: dict[str, list[tuple[float, Share]]] = {}
+    """By the same: times in seconds, and the share of the stays there that end within them."""
+
+
+def _lift_1(fields: dict[str, Any]) -> None:
+    """The first version knew one broker before this one, and no times."""
+    fields["_ways"] = fields.pop("_second")
+    fields["_stays"] = []
 
 
 class Predictor:
     """The part of the model that one broker needs."""
 
-    __state__ = State("predictor", saved=("_first", "_second"))
+    __state__ = State("predictor", 2, saved=("_first", "_ways", "_stays"), lifts={1: _lift_1})
 
     def __init__(self, here: str, model: str = "") -> None:
         self._first: Row = {}
-        self._second: dict[str, Row] = {}
-        """By the broker that the client came from."""
+        self._ways: dict[str, Row] = {}
+        """By the brokers before this one; the last used context last."""
+        self._stays: list[tuple[float, float]] = []
+        """Times, and the share of stays that end within them."""
         if model:
-            self._first = _weighted(parse_graph(model).get(here, {}))
-            for previous, rows in second_order(model).items():
-                if here in rows:
-                    self._second[previous] = _weighted(rows[here])
+            known = read_contexts(model)
+            rows = {SEPARATOR.join(one.after): one.next for one in known.contexts.get(here, ())}
+            anyhow = rows.pop("", None)
+            # Nobody knows from how many moves the probabilities of a graph come.
+            graph = parse_graph(model).get(here, {})
+            self._first = _learned(anyhow) if anyhow else _learned(graph, MOVES_LEARNED_MAX)
+            self._ways = {way: _learned(row) for way, row in rows.items()}
+            self._stays = known.stays.get(here, [])
 
-    def learn(self, previous: str, destination: str) -> None:
-        """A client that had come from `previous` ("" if from nowhere) went to this destination."""
+    @property
+    def knows_ways(self) -> bool:
+        """Whether it says more than where everybody goes."""
+        return bool(self._ways)
+
+    def learn(self, before: Sequence[str], destination: str) -> None:
+        """A client that had been at these brokers, the last one last, went from here to this destination."""
         _count(self._first, destination)
-        if previous:
-            _count(self._second.setdefault(previous, {}), destination)
+        for way in _ways(before):
+            row = self._ways.pop(way, {})
+            _count(row, destination)
+            self._ways[way] = row
+        while len(self._ways) > WAYS_MAX:
+            del self._ways[next(iter(self._ways))]
 
-    def predict(self, previous: str, mass: float = 1.0) -> list[str]:
-        """Where a client that came from there may go next, the most likely first.
-
-        No more brokers than make up the probability `mass`.
-        """
-        second = self._second.get(previous, {})
-        seen = sum(second.values())
-        trust = seen / (seen + MOVES_TO_TRUST)
+    def chances(self, before: Sequence[str]) -> Row:
+        """Broker to the probability that a client which was there before goes to it next."""
         total = sum(self._first.values())
-        likely = {one: (1 - trust) * weight / total for one, weight in self._first.items()}
-        for one, weight in second.items():
-            likely[one] = likely.get(one, 0.0) + trust * weight / seen
+        likely = {one: weight / total for one, weight in self._first.items()}
+        for way in _ways(before):
+            row = self._ways.get(way)
+            if row:
+                shorter = len(row) if likely else 0
+                total = sum(row.values()) + shorter
+                likely = {
+                    one: (row.get(one, 0.0) + shorter * likely.get(one, 0.0)) / total for one in likely | row
+                }
+        return likely
+
+    def predict(self, before: Sequence[str], mass: float = 1.0) -> list[str]:
+        """Where such a client may go next, the most likely first; no more brokers than make up the `mass`."""
+        likely = self.chances(before)
         chosen: list[str] = []
         covered = 0.0
         for one in sorted(likely, key=lambda one: (-likely[one], one)):
@@ -74,12 +119,20 @@ class Predictor:
             covered += likely[one]
         return chosen
 
+    def leaves_within(self, stayed_s: float, horizon_s: float) -> float:
+        """The probability that a client which has stayed so long leaves soon; 0 where nothing is known."""
+        lasting = 1 - self._ended(stayed_s)
+        return 1 - (1 - self._ended(stayed_s + horizon_s)) / lasting if lasting else 1.0
+
+    def _ended(self, within_s: float) -> float:
+        return max((share for time_s, share in self._stays if time_s <= within_s), default=0.0)
+
 
 def why_unusable(model: str, here: str, now_s: float, age_s_max: float | None) -> str:
     """Why a model file is of no use to the broker `here`; "" if it is. Times are Unix time, in seconds."""
     try:
         graph = parse_graph(model, "the model")
-        second_order(model)
+        read_contexts(model)
     except InputError as error:
         return str(error)
     about = json.loads(model).get("about")
@@ -91,18 +144,24 @@ def why_unusable(model: str, here: str, now_s: float, age_s_max: float | None) -
     return ""
 
 
-def second_order(model: str) -> Mapping[str, Mapping[str, Mapping[str, float]]]:
-    """Previous broker, this broker, next broker, and its probability; empty where the model has none."""
-    about: Any = json.loads(model).get("about", {})
-    rows = about.get("second_order", {}) if isinstance(about, dict) else {}
+def read_contexts(model: str) -> Model:
+    """Contexts and stays of a model file; empty where it has none."""
     try:
-        return msgspec.convert(rows, dict[str, dict[str, dict[str, Probability]]])
-    except msgspec.ValidationError as error:
-        raise InputError(f"neighbour graph, about.second_order: {error}") from None
+        return msgspec.json.decode(model, type=Model)
+    except msgspec.MsgspecError as error:
+        raise InputError(f"neighbour graph: {error}") from None
 
 
-def _weighted(row: Mapping[str, float]) -> Row:
-    return {one: probability * MOVES_LEARNED for one, probability in row.items() if probability > 0}
+def _ways(before: Sequence[str]) -> list[str]:
+    """The shortest first."""
+    return [SEPARATOR.join(before[at:]) for at in range(len(before) - 1, -1, -1)]
+
+
+def _learned(row: Mapping[str, float], moves: float | None = None) -> Row:
+    """Weights in moves: as many as are in the row or as is said, but not too many."""
+    total = sum(row.values())
+    scale = min(moves or total, MOVES_LEARNED_MAX) / total if total else 0.0
+    return {one: weight * scale for one, weight in row.items() if weight > 0}
 
 
 def _count(row: Row, destination: str) -> None:

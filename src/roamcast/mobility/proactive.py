@@ -76,6 +76,7 @@ from roamcast.mobility.base import (
     register,
 )
 from roamcast.mobility.neighbour_graph import NeighbourGraph, neighbours_of, parse_graph
+from roamcast.mobility.prediction import Predictor, read_contexts
 from roamcast.mobility.proactive_failure import Failures
 from roamcast.mobility.proactive_messages import (
     ActivateCopy,
@@ -136,6 +137,7 @@ class Proactive(MobilityProtocol):
             "graph", "buffer", "figures", "current", "copies", "stores", "fed", "activations",
             "neighbour_lists", "failures", "_serial",
         ),
+        derived=("predictor",),
     )  # fmt: skip
 
     def __init__(self, host: Host, settings: Settings) -> None:
@@ -166,11 +168,16 @@ class Proactive(MobilityProtocol):
         self.neighbour_lists: dict[str, tuple[str, ...]] = {}
         self.failures = Failures(self)
         self._serial = 0
+        self._restore()
+
+    def _restore(self) -> None:
+        self.predictor = Predictor(self.host.id, self.settings.neighbour_graph)
 
     @classmethod
     def check(cls, settings: Settings) -> None:
         if settings.neighbour_graph:
             parse_graph(settings.neighbour_graph)
+            read_contexts(settings.neighbour_graph)
         Failures.check(settings)
 
     # --- cases 1, 3, 5: the client is here ---
@@ -263,7 +270,7 @@ class Proactive(MobilityProtocol):
         """The neighbours where the client's copies are to be, and no others."""
         session = stay.session
         # Without subscriptions there is nothing that could be stored anywhere.
-        wanted = self.neighbours() if session.subscriptions else []
+        wanted = self.next_of(session) if session.subscriptions else []
         self.delete(stay, [broker for broker in stay.copies if broker not in wanted], session.number)
         for broker in wanted:
             stay.copies.setdefault(broker, Remote(is_known=False))
@@ -777,6 +784,14 @@ class Proactive(MobilityProtocol):
     def neighbours(self) -> list[str]:
         """Where clients may go next; brokers that seem to have failed are left out."""
         return [one for one in self.graph.neighbours(self.host.now) if one not in self.failures.suspects]
+
+    def next_of(self, session: Session) -> list[str]:
+        """Where this client may go next, by the way it came if the model knows ways."""
+        if not self.predictor.knows_ways:
+            return self.neighbours()
+        likely = self.predictor.predict(session.before, self.settings.neighbours_mass)
+        there = [one for one in likely if one != self.host.id and one not in self.failures.suspects]
+        return there[: self.settings.neighbours_max]
 
     def tell_neighbours(self) -> None:
         """An edge has changed: the neighbours get the list, because case 4 needs it."""

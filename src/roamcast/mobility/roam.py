@@ -36,7 +36,7 @@ from roamcast.errors import InputError
 from roamcast.mobility.base import STREAM, Host, Settings, queue_of, register
 from roamcast.mobility.multi_hop_handoff import FIRST_CREDIT, Hold, MultiHopHandoff, Reference, SubMigration
 from roamcast.mobility.neighbour_graph import parse_graph
-from roamcast.mobility.prediction import Predictor, second_order
+from roamcast.mobility.prediction import Predictor, read_contexts
 from roamcast.mobility.proactive_messages import ClientGone
 from roamcast.protocol.messages import Cause, Hello, Message
 from roamcast.protocol.notification import Burst, count_of
@@ -226,7 +226,7 @@ class Roam(MultiHopHandoff):
     def check(cls, settings: Settings) -> None:
         if settings.neighbour_graph:
             parse_graph(settings.neighbour_graph)
-            second_order(settings.neighbour_graph)
+            read_contexts(settings.neighbour_graph)
         if settings.copies_max < 0:
             raise InputError(f"copies_max {settings.copies_max}: valid is 0 or more")
 
@@ -292,7 +292,7 @@ class Roam(MultiHopHandoff):
             return
         if self.host.is_attached(client) and queue.waiting:
             return  # What a slow client leaves in a full queue gets other sequences than in a copy.
-        predicted = self.predictor.predict(session.last_broker, MASS)
+        predicted = self.predictor.predict(session.before, MASS)
         likely = [
             broker for broker in predicted if broker != self.host.id and self.host.is_reachable(broker)
         ][: self.settings.copies_max]  # fmt: skip
@@ -333,7 +333,7 @@ class Roam(MultiHopHandoff):
         return tuple(taken)
 
     def likely_next(self, session: Session) -> list[str]:
-        likely = self.predictor.predict(session.last_broker)
+        likely = self.predictor.predict(session.before)
         there = [one for one in likely if one != self.host.id and self.host.is_reachable(one)]
         return there[: self.settings.copies_max]
 
@@ -477,7 +477,7 @@ class Roam(MultiHopHandoff):
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
         del self.held[session.client]
-        self.predictor.learn(session.last_broker, destination)
+        self.predictor.learn(session.before, destination)
         spread = self.spreads.get(session.client)
         if spread is not None and received.get(COPY_HERE) == spread.number:
             spread.brokers[destination] = None

@@ -6,12 +6,17 @@ every broker, the few others at which a copy of a client's context is worth its 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from roamcast.errors import InputError
 
+BEFORE_MAX = 2
+"""Brokers before the one where a client is that are looked at: third order."""
+WAYS_MAX = 10_000
+"""Contexts of one broker in a model file, at most: the shortest, and of these the most frequent."""
 MODEL_VERSION = 1
 """Of the model file; a reader refuses a later one."""
 
@@ -76,28 +81,39 @@ def _bounded_row(
 
 
 def graph_document(
-    graph: Mapping[str, Mapping[str, Mapping[str, float]]], about: Mapping[str, Any] | None = None
+    graph: Mapping[str, Mapping[str, Mapping[str, float]]],
+    about: Mapping[str, Any] | None = None,
+    **parts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What is written to a file that `proactive` and `roam` read."""
-    return {"version": MODEL_VERSION, **({"about": dict(about)} if about else {}), "brokers": graph}
+    return {"version": MODEL_VERSION, **({"about": dict(about)} if about else {}), "brokers": graph, **parts}
 
 
 def learned_document(visits: Iterable[Iterable[tuple[str, float]]], until_s: float) -> dict[str, Any]:
-    """The model file of some clients' visits: first order, and second order by where a client came from."""
+    """The model file of some clients' visits: the graph, and where clients go that came by the same way."""
     kept = [list(of_client) for of_client in visits]
-    counted: dict[str, dict[str, dict[str, int]]] = {}
+    counted: Counter[tuple[str, ...]] = Counter()
     for of_client in kept:
         brokers = [broker for broker, _ in groupby(broker for broker, _ in of_client)]
-        for previous, here, target in zip(brokers, brokers[1:], brokers[2:], strict=False):
-            row = counted.setdefault(previous, {}).setdefault(here, {})
-            row[target] = row.get(target, 0) + 1
-    second_order = {
-        previous: {here: _shares(row) for here, row in rows.items()} for previous, rows in counted.items()
-    }
+        counted.update(tuple(brokers[max(0, at - BEFORE_MAX - 1) : at + 1]) for at in range(1, len(brokers)))
     graph = bounded_graph(count_moves(kept), until_s)
-    return graph_document(graph, {"learned_until_s": until_s, "second_order": second_order})
+    return graph_document(graph, {"learned_until_s": until_s}, contexts=contexts_of(counted))
 
 
-def _shares(moves: Mapping[str, int]) -> dict[str, float]:
-    total = sum(moves.values())
-    return {target: count / total for target, count in moves.items()}
+def contexts_of(counted: Mapping[tuple[str, ...], int]) -> dict[str, list[dict[str, Any]]]:
+    """By the broker where clients are: where they had been before, and how many went where.
+
+    Counted are moves by the brokers up to the one that is left, as far as they are known, and the next one.
+    """
+    found: dict[str, dict[tuple[str, ...], Counter[str]]] = {}
+    for (*way, here, target), moves in sorted(counted.items()):
+        for length in range(len(way) + 1):
+            after = tuple(way[len(way) - length :])
+            found.setdefault(here, {}).setdefault(after, Counter())[target] += moves
+    return {
+        here: [
+            {"after": list(after), "next": dict(row)}
+            for after, row in sorted(rows.items(), key=lambda one: (len(one[0]), -one[1].total()))[:WAYS_MAX]
+        ]
+        for here, rows in found.items()
+    }

@@ -362,7 +362,7 @@ def _find(engine: Engine) -> None:
         engine.gather("published_ones", sql.published_ones(engine.dialect))
     else:
         desk.keep("published_ones", sql.NONE_FOUND)
-    desk.keep("visits", sql.VISITS)
+    desk.keep("visits", sql.visits("rare WHERE kind = 'moved'"))
     desk.keep("findings", sql.FINDINGS)
 
 

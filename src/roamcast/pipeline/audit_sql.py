@@ -53,6 +53,9 @@ RARE_COLUMNS = (
     "notifications", "filter", "reason",
 )  # fmt: skip
 
+LEFT = "left"
+"""The reason of a `moved` row that says: it went away."""
+
 EDGES = ("issued", "settled", "ending", "ended")
 """What happens to a subscription, in order; each has a place in the log, or none."""
 PLACE = ("time", "node", "sequence")
@@ -479,7 +482,6 @@ SUSPICIONS = "SELECT count(*) AS came FROM verdicts WHERE suspicion IN ('again o
 
 # --- from what looks wrong to the rows that are ---
 
-_IDENTITY = "publisher, incarnation, number"
 DETAILS = {
     "kind": "STRING", "run": "STRING", "client": "STRING", "publisher": "STRING", "incarnation": "BIGINT",
     "number": "BIGINT", "time": "DOUBLE", "broker": "STRING", "node": "STRING", "sequence": "BIGINT",
@@ -559,24 +561,25 @@ FROM suspects AS f LEFT JOIN (SELECT DISTINCT publisher_id, place FROM published
 """Tells what was published, if not for this client, from what nobody ever published."""
 
 
-def visits(moves: str) -> str:
-    """One row for each visit of a client: see visits.py, which makes the same for other uses."""
+def visits(moves: str, turn: str = "sequence") -> str:
+    """One row for each visit of a client; what happened at the same time is in the order of its `turn`.
+
+    `left_at` is when the client left the broker before (null if it did not say so), `attached_at` when it
+    went to this one, `until` when it left that (null: it is there still). `handoff` counts the visits that
+    began with a handoff, one that came from another broker; `is_handoff` tells which do.
+    """
     return f"""
 SELECT run, client, broker, came_from, left_at, attached_at, until, is_handoff, handoff FROM (
     SELECT *, lead(time) OVER steps AS until,
-        max(CASE WHEN is_left THEN time END) OVER (PARTITION BY run, client ORDER BY time, sequence
-            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS left_at,
+        CASE WHEN lag(is_left) OVER steps THEN lag(time) OVER steps END AS left_at,
         sum(CAST(is_handoff AS INT)) OVER steps AS handoff, time AS attached_at
-    FROM (SELECT run, client, broker, sequence, time, coalesce(reason = 'left', false) AS is_left,
-            CASE WHEN reason <> 'left' THEN reason END AS came_from,
-            coalesce(reason <> 'left' AND reason <> broker, false) AS is_handoff
+    FROM (SELECT run, client, broker, {turn} AS turn, time, coalesce(reason = '{LEFT}', false) AS is_left,
+            CASE WHEN reason <> '{LEFT}' THEN reason END AS came_from,
+            coalesce(reason <> '{LEFT}' AND reason <> broker, false) AS is_handoff
         FROM {moves}) AS moved
-    WINDOW steps AS (PARTITION BY run, client ORDER BY time, sequence)
+    WINDOW steps AS (PARTITION BY run, client ORDER BY time, turn)
 ) AS stepped WHERE NOT is_left
 """
-
-
-VISITS = visits("rare WHERE kind = 'moved'")
 
 
 FINDINGS = f"""

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from roamcast.pipeline.dialects import DUCKDB, Dialect
 from roamcast.pipeline.log_files import find_log_files
-from roamcast.pipeline.matching import Asked, decoder
+from roamcast.pipeline.matching import Asked, decoded, unreadable_in
 from roamcast.pipeline.places import ArrowFiles, Place
 from roamcast.protocol.records import COLUMNS
 
@@ -120,12 +120,9 @@ class DuckEngine:
         self.connection.execute(f"COPY {name} TO '{file}' (FORMAT parquet, COMPRESSION zstd)")
 
     def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
-        rows = self.fetch(query)
-        batches = list(decoder(tuple(names))(iter(rows.to_batches())))
-        added = [*((f"value{slot}", pa.binary()) for slot in range(len(names))), ("readable", pa.bool_())]
-        schema = pa.schema([*rows.schema, *(pa.field(*one) for one in added)])
-        self.register(name, pa.Table.from_batches(batches, schema))
-        self._unreadable = sum(int(batch.column("readable").false_count) for batch in batches)
+        table = decoded(self.fetch(query), names)
+        self._unreadable = unreadable_in(table)
+        self.register(name, table)
 
     def unreadable(self) -> int:
         return self._unreadable

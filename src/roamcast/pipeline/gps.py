@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as fn
 
 from roamcast.errors import InputError
-from roamcast.pipeline.per_client import Rows, map_groups
 from roamcast.pipeline.trace_files import seconds_of
+from roamcast.pipeline.visits import Rows, map_groups
 
 COLUMNS: Mapping[str, str] = {
     "client": "vehicle_id",

@@ -185,6 +185,17 @@ def decoder(names: tuple[Asked, ...]) -> Callable[[Iterator[pa.RecordBatch]], It
     return decode_batches
 
 
+def decoded(rows: pa.Table, names: Sequence[Asked]) -> pa.Table:
+    """The same of a table in memory."""
+    added = [*((f"value{slot}", pa.binary()) for slot in range(len(names))), ("readable", pa.bool_())]
+    schema = pa.schema([*rows.schema, *(pa.field(*one) for one in added)])
+    return pa.Table.from_batches(decoder(tuple(names))(iter(rows.to_batches())), schema)
+
+
+def unreadable_in(table: pa.Table) -> int:
+    return sum(chunk.false_count for chunk in table.column("readable").chunks)
+
+
 def _values(
     encoded: bytes | None, names: tuple[Asked, ...], decode: Callable[[bytes], Mapping[str, Value]]
 ) -> Values:

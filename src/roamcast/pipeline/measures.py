@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
+from roamcast.pipeline.audit_sql import LEFT
 from roamcast.pipeline.spark_engine import one_by_one, usable
-from roamcast.pipeline.visits import LEFT, is_handoff, visits
+from roamcast.pipeline.visits import is_handoff, visits
 
 OVERHEAD = ("handoff", "transfer")
 """Causes of messages that mobility alone makes necessary."""

@@ -61,7 +61,7 @@ SHOWN = (
     " unexpected bigint, "
     + ", ".join(f"{name}_{figure} {kind}" for name in DELAYS for figure, kind in FIGURES.items())
 )
-SEEN = "run string, node string, block bigint, bits bigint"
+SEEN = "run string, node string, block bigint, bits bigint, newest double"
 BLOCK = ["run", "node", "block"]
 
 
@@ -83,7 +83,7 @@ class MinutesState:
     frozen: DataFrame
     """Minutes so old that nothing corrects them any more, as they are shown."""
     seen: DataFrame
-    """Which rows were here already: for each 64 rows of a node, one bit each."""
+    """Which rows were here already: for each 64 rows of a node, one bit each, and the time of the newest."""
 
 
 NAMES = tuple(field.name for field in fields(MinutesState))
@@ -114,7 +114,7 @@ def close(
     fresh = _fresh(rows, state.seen).persist()
     rows = state.open.unionByName(fresh)
     ripe = rows.where(fn.col("time") < until_s)
-    changes = without_repetitions(state.changes.unionByName(_kept_changes(ripe)))
+    changes = without_repetitions(_kept_changes(state.changes.unionByName(ripe)))
     told = changes.where(OWN_WORD).select(*CLIENT).distinct()
     owed = _owed(spark, ripe, changes, clock_error_s).join(told, CLIENT, "leftsemi")
     came = _came(ripe)
@@ -124,13 +124,13 @@ def close(
     is_kept = fn.col("minute") >= oldest_s
     after = MinutesState(
         open=rows.where(fn.col("time") >= until_s),
-        changes=changes,
+        changes=_needed(spark, changes, oldest_s),
         steps=_last_steps(steps),
         balances=_balances(judged).where(is_kept),
         minutes=_summed(state.minutes, judged).where(is_kept),
         samples=state.samples.unionByName(_delays(steps)).where(is_kept),
         frozen=shown(state).where(fn.col("minute") < fn.timestamp_seconds(fn.lit(oldest_s))),
-        seen=_seen(state.seen, fresh),
+        seen=_seen(state.seen, fresh).where(fn.coalesce("newest", fn.lit(oldest_s)) >= oldest_s),
     )
     return after, [fresh, judged]
 
@@ -151,18 +151,35 @@ def _fresh(rows: DataFrame, seen: DataFrame) -> DataFrame:
 
 
 def _seen(seen: DataFrame, fresh: DataFrame) -> DataFrame:
-    new = fresh.select("run", "node", fn.shiftright("sequence", 6).alias("block"), _bit().alias("bits"))
-    return seen.unionByName(new).groupBy(*BLOCK).agg(fn.bit_or("bits").alias("bits"))
+    block = fn.shiftright("sequence", 6).alias("block")
+    new = fresh.select("run", "node", block, _bit().alias("bits"), fn.col("time").alias("newest"))
+    bits, newest = fn.bit_or("bits").alias("bits"), fn.max("newest").alias("newest")
+    return seen.unionByName(new).groupBy(*BLOCK).agg(bits, newest)
 
 
 # --- what is owed and what came ---
 
 
-def _kept_changes(ripe: DataFrame) -> DataFrame:
+def _kept_changes(rows: DataFrame) -> DataFrame:
     """Subscriptions, and one row of each client that tells of itself."""
-    changes = ripe.where(fn.col("kind").isin(*CHANGES))
-    own = ripe.where(f"{OWN_WORD} and kind in ('moved', 'attached', 'delivered')")
+    changes = rows.where(fn.col("kind").isin(*CHANGES))
+    own = rows.where(f"{OWN_WORD} and kind in ('moved', 'attached', 'delivered')")
     return changes.unionByName(_first(own, CLIENT, "time", "sequence"))
+
+
+def _held(spark: SparkSession, changes: DataFrame) -> DataFrame:
+    return spark.sql(subscriptions(SPARK, "{changes}"), changes=changes.where(fn.col("kind").isin(*CHANGES)))
+
+
+def _needed(spark: SparkSession, changes: DataFrame, oldest_s: int) -> DataFrame:
+    """Without subscriptions that ended so long ago that nothing owed to them can be corrected any more."""
+    gone = _held(spark, changes).where(fn.col("ended_time") < oldest_s).alias("gone")
+    # What was subscribed to again at that very moment belongs to what follows.
+    over = fn.expr(
+        "time >= issued_time AND (time < ended_time OR time = ended_time AND kind = 'unsubscribed')"
+    )
+    same = [changes[name] == gone[name] for name in (*CLIENT, "filter")]
+    return changes.join(gone, reduce(Column.__and__, same, over), "left_anti")
 
 
 def _first(rows: DataFrame, key: Sequence[str], *order: str | Column) -> DataFrame:
@@ -173,7 +190,7 @@ def _first(rows: DataFrame, key: Sequence[str], *order: str | Column) -> DataFra
 
 def _owed(spark: SparkSession, ripe: DataFrame, changes: DataFrame, clock_error_s: float) -> DataFrame:
     """Each notification that a client must or may get, once."""
-    held = spark.sql(subscriptions(SPARK, "{changes}"), changes=changes.where(fn.col("kind").isin(*CHANGES)))
+    held = _held(spark, changes)
     texts = [row.filter for row in held.select("filter").distinct().collect()]
     table = filter_table(text for text in texts if not problem_of_filter(text))
     # Nothing that was not numbered was promised.

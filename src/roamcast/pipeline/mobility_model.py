@@ -12,9 +12,9 @@ from pyspark.sql import functions as fn
 from roamcast.errors import InputError
 from roamcast.models.ctmc import Forks, MeanTimes, neighbouring_chain, presence
 from roamcast.models.mobility import Visit, evaluate
-from roamcast.models.next_broker import bounded_graph, check_bounds, graph_document
+from roamcast.models.next_broker import bounded_graph, check_bounds, contexts_of, graph_document
 from roamcast.models.residence import KINDS, Stays, fitted_chain, presence_error
-from roamcast.pipeline.neighbours import before, edges, first_order, hit_rates, second_order
+from roamcast.pipeline.neighbours import before, edges, first_order, hit_rates
 from roamcast.pipeline.residence import (
     counted_stays,
     exponential_tests,
@@ -26,6 +26,9 @@ from roamcast.pipeline.residence import (
 from roamcast.pipeline.visits import moves
 
 HOT_SPOTS_MAX = 20
+SHARES = tuple(part / 20 for part in range(1, 20))
+"""Of stays, for which a model file says within which time they end."""
+STAYS_ACCURACY = 1_000
 EVALUATED_MAX = 1_000_000
 SAMPLES_MIN = 30
 """Visits of a broker below which a test would hardly ever reject anything."""
@@ -85,12 +88,12 @@ def learn(visits: DataFrame, settings: ModelSettings) -> dict[str, Any]:
         "hot_spots": [
             row.asDict() for row in hot_spots(visits, from_s, until_s).limit(HOT_SPOTS_MAX).collect()
         ],
-        "second_order": _second_order(learned),
         **({"evaluation": _evaluation(visits, settings.learn_share)} if settings.evaluates else {}),
     }
+    document = graph_document(graph, about, contexts=contexts(learned), stays=_stays(visits, at_s))
     learned.unpersist()
     visits.unpersist()
-    return graph_document(graph, about)
+    return document
 
 
 def _evaluation(visits: DataFrame, learn_share: float) -> dict[str, Any]:
@@ -111,21 +114,23 @@ def _span(visits: DataFrame) -> tuple[float, float]:
 
 
 def _counts(visits: DataFrame) -> dict[str, int]:
-    row = visits.agg(
-        fn.count("*").alias("visits"), fn.countDistinct("run", "client").alias("clients"),
-        fn.countDistinct("broker").alias("brokers"),
-    ).collect()[0]  # fmt: skip
-    counts: dict[str, int] = row.asDict()
-    return counts
+    clients, brokers = fn.countDistinct("run", "client"), fn.countDistinct("broker")
+    row = visits.agg(fn.count("*"), clients, brokers).collect()[0]
+    return dict(zip(("visits", "clients", "brokers"), row, strict=True))
 
 
-def _second_order(learned: DataFrame) -> dict[str, dict[str, dict[str, float]]]:
-    """Where from, where now, where next, with its probability."""
-    document: dict[str, dict[str, dict[str, float]]] = {}
-    for row in second_order(learned).orderBy("previous", "here", "next").collect():
-        by_here = document.setdefault(row.previous, {}).setdefault(row.here, {})
-        by_here[row.next] = row.probability
-    return document
+def contexts(learned: DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """Where clients go that came by the same way."""
+    rows = learned.groupBy("earlier", "previous", "here", "next").count().collect()
+    return contexts_of({tuple(one for one in row[:4] if one is not None): row["count"] for row in rows})
+
+
+def _stays(visits: DataFrame, at_s: float) -> dict[str, list[tuple[float, float]]]:
+    """For each broker, the times within which so many of the stays ended that were over by then."""
+    times = residence_times(visits.where(fn.col("leave_s") < at_s))
+    within = fn.percentile_approx("stay_s", list(SHARES), STAYS_ACCURACY).alias("within")
+    rows = times.groupBy("broker").agg(within).orderBy("broker").collect()
+    return {row.broker: list(zip(row.within, SHARES, strict=True)) for row in rows}
 
 
 def _residence(visits: DataFrame) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame, GroupedData, Window
 from pyspark.sql import functions as fn
 
 from roamcast.models.next_broker import Edge
-from roamcast.pipeline.per_client import Rows, map_groups
+from roamcast.pipeline.visits import Rows, map_groups
 
 PRIOR_MOVES = 5
 """How many moves of the first order the second begins with."""

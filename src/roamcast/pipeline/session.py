@@ -13,18 +13,19 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
+import pyspark
 from pyspark import SparkConf, SparkContext
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from roamcast.errors import InputError
-from roamcast.pipeline.java import find_java
-from roamcast.pipeline.master import LOCAL, check_master, is_on_this_machine, is_one_process
+from roamcast.pipeline.master import LOCAL, check_master, find_java, is_on_this_machine, is_one_process
 
 HEAP_SHARE = 0.5
 """Of the machine's memory; the rest is for Python's workers, the system and its file cache."""
@@ -41,6 +42,9 @@ _NO_EARLY_COLLECTIONS = "-XX:MetaspaceSize=192m -XX:NewSize=192m"
 SMALL_JAVA = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {_NO_EARLY_COLLECTIONS}"
 """Half of the time of a small job goes into compiling what then runs for a moment."""
 LARGE_JAVA = f"-XX:+UseParallelGC {_NO_EARLY_COLLECTIONS}"
+
+NEW_CLASSES = "classes.jsa"
+"""In the scratch folder: Java writes it when it ends, if there is none yet for later starts."""
 
 _scratch: dict[int, Path] = {}
 """The folder of each session that runs, by the id of its context."""
@@ -66,7 +70,10 @@ def start_spark(
     scratch = Path(tempfile.mkdtemp(prefix="roamcast-spark-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
-    for key, value in {**_settings(master, memory_mb, small, scratch), **(settings or {})}.items():
+    chosen = _settings(master, memory_mb, small, scratch)
+    if small and is_one_process(master) and not any(key.startswith(OTHER_CLASSES) for key in settings or ()):
+        chosen["spark.driver.extraJavaOptions"] += f" {_with_known_classes(scratch)}"
+    for key, value in {**chosen, **(settings or {})}.items():
         conf.set(key, value)
     if not quiet:
         print(f"Spark is starting ({master}) ...", file=sys.stderr, flush=True)
@@ -88,7 +95,39 @@ def stop_spark(spark: SparkSession) -> None:
     spark.stop()
     _end_gateway()
     if scratch is not None:
+        _keep_classes(scratch / NEW_CLASSES)
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+OTHER_CLASSES = ("spark.jars", "spark.driver.extra")
+"""Settings with which Java reads other classes, or is started in another way."""
+
+
+def _known_classes() -> Path:
+    """The archive of Spark's classes as Java has read them, once for each Spark and Java of this machine."""
+    home = Path(os.environ["JAVA_HOME"])
+    made_of = f"{home} {(home / 'lib' / 'modules').stat().st_mtime_ns} {pyspark.__path__[0]}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roamcast"
+    return cache / f"spark-{pyspark.__version__}-{crc32(made_of.encode()):08x}.jsa"
+
+
+def _with_known_classes(scratch: Path) -> str:
+    """Java ignores an archive that is damaged or does not fit."""
+    known = _known_classes()
+    if known.exists():
+        return f'-XX:SharedArchiveFile="{known}"'
+    return f'-XX:ArchiveClassesAtExit="{scratch / NEW_CLASSES}"'
+
+
+def _keep_classes(new: Path) -> None:
+    """For the next start; where that cannot be, it takes longer."""
+    with suppress(OSError):
+        if new.exists():
+            known = _known_classes()
+            known.parent.mkdir(parents=True, exist_ok=True)
+            moving = known.with_name(f"{known.name}.{os.getpid()}")
+            shutil.move(new, moving)
+            os.replace(moving, known)
 
 
 def _start(conf: SparkConf, log: Path) -> SparkContext:

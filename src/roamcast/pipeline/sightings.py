@@ -19,7 +19,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame
 
 from roamcast.errors import InputError
-from roamcast.pipeline.per_client import Rows, map_groups
+from roamcast.pipeline.visits import Rows, map_groups
 
 VISITS_SCHEMA = "run string, client string, broker string, attach_s double, leave_s double"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,15 @@ from roamcast.pipeline.audit import audit
 from roamcast.pipeline.dialects import SPARK
 from roamcast.pipeline.engines import KEPT, DuckEngine, duck_desk
 from roamcast.pipeline.log_files import VERSION_KEY, find_log_files, spark_schema, version_problem
-from roamcast.pipeline.matching import Asked, FilterTable, decoder, pairs_sql
+from roamcast.pipeline.matching import Asked, FilterTable, decoded, decoder, pairs_sql, unreadable_in
 from roamcast.pipeline.output import Output, results
 from roamcast.pipeline.places import Files, Place, Store, checked_log, rows_in
 from roamcast.protocol.records import KINDS, LIFE_MARK
 
 COLLECTED_ROWS = 2_000_000
 """Rows of a log up to which results come to the driver at once; those of larger ones are written to files."""
+DECODED_HERE_ROWS = 100_000
+"""Up to here the driver decodes all attributes before a Python worker would have started."""
 DESK_MB = 768
 """Memory of the desk; beyond that it goes to the disk."""
 
@@ -121,9 +123,11 @@ class SparkEngine:
 
     def __init__(self, spark: SparkSession, output: Output, desk: DuckEngine, rows: int) -> None:
         """`rows` is the number of rows in the log."""
+        self._unreadable: Callable[[], int] = int
         self.spark = spark
         self.desk = desk
         self._output = output
+        self._is_tiny = rows <= DECODED_HERE_ROWS
         self._is_small = rows <= COLLECTED_ROWS
         self._is_observing = False
         """Until a query has been written: what is fetched as Arrow tells no observer."""
@@ -156,13 +160,18 @@ class SparkEngine:
         self.name(name, self.spark.createDataFrame(table))
 
     def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
-        self._observed, self._is_observing = Observation(), True
+        if self._is_tiny:
+            table = decoded(self.fetch(query), names)
+            self._unreadable = lambda: unreadable_in(table)
+            self.share(name, table)
+            return
+        observed, self._is_observing = Observation(), True
+        self._unreadable = lambda: int(observed.get["rows"])
         count = fn.count(fn.when(~fn.col("readable"), 1)).alias("rows")
-        self.name(name, with_values(self.spark.sql(query), names).observe(self._observed, count))
+        self.name(name, with_values(self.spark.sql(query), names).observe(observed, count))
 
     def unreadable(self) -> int:
-        rows: int = self._observed.get["rows"]
-        return rows
+        return self._unreadable()
 
     def counters(self) -> dict[str, float]:
         """Of all tasks so far, as Spark's own book says; Python's workers are not in `core_s`."""

@@ -7,19 +7,27 @@ stays.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby, islice
 from pathlib import Path
+from typing import Any, cast
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from roamcast.errors import InputError
+from roamcast.pipeline import audit_sql as sql
+from roamcast.pipeline.audit_sql import LEFT
 from roamcast.pipeline.spark_engine import usable
 
-LEFT = "left"
-"""The reason of a `moved` row that says: it went away."""
 SCHEMA = "client string, broker string, attach_s double, leave_s double"
 HEADER = "client,broker,attach_s,leave_s"
-EVENT = ("run", "client", "broker", "node", "sequence", "time", "reason")
+ROWS_PER_BATCH = 10_000
+Rows = Iterable[tuple[Any, ...]]
+EVENT = ("run", "client", "broker", "time", "reason")
 
 
 def is_handoff() -> Column:
@@ -28,15 +36,10 @@ def is_handoff() -> Column:
     return (fn.col("kind") == "moved") & (reason != LEFT) & (reason != fn.col("broker"))
 
 
-def visits(moved: DataFrame) -> DataFrame:
-    """One row for each visit: `run`, `client`, `broker`, `came_from`, and when; from the `moved` rows.
-
-    `left_at` is when the client left the broker before (null at the first), `attached_at` when it went
-    to this one, `until` when it left that (null: it is there still). `handoff` counts the client's
-    visits that began with a handoff, one that came from another broker; `is_handoff` tells which do.
-    """
+def visits(moved: DataFrame, turn: str = "sequence") -> DataFrame:
+    """One row for each visit (see `audit_sql.visits`), from the `moved` rows."""
     # A client's own rows are in the order of their sequence.
-    return _visits(moved.select(*EVENT, fn.col("sequence").alias("turn")))
+    return moved.sparkSession.sql(sql.visits("{moved}", turn), moved=moved)
 
 
 def visits_of_log(rows: DataFrame) -> DataFrame:
@@ -49,8 +52,7 @@ def visits_of_log(rows: DataFrame) -> DataFrame:
     seen = usable(rows, "attached", "detached").where("node = broker")
     seen = seen.join(told.select("run", "client").distinct(), ["run", "client"], "left_anti")
     events = told.select(*EVENT, fn.col("sequence").alias("turn")).unionByName(_seen_by_brokers(seen))
-    found = _visits(events)
-    return found.select(
+    return visits(events, "turn").select(
         "run", "client", "broker", fn.col("attached_at").alias("attach_s"), fn.col("until").alias("leave_s")
     )
 
@@ -68,33 +70,6 @@ def _seen_by_brokers(seen: DataFrame) -> DataFrame:
         .where(~fn.col("is_late"))
         .withColumn("reason", fn.when(is_end, LEFT))
         .select(*EVENT, "turn")
-    )
-
-
-def _visits(events: DataFrame) -> DataFrame:
-    """See `visits`; what happened at the same time is in the order of its `turn`."""
-    steps = Window.partitionBy("run", "client").orderBy("time", "turn")
-    before = steps.rowsBetween(Window.unboundedPreceding, -1)
-    is_left = fn.coalesce(fn.col("reason") == LEFT, fn.lit(False))
-    came_from = fn.when(fn.col("reason") != LEFT, fn.col("reason"))
-    is_handoff = came_from.isNotNull() & (came_from != fn.col("broker"))
-    return (
-        events.select(
-            "run",
-            "client",
-            "broker",
-            "node",
-            "sequence",
-            came_from.alias("came_from"),
-            fn.max(fn.when(is_left, fn.col("time"))).over(before).alias("left_at"),
-            fn.col("time").alias("attached_at"),
-            fn.lead("time").over(steps).alias("until"),
-            is_handoff.alias("is_handoff"),
-            fn.sum(is_handoff.cast("int")).over(steps).alias("handoff"),
-            is_left.alias("is_left"),
-        )
-        .where(~fn.col("is_left"))
-        .drop("is_left")
     )
 
 
@@ -124,7 +99,7 @@ def read_visits(spark: SparkSession, file: Path) -> DataFrame:
 
 
 def moves(visits: DataFrame) -> DataFrame:
-    """Where from, where now, where next; and how long between the last two.
+    """Where before, where from, where now, where next; and how long between the last two.
 
     Attaching again where one was is no move.
     """
@@ -137,9 +112,41 @@ def moves(visits: DataFrame) -> DataFrame:
     return arrived.select(
         "run",
         "client",
+        fn.lag("_before", 2).over(order).alias("earlier"),
         fn.lag("_before").over(order).alias("previous"),
         fn.col("_before").alias("here"),
         fn.col("broker").alias("next"),
         fn.coalesce("left_s", "attach_s").alias("left_s"),
         fn.col("attach_s").alias("at_s"),
     ).where("here is not null")
+
+
+# --- rules that look at one client's rows in order ---
+
+
+def map_groups(frame: DataFrame, order: list[str], rule: Callable[[Rows], Rows], schema: str) -> DataFrame:
+    """Apply a rule to the rows of each value of the first column, sorted by the columns of `order`.
+
+    Rows are tuples, and so are those that the rule gives; `schema` says what is in them. Spark's own way
+    makes a frame of each group, which for clients with a few rows each takes longer than the rules do.
+    """
+    key = frame.columns[0]
+    arrow_schema = to_arrow_schema(cast(StructType, StructType.fromDDL(schema)))
+
+    def of_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        groups = groupby(_rows(batches), key=lambda row: row[0])
+        results = (result for _, group in groups for result in rule(group))
+        while some := list(islice(results, ROWS_PER_BATCH)):
+            columns = zip(*some, strict=True)
+            arrays = [
+                pa.array(column, field.type) for column, field in zip(columns, arrow_schema, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
+
+    sorted_rows = frame.repartition(key).sortWithinPartitions(key, *order)
+    return sorted_rows.mapInArrow(of_partition, schema)
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
+    for batch in batches:
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)

@@ -18,8 +18,8 @@ from typing import Literal
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as fn
 
-from roamcast.pipeline.per_client import Rows, map_groups
 from roamcast.pipeline.trace_files import seconds_of
+from roamcast.pipeline.visits import Rows, map_groups
 
 By = Literal["spot", "room"]
 

@@ -7,6 +7,8 @@ import msgspec
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.whereabouts import InZone, Pace, Place
 
+BEFORE_MAX = 2
+"""Brokers that a session remembers having been at: with the one where it is, what third order asks for."""
 SERVED_KEPT_MAX = 16
 """More copies of a request cannot be under way, since copies arise only where a session is moving."""
 
@@ -64,6 +66,17 @@ class Session(msgspec.Struct):
     """The last sequence that such a copy has ever had: up to it, the client may have been sent everything."""
     is_lent: bool = False
     """Whether its location is that of a broker, because its client has never said where it is."""
+    earlier: tuple[str, ...] = ()
+    """Where it was before `last_broker`, the last one last."""
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """Where it was before it came here, the last one last; no more than predictions look at."""
+        return (*self.earlier, self.last_broker) if self.last_broker else ()
+
+    def leave(self, broker: str) -> None:
+        """Remember that it leaves this broker for another one."""
+        self.earlier, self.last_broker = self.before[1 - BEFORE_MAX :], broker
 
     def serve(self, broker: str, connection: int) -> None:
         """Remember that this attach has been served."""

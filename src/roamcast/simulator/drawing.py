@@ -339,6 +339,14 @@ def everyone_next(brokers: Sequence[str]) -> str:
     return json.dumps({"brokers": everyone})
 
 
+def back_or_everywhere(brokers: Sequence[str]) -> str:
+    """A model by which those who came from elsewhere go back there: the brokers depend on the client."""
+    contexts = {
+        one: [{"after": [other], "next": {other: 20}} for other in brokers if other != one] for one in brokers
+    }
+    return json.dumps({**json.loads(everyone_next(brokers)), "contexts": contexts})
+
+
 def with_heartbeats(story: Story, rng: random.Random) -> Story:
     """Brokers that watch each other, and are often wrong: their patience is that of a few links."""
     brokers, delay_s = story.topology.brokers, max(story.settings.link_delay.high_s, 0.005)
@@ -350,6 +358,8 @@ def with_heartbeats(story: Story, rng: random.Random) -> Story:
         neighbour_graph=everyone_next(brokers) if rng.random() < 0.6 else "",
         neighbours_max=rng.choice((1, 8, None)),
     )
+    if mobility.neighbour_graph and mobility.neighbours_max == 1:
+        mobility = msgspec.structs.replace(mobility, neighbour_graph=back_or_everywhere(brokers))
     return replace(story, settings=replace(story.settings, mobility=mobility))
 
 

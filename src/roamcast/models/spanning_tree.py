@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import numpy as np
 from scipy.sparse.csgraph import minimum_spanning_tree
@@ -30,11 +29,3 @@ def spanning_tree(
             lengths[row, column] = 1.0 + distance(positions[one], positions[names[column]])
     tree = minimum_spanning_tree(lengths).tocoo()
     return sorted((names[row], names[column]) for row, column in zip(tree.row, tree.col, strict=True))
-
-
-def write_overlay(edges: list[tuple[str, str]], file: Path) -> None:
-    """The form that the simulator reads as topology file:PATH."""
-    try:
-        file.write_text("".join(f"{one} {other}\n" for one, other in edges), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{file}: cannot be written ({error.strerror or error})") from None
