@@ -267,9 +267,8 @@ def former_holders_forget_where_a_session_went(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Directory, "went", lambda self, client, destination, told: self.changed(client))
 
 
-# Two more make no difference in these stories. A broker that is down and may hold a session can be left out of a
-# question: whoever answers says who may hold the session, and none is made. And news of holders need no number
-# as long as no broker has missed any: in a tree they do not overtake each other.
+# A broker that is down and may hold a session can be left out of a question, and nobody notices: whoever
+# answers says who may hold the session, and then none is made.
 
 
 def both_parts_make_sessions(patch: pytest.MonkeyPatch) -> None:
