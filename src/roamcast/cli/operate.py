@@ -287,7 +287,9 @@ def accept_history(
 
 
 def explain(
-    client: Annotated[str, typer.Argument(help="The client that should have received the notification.")] = "",
+    client: Annotated[
+        str, typer.Argument(help="The client that should have received the notification.")
+    ] = "",
     notification: Annotated[
         str,
         typer.Argument(
