@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.daemon.brokers import BrokerProcess, free_port, roamcast, roamcast_json, wait_until
+from tests.daemon.brokers import ROAMCAST, BrokerProcess, free_port, roamcast, roamcast_json, wait_until
 
 from roamcast.bench.mqtt_load import LoadConnection
 from roamcast.bench.worker_doors import WorkerDoor, find_doors
@@ -338,3 +339,29 @@ def test_operators_let_in_again_who_is_kept_out_by_any_worker(tmp_path: Path) ->
         assert (refused.returncode, "nobody is not kept out" in refused.stderr) == (2, True)
     finally:
         site.stop()
+
+
+@pytest.mark.slow  # 5 s: two processes start, and a password is checked.
+def test_users_of_a_realm_have_their_sessions_at_every_worker(tmp_path: Path) -> None:
+    users, config = tmp_path / "users", tmp_path / "site.toml"
+    command = [str(ROAMCAST), "user", "add", "bob", "--file", str(users), "--password-stdin"]
+    subprocess.run(command, input="a long pass phrase\n", text=True, check=True)
+    # Those who look for ways to the workers have no name.
+    config.write_text(f'[access]\nusers = "{users}"\nrealm = "town"\nanonymous = "loopback"\n')
+    site = Site(tmp_path, "a", "workers=2", config=str(config))
+    try:
+        # The session moves as long as the other worker has not been told of it, and is gone to afterwards.
+        for number, door in enumerate([*site.doors().values()] * 4):
+            with closing(log_in(door, "bob", b"a long pass phrase")) as client:
+                assert client.is_resumed is bool(number)
+                if not number:
+                    client.subscribe(["town/news"], 1)
+                publish(door, "town/news", b"%d" % number)
+                assert take(client) == b"%d" % number
+    finally:
+        site.stop()
+
+
+def log_in(door: WorkerDoor, user: str, password: bytes) -> LoadConnection:
+    """The same client each time, as this user."""
+    return LoadConnection(door, "car", 5, is_lasting=True, login=(user, password))

@@ -8,6 +8,8 @@ from pathlib import Path
 from roamcast.bench.processes import BenchFailed
 
 ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
+QUOTA_US_MIN = 1_000
+"""The system takes nothing smaller."""
 PERIOD_US = 20_000
 """Short, so that a worker that has used its share does not keep others waiting for long."""
 
@@ -22,15 +24,16 @@ class CpuShares:
 
     def limit(self, process: int, share: float) -> None:
         """At most this share of a core from now on."""
-        group, quota_us = self._root / f"roamcast-bench-{process}", int(share * PERIOD_US)
+        group, quota_us = self._root / f"roamcast-bench-{process}", max(QUOTA_US_MIN, int(share * PERIOD_US))
+        period_us = int(quota_us / share)
         try:
             group.mkdir()
             self._groups.append((group, process))
             if self._is_old:
-                (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+                (group / "cpu.cfs_period_us").write_text(str(period_us))
                 (group / "cpu.cfs_quota_us").write_text(str(quota_us))
             else:
-                (group / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+                (group / "cpu.max").write_text(f"{quota_us} {period_us}")
             (group / "cgroup.procs").write_text(str(process))
         except OSError as error:
             raise BenchFailed(

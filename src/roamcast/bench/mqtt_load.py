@@ -71,8 +71,10 @@ class LoadConnection:
         *,
         wait: bool = True,
         is_lasting: bool = False,
+        login: tuple[str, bytes] | None = None,
     ) -> None:
         """`is_lasting` takes up the session of this client id, and leaves it behind."""
+        user, password = login or (None, None)
         self.version = version
         self.is_resumed = False
         self.socket = port() if callable(port) else socket.create_connection((HOST, port), PATIENCE_S)
@@ -85,7 +87,9 @@ class LoadConnection:
         expiry_s = EXPIRY_S if is_lasting and version == 5 else None
         try:
             self.send_all(
-                packets.Connect(version, client_id, clean_start=not is_lasting, session_expiry=expiry_s)
+                packets.Connect(
+                    version, client_id, not is_lasting, 0, user, password, session_expiry=expiry_s
+                )
             )
             if wait:
                 self.welcome()

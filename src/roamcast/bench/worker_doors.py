@@ -43,8 +43,12 @@ def find_doors(port: int, count: int, each: int) -> dict[str, WorkerDoor]:
         source = free_port()
         try:
             worker = _worker_at(port, source)
-        except OSError:
-            continue
+        except (OSError, BenchFailed):
+            continue  # The port is taken, or the worker has not met the others yet.
+        if worker not in doors:
+            # Since it listens, connections from the same ports go elsewhere.
+            for door in doors.values():
+                door.sources.clear()
         door = doors.setdefault(worker, WorkerDoor(port))
         if source not in door.sources:
             door.sources.append(source)
