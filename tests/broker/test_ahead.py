@@ -16,7 +16,9 @@ from roamcast.broker.session import Holding, Reading
 from roamcast.broker.settings import MachineSettings
 from roamcast.mobility import roam
 from roamcast.mobility.base import Settings
+from roamcast.mobility.roam import DropCopy, FeedCopy, StoreCopy
 from roamcast.mqtt.codec import packets
+from roamcast.mqtt.codec.user_properties import HAS
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
 from roamcast.simulator.drawing import everyone_next
@@ -209,6 +211,121 @@ def test_an_unfinished_publish_of_qos_2_waits_for_the_session() -> None:
     world.attach("reader", "b2")
     world.settle()
     assert reader.presents == [False, True]
+
+
+def test_what_is_fed_while_a_client_reads_waits_for_the_session() -> None:
+    world = away(count=1)
+    world.attach("reader", "b1")
+    world.settle()
+    world.subscribe("reader", "twice-is-wrong", 2)
+    world.settle()
+    world.leave("reader")
+    world.publish("writer", "news", 1)
+    world.settle()
+    world.hold(("b2", "b0"))
+    world.attach("reader", "b2")
+    world.publish("writer", "twice-is-wrong", 2)
+    world.settle()
+    fed = "writer:3:twice-is-wrong"
+    assert [burst.bodies for burst in world.sites["b2"].broker.protocol.copies["reader"].aside] == [
+        (fed.encode(),)
+    ]
+    assert fed not in world.came("reader")
+    world.go_on()
+    assert world.came("reader").count(fed) == 1
+
+
+def test_a_client_that_left_before_its_session_came_is_kept_for_as_long_as_it_said_last() -> None:
+    world = away()
+    world.hold()
+    world.clients["reader"].options["session_expiry"] = 5
+    world.attach("reader", "b2")
+    world.settle()
+    world.leave("reader")
+    world.go_on()
+    assert list(known_at(world)) == ["b2"]
+    world.tick(6.0)
+    world.settle()
+    assert not list(known_at(world))
+
+
+# --- a client that says in CONNECT what it has ---
+
+
+def say(world: CopyWorld, last: str = "") -> None:
+    """The reader names its last connection, and what it has."""
+    tolds = [site.endpoint.sessions["reader"].told for site in world.sites.values()
+             if "reader" in site.endpoint.sessions]  # fmt: skip
+    text = f"{tolds[0]} {last}".strip() if tolds else ""
+    world.clients["reader"].options["user_properties"] = ((HAS, text),)
+
+
+def away_with_qos_2(count: int = 3) -> CopyWorld:
+    world = CopyWorld()
+    world.attach("writer", "b0")
+    world.attach("reader", "b1")
+    world.clients["reader"].options["user_properties"] = ((HAS, ""),)
+    world.settle()
+    world.attach("reader", "b1")
+    world.settle()
+    world.subscribe("reader", "news", 2)
+    world.settle()
+    world.leave("reader")
+    for _ in range(count):
+        world.publish("writer", "news", 2)
+    world.settle()
+    return world
+
+
+def test_who_says_what_it_has_reads_qos_2_from_a_copy() -> None:
+    world = away_with_qos_2()
+    world.hold()
+    say(world)
+    world.attach("reader", "b2")
+    world.settle()
+    assert world.came("reader") == told(3)
+    assert world.clients["reader"].received[0][1:] == (2, False)
+    world.go_on()
+    world.publish("writer", "news", 2)
+    world.settle()
+    assert world.came("reader") == told(4)
+    assert world.clients["reader"].connection, "the client was not disturbed"
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "1-1 session 3", "a b c d", "x session -1"])
+def test_who_names_another_connection_waits_for_the_session(text: str) -> None:
+    world = away_with_qos_2()
+    world.clients["reader"].options["user_properties"] = ((HAS, text),)
+    world.hold()
+    world.attach("reader", "b2")
+    world.settle()
+    assert world.came("reader") == []
+
+
+def test_what_a_client_says_it_has_does_not_come_again() -> None:
+    world = away_with_qos_2()
+    world.hold()
+    say(world)
+    world.attach("reader", "b2")
+    world.settle()
+    assert world.came("reader") == told(3)
+    say(world, "session 2")
+    world.hold(("b0", "b2"), ("b2", "b0"))  # Neither the request nor the acknowledgements get through.
+    world.attach("reader", "b3")
+    world.settle()
+    assert world.came("reader") == [*told(3), *told(1, first=3)]
+
+
+def test_a_copy_is_fed_and_dropped_by_its_holder_alone() -> None:
+    world = away()
+    copies = world.sites["b0"].broker.protocol
+    for message in (
+        StoreCopy("other", "b1", 1, ("b0",), 0, "", 0, ()),
+        FeedCopy("reader", "b1", 1, ("b0",), 0, ()),
+        DropCopy("reader", "b1", 1, ("b0",)),
+    ):
+        assert copies.expects("b1", message)
+        assert not copies.expects("b2", message)
 
 
 def test_a_client_that_is_not_the_owner_gets_nothing() -> None:

@@ -18,7 +18,7 @@ from roamcast.mqtt.codec.packets import Connect, Publish, Subscribe, Subscriptio
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server import asleep
 from roamcast.mqtt.server.access import Identity
-from roamcast.mqtt.server.sessions import Capsule, MqttSession
+from roamcast.mqtt.server.sessions import MqttSession, NamedCapsule
 from roamcast.protocol.snapshot import freeze, state_hash, thaw
 from roamcast.protocol.snapshot_form import STATE_CLASSES
 
@@ -119,7 +119,7 @@ def test_a_member_of_a_group_stays_awake(fleet: Fleet) -> None:
 def test_what_a_sleeping_session_carries_is_all_there_is() -> None:
     """A new field of a session has to be carried in its bytes, or has to keep the session awake."""
     carried = {"client", "owner", "stream", "timer", "will_timer", "again_to"}
-    in_capsule = {field.name for field in msgspec.structs.fields(Capsule)} - {"recalls"}
+    in_capsule = {field.name for field in msgspec.structs.fields(NamedCapsule)} - {"recalls"}
     wakeful = {"connection", "will", "copied_from"}
     assert set(STATE_CLASSES.of(MqttSession).saved) == carried | in_capsule | wakeful
 

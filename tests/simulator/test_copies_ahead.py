@@ -59,9 +59,58 @@ at 10.387827 c0 publish a/1 qos 1 x=2
 """
 """A copy serves c3; its holder gives the copy up. The session comes without it, with messages in flight."""
 
+EXPIRES_WHILE_A_COPY_SERVES = f"""
+brokers b00-b01 b01-b02
+protocol roam
+link 0.1
+seed 125
+front mqtt
+neighbour_graph {EVERYONE}
+at 1.000000 c2 subscribe a/1 qos 2
+at 34.185701 c2 attach b02
+at 46.569562 c2 disconnect expiry 1
+at 47.522637 c2 attach b00
+at 47.729930 c2 attach b01
+at 47.767740 c2 disconnect
+"""
+"""A copy serves c2 until a moment before its session ends, and c2 leaves for a third broker at once."""
+GIVEN_UP_BY_A_FULL_QUEUE = f"""
+brokers b00-b01 b00-b02 b00-b03
+protocol roam
+access 0.005
+loss 0.05
+seed 17
+front mqtt
+queue_max 1
+neighbour_graph {everyone_next(("b00", "b01", "b02", "b03"))}
+at 0.000000 c0 attach b00 version 5
+at 0.004931 c1 attach b02 version 5
+at 0.009431 c3 attach b03 version 4
+at 0.009680 c2 attach b00 version 5
+at 1.000000 c1 subscribe a/1 qos 1
+at 1.000000 c1 subscribe b/1
+at 1.000000 c2 subscribe a/1 qos 1
+at 1.000000 c3 subscribe a/1 qos 1
+at 1.000000 c3 subscribe b/1 qos 1
+at 10.000000 c2 disconnect expiry 4
+at 10.000000 c3 disconnect
+at 10.020219 c0 publish a/1 qos 2
+at 10.045671 c0 publish a/1 qos 1
+at 10.218909 c0 publish a/1 qos 1
+at 10.229538 c2 attach b01
+at 10.242668 c2 attach b02
+"""
+"""Two copies serve c2, one after the other; the second one has not heard yet what the queue gave up."""
+
 
 def every_qos_is_served(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(endpoint, "sent_once_or_more", lambda *_: True)
+    patch.setattr(endpoint, "may_be_repeated", lambda *_: True)
+
+
+def unfinished_qos_2_is_served(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MqttSession, "may_be_copied", property(lambda self: not self.connection and self.expiry_s))
+    patch.setattr(MqttSession, "has_qos_2", False)
+    every_qos_is_served(patch)
 
 
 def sessions_end_before_their_copies(patch: pytest.MonkeyPatch) -> None:
@@ -134,6 +183,23 @@ def what_is_fed_meanwhile_is_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roam, "on_feed_copy", lose)
 
 
+def a_new_expiry_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A client that a copy has served leaves before its session comes."""
+    arrived = Endpoint.arrived
+
+    def forget(self: Endpoint, client: str, capsule: bytes, owner: str, reads_on: bool = False) -> None:
+        former = self.sessions.get(client)
+        if former is not None and former.copied_from and not former.connection:
+            self.give_up(client)
+        arrived(self, client, capsule, owner, reads_on)
+
+    patch.setattr(Endpoint, "arrived", forget)
+
+
+def what_clients_say_is_not_heard(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MqttConnection, "received", {})
+
+
 def requests_do_not_wait(patch: pytest.MonkeyPatch) -> None:
     take: Any = MqttConnection._take
     patch.setattr(MqttConnection, "_take_ahead", take)
@@ -141,6 +207,7 @@ def requests_do_not_wait(patch: pytest.MonkeyPatch) -> None:
 
 BREAKAGES: dict[str, Plant] = {
     "QoS 0 and 2 are served from copies": every_qos_is_served,
+    "unfinished QoS 2 is served from copies": unfinished_qos_2_is_served,
     "sessions end before their copies": sessions_end_before_their_copies,
     "copies of sessions that have ended stay": copies_of_ended_sessions_stay,
     "old copies are believed": old_copies_are_believed,
@@ -148,6 +215,8 @@ BREAKAGES: dict[str, Plant] = {
     "only copies mark repeats": only_copies_mark_repeats,
     "acknowledgements at copies do not count": acknowledgements_at_copies_do_not_count,
     "what is fed meanwhile is lost": what_is_fed_meanwhile_is_lost,
+    "the expiry of a client that has left again is forgotten": a_new_expiry_is_forgotten,
+    "what clients say that they have is not heard": what_clients_say_is_not_heard,
     "requests do not wait for the session": requests_do_not_wait,
 }
 
@@ -161,3 +230,8 @@ def test_a_planted_breakage_is_found(name: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_session_that_comes_without_its_copy_repeats_nothing_unmarked() -> None:
     assert violations_of(parse_story(WITHOUT_ITS_COPY)) == []
+
+
+@pytest.mark.parametrize("story", [EXPIRES_WHILE_A_COPY_SERVES, GIVEN_UP_BY_A_FULL_QUEUE])
+def test_clients_that_hurry_lose_no_session_and_no_order(story: str) -> None:
+    assert violations_of(parse_story(story)) == []

@@ -51,12 +51,10 @@ class Draining:
         self.are_left = False
         if not broker.is_reachable(command.destination):
             return
-        here = broker.clients.here
-        claimed = dict.fromkeys(one.client for one in here.awake() if one.claim is not None)
-        away = (
-            client for client in broker.sessions if client not in broker.attachments and client not in claimed
-        )
-        leaving = list(islice(away, SLICE_SESSIONS + 1))
+        here, attachments = broker.clients.here, broker.attachments
+        # Looking at one may wake it, so the sessions are counted before.
+        away = (client for client in list(broker.sessions) if client not in attachments)
+        leaving = list(islice((one for one in away if here[one].claim is None), SLICE_SESSIONS + 1))
         for client in leaving[:SLICE_SESSIONS]:
             broker.handoffs.send_ahead(here[client], command.destination, {})
         self.are_left = len(leaving) > SLICE_SESSIONS

@@ -30,6 +30,12 @@ class Front(Protocol):
         """Serve a client that is connected here from a copy, whose session is still elsewhere, if that can do
         no harm: these bursts, and what was acknowledged of them, may turn out to be old."""
 
+    def lasts_s(self, client: str) -> int:
+        """Seconds that the session of a client which a copy serves outlasts its connection."""
+
+    def keep_for(self, client: str, seconds: int) -> None:
+        """Keep a session that waits to depart for so long from now on: a copy has told its client so."""
+
     def give_up(self, client: str) -> None:
         """The session of a client that was served from a copy does not come."""
 

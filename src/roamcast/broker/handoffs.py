@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from roamcast.broker.figures import FinishedHandoff
-from roamcast.broker.session import Attachment, ClientHere, Event, Handoff, Holding, Search, Settling
+from roamcast.broker.session import Attachment, ClientHere, Event, Handoff, Holding, Reading, Search, Settling
 from roamcast.filters.selector import parse
 from roamcast.protocol.effects import Attached
 from roamcast.protocol.messages import (
@@ -25,6 +25,9 @@ from roamcast.state import State
 
 if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
+
+LASTS = "#lasts"
+"""In what a request says of a client that a copy serves: for how many seconds its session outlasts it."""
 
 
 class Handoffs:
@@ -73,6 +76,8 @@ class Handoffs:
             return
         is_asked = here.search is not Search.IDLE
         received = hello.received if hello.clean else broker.protocol.serve_ahead(hello, is_asked)
+        if here.reading is Reading.COPY and broker.front is not None:
+            received = {**received, LASTS: broker.front.lasts_s(here.client)}
         if not is_asked:
             broker.locator.ask(here, item.connection, hello, received)
         else:
@@ -255,6 +260,9 @@ class Handoffs:
                 return  # A second copy.
             if request.moves < earlier.moves:
                 request, earlier = earlier, request
+            lasts_s, front = earlier.received.get(LASTS, 0), self._broker.front
+            if lasts_s > 0 and front is not None:
+                front.keep_for(here.client, lasts_s)  # A copy has answered the client, which is gone again.
             self.refuse(earlier)
         here.on(Event.CLAIMED)
         here.claim = request

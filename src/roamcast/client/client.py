@@ -117,6 +117,7 @@ def connect(
             packet_max=packet_max,
             user_properties=user_properties(properties) + asked,
             first_packet_id=random.randint(1, 65_535),
+            says_what_it_has=version == 5,
             steered=steered,
         ),
         Policy(connect_timeout, reconnect, give_up_after, back_off_max, queue_max, bind),

@@ -140,18 +140,30 @@ class CopyServed(Message, frozen=True):
     cause: ClassVar[Cause] = "handoff"
 
 
+def _lift_spread_1(fields: dict[str, Any]) -> None:
+    fields["base"] = fields["copied"]
+
+
 class Spread:
     """The copies of a session, as its holder knows them."""
 
     __state__ = State(
-        "roam-spread", saved=("number", "brokers", "is_wide", "copied", "end", "is_trimmed_soon")
+        "roam-spread",
+        2,
+        saved=("number", "brokers", "is_wide", "base", "copied", "end", "is_trimmed_soon"),
+        lifts={1: _lift_spread_1},
     )
 
-    def __init__(self, number: int, brokers: Collection[str], is_wide: bool, copied: int, end: int) -> None:
+    def __init__(
+        self, number: int, brokers: Collection[str], is_wide: bool, base: int, copied: int, end: int
+    ) -> None:
         self.number = number
         self.brokers = dict.fromkeys(brokers)
         self.is_wide = is_wide
         """Whether brokers on the way to these keep copies, too."""
+        self.base = base
+        """The last that the client has acknowledged. What a full queue gave up since is in the copies still:
+        if one of them forgot it before another, a client that reads from both could read it too late."""
         self.copied = copied
         """The last sequence that the copies have, …"""
         self.end = end
@@ -302,7 +314,7 @@ class Roam(MultiHopHandoff):
             return
         copied = queue.base + count_of(bursts)
         spread = self.spreads[client] = Spread(
-            session.number, likely, is_wide, copied, queue.base + len(queue)
+            session.number, likely, is_wide, queue.base, copied, queue.base + len(queue)
         )
         capsule = self.capsule_of(session, spread)
         self.send_on(
@@ -352,28 +364,33 @@ class Roam(MultiHopHandoff):
             self.recall(client)
             return
         self.top_up(client, spread)
-        if queue and spread.copied <= queue.base:
+        if queue and spread.copied <= queue.base and client in self.spreads:
             self.recall(client)  # Nothing that the client has to read fits into them.
 
     def top_up(self, client: str, spread: Spread) -> bool:
         """Feed the copies with what they lack of the head of the queue; False if that is nothing."""
         queue = self.holds[client].queue
+        given_up = queue.base - spread.base
+        if given_up and spread.copied < queue.base:
+            self.recall(client)  # What follows is not what the copies end with.
+            return True
         spread.copied = max(spread.copied, queue.base)
-        lacking = self.head_of(queue, spread.copied, head_max(len(spread.brokers)))
+        lacking = self.head_of(queue, spread.copied, head_max(len(spread.brokers)) - given_up)
         if lacking:
             spread.copied += count_of(lacking)
             self.send_feed(client, spread, lacking)
         return bool(lacking)
 
     def send_feed(self, client: str, spread: Spread, bursts: tuple[Burst, ...], capsule: bytes = b"") -> None:
-        base, brokers = self.holds[client].queue.base, tuple(spread.brokers)
-        session = self.held[client]
+        session, brokers = self.held[client], tuple(spread.brokers)
         session.copied = max(session.copied, spread.copied) if session.is_copied else session.copied
-        self.send_on(FeedCopy(client, self.host.id, spread.number, brokers, base, bursts, capsule))
+        self.send_on(FeedCopy(client, self.host.id, spread.number, brokers, spread.base, bursts, capsule))
 
     def on_acknowledged(self, client: str) -> None:
         super().on_acknowledged(client)
         spread = self.spreads.get(client)
+        if spread is not None:
+            spread.base = self.holds[client].queue.base
         if spread is not None and not spread.is_trimmed_soon:
             spread.is_trimmed_soon = True
             self.host.set_timer(self.host.now + TRIM_AFTER_S, ("trim", client, spread.number))
@@ -418,6 +435,12 @@ class Roam(MultiHopHandoff):
             if is_passing and isinstance(message, StoreCopy) and not message.is_kept_on_the_way:
                 return
         super().on_message(sender, message)
+
+    def expects(self, sender: str, message: Message) -> bool:
+        """A copy is its holder's, and nobody else feeds or drops it."""
+        if isinstance(message, ToCopies) and self.host.next_hop(message.holder) != sender:
+            return False
+        return super().expects(sender, message)
 
     # --- at the brokers where the client may appear ---
 
@@ -492,12 +515,13 @@ class Roam(MultiHopHandoff):
         if spread is None or destination not in spread.brokers or not self.is_aligned(queue, spread):
             self.recall(client)
             return super().to_be_read(client, hold, destination)
+        base = spread.base if spread.copied >= queue.base else queue.base
         spread.copied = max(spread.copied, queue.base)
         # As much more as a handoff without a copy would send at once, ahead of the session.
         more = self.head_of(queue, spread.copied, spread.copied - queue.base + FIRST_CREDIT)
         if more:
             spread.copied += count_of(more)
-            self.send_on(FeedCopy(client, self.host.id, spread.number, (destination,), queue.base, more))
+            self.send_on(FeedCopy(client, self.host.id, spread.number, (destination,), base, more))
         kind = COPY if spread.copied >= spread.end else HEAD
         self.recall(client, destination)
         return [(destination, spread.number, kind), *super().to_be_read(client, hold, destination)]

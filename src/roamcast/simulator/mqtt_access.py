@@ -231,6 +231,7 @@ class MqttAccess:
             session_expiry_s=old.session_expiry_s if item.expiry_s is None else item.expiry_s,
             receive_maximum=old.receive_maximum if item.window is None else item.window,
             keep_alive_s=old.keep_alive_s if item.keep_alive_s is None else item.keep_alive_s,
+            says_what_it_has=old.says_what_it_has if item.says is None else bool(item.says),
             will=item.will,
         )
 

@@ -113,18 +113,18 @@ def draw_mqtt_story(
     """The story of a seed, with faults of these kinds."""
     rng = random.Random(f"mqtt/{seed}")
     topology = parse_topology(rng.choice(TOPOLOGIES), rng)
+    if find_protocol(protocol).draws_copies and len(topology.brokers) < 3:
+        topology = parse_topology(rng.choice(("line:3", "star:4")), rng)
     settings = _draw_settings(protocol, seed, rng)
     step_s = max(settings.link_delay.high_s, 0.02) * rng.choice((0.5, 2.0, 10.0, 40.0))
     scale = Scale(START_S, step_s * rng.choice((5, 10, 20)), step_s)
     plot = Plot(topology, settings, scale, rng, _draw_late(topology, rng))
-    actions = _draw_clients(plot)
-    actions += _draw_operators(plot, actions)
-    if plot.late is not None:
-        actions.append((scale.moment(rng), plot.late[0], Join(plot.late[1])))
-    location = _draw_more(plot, actions, random.Random(f"mqtt/{seed}/more"))
-    settings = replace(settings, location=location)
-    if find_protocol(protocol).draws_copies:
-        settings = _draw_repeatable(topology, settings, actions, random.Random(f"mqtt/{seed}/copies"))
+    if find_protocol(protocol).draws_copies and seed % 2:
+        scale = Scale(START_S, rng.choice((5.0, 20.0, 40.0)), step_s)
+        plot = replace(plot, late=None, scale=scale, rng=random.Random(f"mqtt/{seed}/copies"))
+        settings, actions = _draw_expected(plot)
+    else:
+        settings, actions = _draw_usual(plot, seed)
     plot = replace(plot, settings=settings)
     if faults:
         fault_rng = random.Random(f"mqtt/{seed}/faults")
@@ -134,6 +134,20 @@ def draw_mqtt_story(
         if find_protocol(protocol).draws_copies and plot.late is None:
             actions += _draw_old_copies(plot, actions, random.Random(f"mqtt/{seed}/old copies"))
     return topology, settings, in_order(actions)
+
+
+def _draw_usual(plot: Plot, seed: int) -> tuple[NetworkSettings, list[Action]]:
+    settings, scale = plot.settings, plot.scale
+    actions = _draw_clients(plot)
+    actions += _draw_operators(plot, actions)
+    if plot.late is not None:
+        actions.append((scale.moment(plot.rng), plot.late[0], Join(plot.late[1])))
+    location = _draw_more(plot, actions, random.Random(f"mqtt/{seed}/more"))
+    settings = replace(settings, location=location)
+    if find_protocol(settings.protocol).draws_copies:
+        rng = random.Random(f"mqtt/{seed}/copies")
+        settings = _draw_repeatable(plot.topology, settings, actions, rng)
+    return settings, actions
 
 
 def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSettings:
@@ -317,15 +331,72 @@ def _draw_repeatable(
     them."""
     if rng.random() < 0.3:
         return settings
+    ours = {client for client in sorted({one[1] for one in actions}) if rng.random() < 0.4}
     for position, (at, client, item) in enumerate(actions):
-        if isinstance(item, SubscribeFilter):
+        if isinstance(item, SubscribeFilter) and (client not in ours or rng.random() < 0.5):
             actions[position] = (at, client, msgspec.structs.replace(item, qos=1))
-        elif isinstance(item, Connect) and item.will is not None and rng.random() < 0.8:
-            actions[position] = (at, client, msgspec.structs.replace(item, will=None))
+        elif isinstance(item, Connect):
+            will = item.will if rng.random() < 0.2 else None
+            says = 1 if item.version and client in ours else None
+            actions[position] = (at, client, msgspec.structs.replace(item, will=will, says=says))
     if rng.random() < 0.2:
         return settings
     mobility = msgspec.structs.replace(settings.mobility, neighbour_graph=everyone_next(topology.brokers))
+    if rng.random() < 0.7:
+        mobility = msgspec.structs.replace(mobility, copies_max=8, copies_for_s=14_400.0)
     return replace(settings, mobility=mobility)
+
+
+# --- stories of clients that are expected everywhere, and hurry from copy to copy ---------------------
+
+
+def _draw_expected(plot: Plot) -> tuple[NetworkSettings, list[Action]]:
+    """Clients that mostly leave before their sessions can be there, and another that publishes for them."""
+    rng, mobility = plot.rng, plot.settings.mobility
+    settings = replace(
+        plot.settings,
+        link_delay=rng.choice((Delay(0.050, 0.050), Delay(0.0, 0.100))),
+        access_delay=Delay(0.0, 0.005),
+        notice_delay=rng.choice((Delay(0.0, 0.0), Delay(0.0, 0.0), Delay(0.0, 0.200))),
+        mobility=msgspec.structs.replace(
+            mobility,
+            neighbour_graph=everyone_next(plot.topology.brokers),
+            copies_max=8,
+            copies_for_s=rng.choice((1.0, 14_400.0, 14_400.0)),
+        ),
+    )
+    plot = replace(plot, settings=settings)
+    actions: list[Action] = [(0.0, "c0", Connect(rng.choice(plot.topology.brokers), 0, version=5))]
+    for number in range(1, rng.choice((3, 4))):
+        actions += _draw_hurries(f"c{number}", plot)
+    for _ in range(rng.choice((30, 100, 200))):
+        publish = PublishMessage(rng.choice(("a/1", "a/1", "b/1")), rng.choice((0, 1, 1, 2, 2)))
+        actions.append((plot.scale.moment(rng), "c0", publish))
+    return settings, actions
+
+
+def _draw_hurries(client: str, plot: Plot) -> list[Action]:
+    rng, brokers = plot.rng, plot.topology.brokers
+    version: Version = rng.choice((4, 5, 5, 5))
+    is_ours = version == 5 and rng.random() < 0.5
+    connect = Connect(rng.choice(brokers), 0, version=version, says=1 if is_ours else None)
+    drawn: list[Action] = [(0.01 * rng.random(), client, connect)]
+    mostly = 2 if is_ours and rng.random() < 0.7 else 1
+    for topic, qos in (("a/1", mostly), ("b/1", rng.choice((0, 1, 1, 2)))):
+        drawn.append((1.0, client, SubscribeFilter(topic, qos)))
+    link_s, now_s = plot.settings.link_delay.high_s, START_S
+    while now_s < plot.scale.end_s:
+        expiry_s, new_s = (rng.choice((None, None, None, 1)) if version == 5 else None for _ in range(2))
+        is_silent = expiry_s is None and rng.random() < 0.5
+        drawn.append((now_s, client, LeaveFor() if is_silent else Disconnect(expiry_s=expiry_s)))
+        # Often at once, often when a copy has just come, and often when the session is about to end.
+        now_s += rng.choice((0.1, 3.0, 3.0, 8.0)) * rng.random() * link_s
+        if expiry_s is not None and rng.random() < 0.5:
+            now_s += expiry_s - rng.choice((1.0, 3.0)) * rng.random() * link_s
+        connect = Connect(rng.choice(brokers), 0, clean=rng.random() < 0.03, expiry_s=new_s)
+        drawn.append((now_s, client, connect))
+        now_s += rng.choice((1.0, 4.0, 4.0, 20.0, 60.0)) * rng.random() * link_s
+    return drawn
 
 
 def _draw_old_copies(plot: Plot, actions: list[Action], rng: random.Random) -> list[Action]:

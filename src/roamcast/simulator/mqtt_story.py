@@ -13,10 +13,10 @@
     at 3.5 c1 disconnect with-will expiry 0
 
 `leave` breaks the connection without a word; what is on its way is lost. `disconnect` says DISCONNECT first.
-An option that `attach` does not name is as in the client's last `attach`; `clean` holds once. What follows
-`will` is about the will, and what follows `where` is a selector. `move` says where the client is, in a story
-with a `graph`. The topic filter `'#'` is quoted, since
-`#` begins a comment unless it follows a `/`.
+An option that `attach` does not name is as in the client's last `attach`; `clean` holds once. With `says 1`
+the client says in CONNECT what it has, as our own do. What follows `will` is about the will, and what follows
+`where` is a selector. `move` says where the client is, in a story with a `graph`. The topic filter `'#'` is
+quoted, since `#` begins a comment unless it follows a `/`.
 
 Operators act on brokers:
 
@@ -108,6 +108,8 @@ class Connect(AttachTo, frozen=True):
     window: int | None = None
     """The receive maximum."""
     keep_alive_s: int | None = None
+    says: int | None = None
+    """Whether it says in CONNECT what it has, as our own client does: 1 or 0."""
     will: Will | None = None
     """The will of this connection; its payload is made when the connection is."""
 
@@ -213,7 +215,13 @@ def _written(item: Input, flags: Mapping[str, str], values: Mapping[str, str], d
     return "".join(f" {word}" for word in words)
 
 
-_ATTACH = {"version": "version", "expiry": "expiry_s", "window": "window", "alive": "keep_alive_s"}
+_ATTACH = {
+    "version": "version",
+    "expiry": "expiry_s",
+    "window": "window",
+    "alive": "keep_alive_s",
+    "says": "says",
+}
 _WILL = {"qos": "qos", "delay": "delay"}
 _PUBLISH = {"qos": "qos", "times": "times", "size": "size", "expiry": "expiry_s"}
 _SUBSCRIBE_FLAGS = {"no-local": "no_local", "retain-as-published": "retain_as_published"}

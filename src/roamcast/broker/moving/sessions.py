@@ -42,7 +42,7 @@ from roamcast.mobility.moving.mft import Bsub
 from roamcast.mobility.moving.mobile import LOCAL, Known, Mig, Sub
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.mqtt.server.in_flight import PackedInFlight
-from roamcast.mqtt.server.sessions import Capsule, MqttSession
+from roamcast.mqtt.server.sessions import MqttSession, NamedCapsule
 from roamcast.protocol.effects import Attached, CommandGiven, Detached, Input, Said, SessionOver, Submitted
 from roamcast.protocol.messages import (
     ATTACHED_ELSEWHERE,
@@ -208,7 +208,7 @@ class MobileSessions:
         found = subscriptions_in(self.core.filters_of(client))
         if not found:
             return b""
-        return MqttSession(client, Capsule(0, list(found.values()), PackedInFlight(), [])).pack()
+        return MqttSession(client, NamedCapsule(0, list(found.values()), PackedInFlight(), [])).pack()
 
     def _on_detached(self, client: str, connection: int) -> None:
         arriving, visit = self._arriving.get(client), self.core.visits.get(client)

@@ -26,7 +26,7 @@ from roamcast.mqtt.codec.properties import publish_properties
 from roamcast.mqtt.codec.reading import cut, needed, parse
 from roamcast.mqtt.codec.reasons import IN_CLIENT_DISCONNECT, Reason
 from roamcast.mqtt.codec.topics import decode_topic
-from roamcast.mqtt.codec.user_properties import DESTINATION
+from roamcast.mqtt.codec.user_properties import DESTINATION, HAS, Has, said_with, without
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.steering import NEXT_TOPIC
 
@@ -62,6 +62,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The largest packet that a broker may send; it is told so, and leaves out what is larger."""
     first_packet_id: int = 1
     user_properties: packets.UserProperties = ()
+    says_what_it_has: bool = False
+    """In CONNECT, to Roamcast brokers (MQTT 5): a copy of the session may then serve QoS 0 and 2, too."""
     steered: bool = False
     """Messages under `$roamcast/next` are for the client itself, not for its application."""
 
@@ -114,6 +116,7 @@ class ClientSession:
         self.keep_alive_s = float(settings.keep_alive_s)
         self._requests = Requests(self.outgoing)
         self._was_connected = False
+        self._has = Has()
         self._is_over = True
         """Whether whatever the connection still says does not count."""
         self._exchange: scram.ClientExchange | None = None
@@ -153,6 +156,10 @@ class ClientSession:
             maximum_packet_size=settings.packet_max if is_5 else None,
             user_properties=settings.user_properties if is_5 else (),
         )
+        if is_5 and settings.says_what_it_has:
+            has = Has() if connect.clean_start else self._has
+            told = (*settings.user_properties, (HAS, has.text()))
+            connect = msgspec.structs.replace(connect, user_properties=told)
         self._sent_at = self._heard_at = now
         self._out.append(write(connect, self.version))
 
@@ -215,7 +222,12 @@ class ClientSession:
 
     def take(self) -> Publish:
         """The next notification, which is acknowledged by this."""
-        return self.incoming.take(self._out)
+        publish = self.incoming.take(self._out)
+        said = said_with(publish)
+        if not said:
+            return publish
+        self._has = self._has.with_last(said)
+        return without(publish, HAS)
 
     # --- time ---
 
@@ -406,8 +418,13 @@ class ClientSession:
         self.client_id = packet.assigned_client_id or self.client_id
         keep_alive_s = packet.server_keep_alive
         self.keep_alive_s = float(self.settings.keep_alive_s if keep_alive_s is None else keep_alive_s)
+        connection = dict(packet.user_properties).get(HAS, "")
         if not packet.session_present:
             self.incoming.begin_anew()
+        elif connection:
+            self.incoming.forget_numbered()
+        is_same = packet.session_present and connection
+        self._has = self._has._replace(connection=connection) if is_same else Has(connection)
         self._events.append(Accepted(packet))
         self._requests.resume(packet.session_present)
         self._requests.send(self._out, self.version)

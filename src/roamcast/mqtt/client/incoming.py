@@ -14,6 +14,7 @@ from itertools import islice
 from roamcast.mqtt.codec.packet_ids import encode_id
 from roamcast.mqtt.codec.packets import Pubcomp, Publish
 from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.user_properties import said_with
 from roamcast.mqtt.codec.writing import write
 
 PUBACK = b"\x40\x02"
@@ -31,6 +32,8 @@ class Incoming:
         """QoS 2: handed over, and not released by the broker."""
         self._owed: dict[int, None] = {}
         """QoS 1: handed over before it came on the connection there is, where it could be acknowledged."""
+        self._numbered: dict[int, None] = {}
+        """Packet ids of what came from a copy: they stand for nothing after the next CONNACK."""
         self._session = 0
 
     def __len__(self) -> int:
@@ -56,9 +59,25 @@ class Incoming:
         self._queued.clear()
         self._received.clear()
         self._owed.clear()
+        self._numbered.clear()
+
+    def forget_numbered(self) -> None:
+        """The broker has been told what was taken of a copy. It sends the rest again, and may use the packet
+        ids for something else."""
+        numbered, self._numbered = self._numbered, {}
+        for packet_id in numbered:
+            for kept in (self._queued, self._received, self._owed):
+                kept.pop(packet_id, None)
+        if self._waiting:
+            left = [one for one in self._waiting if one[1] != self._session or not said_with(one[0])]
+            self._waiting = deque(left)
 
     def on_publish(self, publish: Publish, out: list[bytes]) -> None:
         packet_id = publish.packet_id
+        if packet_id and said_with(publish):
+            self._numbered[packet_id] = None
+        elif self._numbered:
+            self._numbered.pop(packet_id, None)
         if not packet_id:
             self._waiting.append((publish, self._session))
         elif packet_id in self._received:

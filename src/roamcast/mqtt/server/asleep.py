@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from roamcast.filters.expression import string_text
 from roamcast.filters.selector import TOPIC
-from roamcast.mqtt.server.sessions import Capsule, MqttSession, Subscription
+from roamcast.mqtt.server.sessions import MqttSession, NamedCapsule, Subscription
 from roamcast.state import State
 
 AWAKE_MAX = 256
@@ -35,7 +35,7 @@ class _SleepingSession(msgspec.Struct, frozen=True, array_like=True):
     stream: str
     timer: int
     will_timer: int
-    capsule: Capsule
+    capsule: NamedCapsule
     """As the session travels. Filters are left out that follow from the topic filter of a subscription."""
     again_to: int = 0
 
@@ -66,7 +66,7 @@ def _put_to_sleep(session: MqttSession) -> bytes | None:
     return _encode(
         _SleepingSession(
             session.owner, len(session.subscriptions), session.subscriptions_bytes, session.stream,
-            session.timer, session.will_timer, capsule, session.again_to,
+            session.timer, session.will_timer, capsule, session.again_to,  # type: ignore[arg-type]
         )
     )  # fmt: skip
 

@@ -39,6 +39,7 @@ from roamcast.mqtt.codec.reading import (
     parse,
 )
 from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.user_properties import read_has
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import ClientAccess, Identity
 from roamcast.mqtt.server.marks import PLAIN, RETAIN
@@ -49,7 +50,7 @@ from roamcast.protocol.effects import Input, Submitted
 from roamcast.protocol.messages import Acknowledge, ClientPublish
 from roamcast.state import State
 
-PUBACK, PUBREC = 0x40, 0x50
+PUBACK, PUBREC, PUBCOMP = 0x40, 0x50, 0x70
 ONE_PUBACK = b"\x40\x02"
 """A PUBACK without its packet id."""
 QOS_0, QOS_1 = 0x30, 0x32
@@ -82,6 +83,7 @@ Refusals = Sequence[Refusal | None]
 
 TAKEN_AHEAD = frozenset({PUBACK >> 4, PINGREQ})
 """Kinds of packets that are taken ahead of the session, whatever is kept for it; QoS 0 is, too."""
+ANSWERS_QOS_2 = frozenset({PUBREC >> 4, PUBCOMP >> 4})
 DENIED, TAKEN = Refusal(Reason.NOT_AUTHORIZED), Refusal(Reason.SUCCESS)
 
 
@@ -131,16 +133,16 @@ class PacketTaker(Protocol):
 class MqttConnection:
     __slots__ = (
         "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "aliases", "asked", "client",
-        "connect", "guarded", "id", "identity", "is_durable", "is_open", "is_provisional", "is_slow", "out",
-        "own_names", "published", "qos_max", "request", "sent_aliases", "session", "taken", "topics",
+        "connect", "guarded", "has", "id", "identity", "is_durable", "is_open", "is_provisional", "is_slow",
+        "out", "own_names", "published", "qos_max", "request", "sent_aliases", "session", "taken", "topics",
         "version", "waiting",
     )  # fmt: skip
 
     __state__ = State(
         "mqtt-connection",
         derived=(
-            "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "asked", "guarded", "is_durable",
-            "is_slow", "out", "own_names", "published", "sent_aliases", "taken", "topics",
+            "_chunks", "_have", "_held", "_need", "_topics_bytes", "access", "asked", "guarded", "has",
+            "is_durable", "is_slow", "out", "own_names", "published", "sent_aliases", "taken", "topics",
         ),
     )  # fmt: skip
     """A packet that has only begun is not in the journal either: it comes whole when it is replayed."""
@@ -170,6 +172,8 @@ class MqttConnection:
     def _restore(self) -> None:
         self.own_names = (self.identity.client, PROVISIONAL + self.identity.client)
         """The names under which this client publishes."""
+        self.has = read_has(self.connect.user_properties) if self.version == 5 else None
+        """What the client says that it has; None if it is one that does not say."""
         self.out: list[bytes] = []
         """Output of this turn."""
         self.is_durable = False
@@ -194,6 +198,12 @@ class MqttConnection:
         """Packets in `waiting`."""
         self._have = 0
         self._need = 0
+
+    @property
+    def received(self) -> dict[str, int]:
+        """By stream, what the client has of its session."""
+        has = self.has
+        return {has.stream: has.sequence} if has and has.sequence and not self.connect.clean_start else {}
 
     # --- bytes ---
 
@@ -316,7 +326,7 @@ class MqttConnection:
                 parse(first, body, self.version, limits=endpoint.limits)
                 topic, _, at, stop, payload_at = split_publish(body, 0, self.version)
                 self._publish(endpoint, first, topic, body[at:stop], 0, [body[payload_at:]])
-            elif first >> 4 in TAKEN_AHEAD or (first >> 4 == DISCONNECT and not self.waiting):
+            elif self._is_taken_ahead(first >> 4):
                 self.is_durable = self.is_durable or first >> 4 != PINGREQ
                 endpoint.on_packet(self, parse(first, body, self.version, limits=endpoint.limits))
             elif not self._hold(endpoint, data[position:end]):
@@ -325,6 +335,11 @@ class MqttConnection:
             if not self.is_open:
                 return len(data)
         return position
+
+    def _is_taken_ahead(self, kind: int) -> bool:
+        if kind in ANSWERS_QOS_2:
+            return self.has is not None  # It says what it has, should these answers not count.
+        return kind in TAKEN_AHEAD or (kind == DISCONNECT and not self.waiting)
 
     def _can_go_ahead(self, endpoint: PacketTaker, body: bytes) -> bool:
         """Whether a QoS 0 publish depends on none that is kept: by an alias, or because it was before it."""

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from roamcast.filters.filter import Attributes
 from roamcast.mqtt.codec.bursts import FrameWriter
 from roamcast.mqtt.codec.packet_ids import consecutive
+from roamcast.mqtt.codec.packets import PublishProperties
+from roamcast.mqtt.codec.properties import PUBLISH, encode
+from roamcast.mqtt.codec.user_properties import HAS
 from roamcast.mqtt.server.access import ALLOWED, Decision
 from roamcast.mqtt.server.connection import MqttConnection, PacketTaker
 from roamcast.mqtt.server.marks import EXPIRY, QOS, RETAINED, SHARED, message_expiry
@@ -48,6 +53,8 @@ def deliver(endpoint: Sender, connection: MqttConnection, message: Deliver) -> i
     sequence = message.sequence
     if sequence:
         session.stream = message.stream
+        if session.copied_from and connection.has is not None:
+            return _deliver_numbered(endpoint, connection, session, message)
         if session.in_flight.resend:
             burst, sequence = _send_again(endpoint, connection, session, burst, sequence)
             if not burst.count:
@@ -74,6 +81,24 @@ def deliver(endpoint: Sender, connection: MqttConnection, message: Deliver) -> i
     return _deliver_uniform(endpoint, connection, session, burst, sequence, own)
 
 
+def _deliver_numbered(
+    endpoint: Sender, connection: MqttConnection, session: MqttSession, message: Deliver
+) -> int:
+    """One by one from a copy, to a client that says what it has: should this copy not count, it knows."""
+    left_out, sequence, burst = 0, message.sequence, message.burst
+    for single in (one.part(at, at + 1) for one in burst.uniform() for at in range(one.count)):
+        told = PublishProperties(user_properties=((HAS, f"{message.stream} {sequence}"),))
+        single = replace(single, marks=single.marks + encode(told, PUBLISH))
+        rest, at = single, sequence
+        if session.in_flight.resend:
+            rest, at = _send_again(endpoint, connection, session, single, sequence)
+        if rest.count:
+            own = rest.publisher in connection.own_names
+            left_out += _deliver_marked(endpoint, connection, session, rest, at, own)
+        sequence += 1
+    return left_out
+
+
 def _deliver_marked(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int, own: bool
 ) -> int:
@@ -89,12 +114,13 @@ def _deliver_marked(
     return left_out
 
 
-def sent_once_or_more(
-    endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst
+def may_be_repeated(
+    endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, is_current: bool
 ) -> bool:
-    """Whether all of a burst goes to the client with QoS 1, or not at all: then it may come again."""
-    if burst.is_picked:
-        return False
+    """Whether it does no harm to send a burst from a copy: all of it goes to the client with QoS 1, or not at
+    all, or the client says what it has."""
+    if burst.is_picked or is_current:
+        return not burst.is_picked
     own = burst.publisher in connection.own_names
     for part in burst.uniform():
         options = session.options(part.attributes, own)

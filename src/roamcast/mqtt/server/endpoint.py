@@ -8,6 +8,7 @@ about routing or mobility.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any, ClassVar, Protocol
 
@@ -28,7 +29,7 @@ from roamcast.mqtt.server.access import Access, AccessRules, ClientAccess, Ident
 from roamcast.mqtt.server.asleep import Sessions
 from roamcast.mqtt.server.attributes import contents_of
 from roamcast.mqtt.server.connection import DENIED, UNLIMITED, MqttConnection, Refusal, Refusals
-from roamcast.mqtt.server.delivering import PUBREL, deliver, sent_once_or_more
+from roamcast.mqtt.server.delivering import PUBREL, deliver, may_be_repeated
 from roamcast.mqtt.server.holdings import Holdings
 from roamcast.mqtt.server.marks import QOS, RETAIN, SHARED, TOPIC
 from roamcast.mqtt.server.moves import CONTROL, MOVE_TOPIC, read_move
@@ -316,7 +317,11 @@ class Endpoint:
         expiry_s, will = session_expiry_of(connection.connect, self.settings), connection.connect.will
         if session.is_over(self.now) or (will is not None and min(will.delay, expiry_s)):
             return False
-        if not all(sent_once_or_more(self, connection, session, burst) for burst in bursts):
+        has = connection.has
+        is_current = has is not None and bool(session.told) and has.connection == session.told
+        if session.has_qos_2 and not is_current:
+            return False
+        if not all(may_be_repeated(self, connection, session, burst, is_current) for burst in bursts):
             return False
         self.sessions[client] = session
         self._count(session, +1)
@@ -329,6 +334,14 @@ class Endpoint:
         self.touched[connection.id] = connection
         self._begin(connection, session)
         return True
+
+    def lasts_s(self, client: str) -> int:
+        return self.sessions[client].expiry_s
+
+    def keep_for(self, client: str, seconds: int) -> None:
+        session = self.sessions.get(client)
+        if session is not None and not session.connection:
+            session.expiry_s, session.since = max(session.expiry_s, seconds), self.now
 
     def give_up(self, client: str) -> None:
         session = self.sessions.get(client)
@@ -614,6 +627,7 @@ class Endpoint:
             clean=connect.clean_start,
             window=window,
             owner=identity.owner,
+            received=connection.received,
         )
         self.inputs.append(Attached(client, id, hello))
         self.timers.set(self.now + self.settings.locate_timeout_s, ("locate", id))
@@ -665,12 +679,19 @@ class Endpoint:
         connection.session = session
         # If no CONNACK told of a stand-in, its client would take it for the session that it stands for.
         present = self._present.pop(client, True) and not (connection.is_provisional and session.is_unused)
-        answer = acceptance(connection, present, self.settings)
-        is_own = answer.assigned_client_id or answer.authentication_method
+        session.told = self._name_of(connection)
+        answer = acceptance(connection, present, self.settings, session.told)
+        is_own = answer.assigned_client_id or answer.authentication_method or answer.user_properties
         written = write if is_own else connack
         connection.out.append(written(answer, connection.version))
         self.traffic.welcomed += 1
         self.note(connection, "connected", "with its session" if present else "with a new session")
+
+    def _name_of(self, connection: MqttConnection) -> str:
+        """What CONNACK tells a client that says what it has: no other connection of it is called so."""
+        if connection.has is None or connection.is_provisional:
+            return ""
+        return f"{connection.id:x}-{int(self.now * 1_000_000):x}"
 
     def _make_room(self) -> bool:
         """End a session for which nothing is kept, the one whose client has been away for longest."""
@@ -976,11 +997,13 @@ class Endpoint:
             # That of a second CONNECT, which is not allowed whatever it says.
             reason = Reason.PROTOCOL_ERROR
         if kind is packets.Connack or connection.version == 5:
-            answer = kind(reason=reason, reason_string=told, server_reference=reference)
-            if not connection.takes(answer):
-                answer = kind(reason=reason)
-            if connection.takes(answer):
-                self._write(connection, answer)
+            size_max = connection.connect.maximum_packet_size or UNLIMITED
+            # The one with all of it, or the one without a text, if the client takes either.
+            for answer in (_ending(kind, reason, told, reference, connection.version),
+                           _ending(kind, reason, None, None, connection.version)):  # fmt: skip
+                if len(answer) <= size_max:
+                    connection.out.append(answer)
+                    break
         why = reason.name.lower().replace("_", " ")
         ended = "disconnected" if connection.session is not None else "refused"
         self.note(connection, ended, f"{why}: {text}" if text else why)
@@ -1135,6 +1158,18 @@ class Endpoint:
             connection.read_waiting(self)
         except PacketError as error:
             self._end(connection, error.reason, str(error))
+
+
+@lru_cache(maxsize=64)
+def _ending(
+    kind: type[packets.Connack | packets.Disconnect],
+    reason: Reason,
+    told: str | None,
+    reference: str | None,
+    version: packets.Version,
+) -> bytes:
+    """The last packet to a client: thousands get the same when a broker is drained."""
+    return write(kind(reason=reason, reason_string=told, server_reference=reference), version)
 
 
 def _may_publish(access: ClientAccess, will: packets.Will) -> bool:

@@ -141,8 +141,14 @@ class Capsule(msgspec.Struct, frozen=True, array_like=True):
     recalls: list[Recall] = []
 
 
+class NamedCapsule(Capsule, frozen=True, array_like=True):
+    """Of a client that says in CONNECT what it has; of all others the field is left out, as it was before."""
+
+    told: str = ""
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Capsule).decode
+_decode = msgspec.msgpack.Decoder(NamedCapsule).decode
 
 
 def _lift_1(fields: dict[str, Any]) -> None:
@@ -157,21 +163,25 @@ def _lift_3(fields: dict[str, Any]) -> None:
     fields["copied_from"], fields["again_to"] = b"", 0
 
 
+def _lift_4(fields: dict[str, Any]) -> None:
+    fields["told"] = ""
+
+
 class MqttSession:
     __state__ = State(
         "mqtt-session",
-        4,
+        5,
         derived=("_chooser", "_filters", "_identities", "_leaving_bytes", "plans", "subscriptions_bytes"),
-        lifts={1: _lift_1, 2: _lift_2, 3: _lift_3},
+        lifts={1: _lift_1, 2: _lift_2, 3: _lift_3, 4: _lift_4},
     )
     __slots__ = (
         "_chooser", "_filters", "_identities", "_leaving_bytes",
         "again_to", "client", "connection", "copied_from", "expiry_s", "hides_own", "identity", "in_flight",
         "leaving", "owner", "plans", "received", "silent", "since", "stream", "subscriptions",
-        "subscriptions_bytes", "timer", "will", "will_at", "will_timer",
+        "subscriptions_bytes", "timer", "told", "will", "will_at", "will_timer",
     )  # fmt: skip
 
-    def __init__(self, client: str, capsule: Capsule | None = None, owner: str = "") -> None:
+    def __init__(self, client: str, capsule: NamedCapsule | None = None, owner: str = "") -> None:
         self.client = client
         self.owner = owner
         self.identity: Identity | None = None
@@ -191,6 +201,8 @@ class MqttSession:
         """While the client reads ahead of its session: the capsule of the copy that serves it."""
         self.again_to = 0
         """Up to this sequence a copy may have sent everything before, so it is marked as sent again."""
+        self.told = ""
+        """How the last CONNACK named its connection, if the client says in CONNECT what it has."""
         self.hides_own = False
         """Whether some subscription was ever not for what the client publishes itself. What the
         subscription left queued is not, either, when it has ended."""
@@ -212,6 +224,7 @@ class MqttSession:
             self.since, self.will, self.will_at = capsule.since, capsule.will, capsule.will_at
             self.hides_own, self.leaving = capsule.hides_own, capsule.leaving
             self.silent, self.identity = dict(capsule.silent), capsule.identity
+            self.told = capsule.told
         self._restore()
 
     def _restore(self) -> None:
@@ -246,9 +259,10 @@ class MqttSession:
     ) -> Capsule:
         received = list(self.received)
         since = 0.0 if self.connection else self.since
-        return Capsule(
+        kind, more = (NamedCapsule, (self.told,)) if self.told else (Capsule, ())
+        return kind(
             self.expiry_s, subscriptions, self.in_flight.pack(), received, since, will, will_at,
-            self.hides_own, self.leaving, self.silent, self.identity, recalls or [],
+            self.hides_own, self.leaving, self.silent, self.identity, recalls or [], *more,
         )  # fmt: skip
 
     @classmethod
@@ -275,10 +289,16 @@ class MqttSession:
     @property
     def may_be_copied(self) -> bool:
         """True if nothing goes wrong when an old copy of this session serves its client: that is sent again
-        what it may have acknowledged elsewhere, and nothing of the session can be changed by its answers."""
+        what it may have acknowledged elsewhere (unless it says what it has), and nothing of the session can
+        be changed by its answers."""
         has_group = any(one.group for one in self.subscriptions.values())
-        is_in_doubt = self.received or self.leaving or self.silent or self.in_flight.has_qos_2
+        is_in_doubt = self.leaving or self.silent or (self.has_qos_2 and not self.told)
         return not (has_group or is_in_doubt or self.connection) and self.expiry_s > 0
+
+    @property
+    def has_qos_2(self) -> bool:
+        """Whether QoS 2 is unfinished, in either direction."""
+        return bool(self.received) or self.in_flight.has_qos_2
 
     def is_copied_from(self, capsule: bytes) -> bool:
         """Whether the session that has come is the one that was copied: nobody had it in between."""

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packets import RECEIVE_MAXIMUM_DEFAULT, Connack, Connect, Will
 from roamcast.mqtt.codec.reasons import Reason
-from roamcast.mqtt.codec.user_properties import NETWORK
+from roamcast.mqtt.codec.user_properties import HAS, NETWORK
 from roamcast.mqtt.codec.writing import write
 from roamcast.protocol.sizes import text_bytes
 
@@ -84,13 +84,17 @@ def refused(connect: Connect, reason: Reason, text: str, reference: str = "") ->
     return b""
 
 
-def acceptance(connection: MqttConnection, present: bool, settings: EndpointSettings) -> Connack:
+def acceptance(
+    connection: MqttConnection, present: bool, settings: EndpointSettings, told: str = ""
+) -> Connack:
+    """`told` is the name of the connection, for clients that say what they have."""
     connect = connection.connect
     expiry_s = session_expiry_of(connect, settings)
     keep_alive_s = keep_alive_of(connect, settings.keep_alive_max_s)
     asks_network = bool(settings.network) and NETWORK in dict(connect.user_properties)
+    properties = ((NETWORK, settings.network),) if asks_network else ()
     answer = Connack(
-        user_properties=((NETWORK, settings.network),) if asks_network else (),
+        user_properties=(*properties, (HAS, told)) if told else properties,
         session_present=present,
         session_expiry=expiry_s if expiry_s != (connect.session_expiry or 0) else None,
         receive_maximum=settings.receive_maximum,
