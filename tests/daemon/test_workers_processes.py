@@ -33,7 +33,11 @@ class Site(BrokerProcess):
     def start(self) -> None:
         super().start()
         if any(one.startswith("workers=") for one in self._command):
-            self.wait_for(rf"site {self.id} serves on")
+            try:
+                self.wait_for(rf"site {self.id} serves on")
+            except BaseException:
+                self.kill()
+                raise
 
     def doors(self, count: int = 2) -> Doors:
         return find_doors(self.port, count, EACH)
