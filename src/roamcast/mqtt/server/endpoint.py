@@ -963,17 +963,21 @@ class Endpoint:
     def closed(self, id: int) -> None:
         """The connection is gone, and the client said nothing."""
         connection = self.connections.get(id)
-        if connection is None:
-            return
-        last_words = connection.last_words() if id in self.ahead else None
-        if connection.session is not None and last_words is not None:
-            try:
-                self._on_disconnect(connection, connection.session, last_words)
-            except PacketError as error:
-                self._end(connection, error.reason, str(error))
-        else:
+        if connection is not None and not self._take_last_words(connection):
             self.note(connection, "disconnected", "connection lost")
             self._drop(connection, with_will=True)
+
+    def _take_last_words(self, connection: MqttConnection) -> bool:
+        """Carry out the DISCONNECT that waits for the session, if the client has said one."""
+        session, last_words = connection.session, connection.last_words()
+        if session is None or last_words is None:
+            return False
+        connection.waiting.clear()
+        try:
+            self._on_disconnect(connection, session, last_words)
+        except PacketError as error:
+            self._end(connection, error.reason, str(error))
+        return True
 
     def note(self, connection: MqttConnection, kind: str, reason: str) -> None:
         self.traffic.notes.append(Note(kind, connection.id, connection.client, reason))
@@ -987,6 +991,8 @@ class Endpoint:
         with_will: bool = True,
     ) -> None:
         """Close a connection from this side, and say why where the client can understand it."""
+        if with_will and self._take_last_words(connection):
+            return  # It has left already.
         told = text if connection.connect.request_problem_information and text else None
         kind: type[packets.Connack | packets.Disconnect] = packets.Disconnect
         if connection.session is None:
@@ -1069,7 +1075,8 @@ class Endpoint:
     def _will_of(self, connection: MqttConnection, session: MqttSession) -> tuple[packets.Will | None, float]:
         """The will of a connection that ends now, and when it is to be published."""
         will = connection.connect.will
-        if will is None:
+        last_words = connection.last_words() if will is not None else None
+        if will is None or (last_words is not None and last_words.reason == Reason.NORMAL_DISCONNECTION):
             return None, 0.0
         return will, self.now + min(will.delay, session.expiry_s)
 
