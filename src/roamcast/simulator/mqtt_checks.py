@@ -362,20 +362,26 @@ class MqttChecker:
             and (way in (one.group, RETAINED, EITHER))
         ]
         text = f"{client.id} got {_told(message)} at {delivery.at:.6f}"
-        if not asked and not self._has_options_of_a_place(client, life, delivery):
-            self.result.violate("not wanted", text)
-        elif asked and way not in (RETAINED, EITHER) and all(one.gone_at < message.first_at for one in asked):
-            # What a stand-in is subscribed to counts when the two sessions become one.
-            if not life.has_stand_in:
+        is_stored = way in (RETAINED, EITHER)
+        held = [one for one in asked if is_stored or one.gone_at >= message.first_at]
+        if not held and not self._has_options_of_a_place(client, life, delivery):
+            if not asked:
+                self.result.violate("not wanted", text)
+            elif not life.has_stand_in:
+                # What a stand-in is subscribed to counts when the two sessions become one.
                 self.result.violate("stale", f"{text}, after UNSUBACK")
-        elif way in (RETAINED, EITHER) and not message.retain:
+        elif is_stored and not message.retain:
             self.result.violate("not retained", text)
 
     def _has_options_of_a_place(self, client: ClientLedger, life: Life, delivery: Delivery) -> bool:
         """Whether it is the client's own, came by a subscription that is not for these, and is sent because
         another one depends on the client's place: only the broker that matched it knew the place."""
         message = delivery.message
-        asked = [one for one in life.subscriptions if one.asked_at <= delivery.at and not one.group]
+        asked = [
+            one
+            for one in life.subscriptions
+            if one.asked_at <= delivery.at and one.gone_at >= message.first_at and not one.group
+        ]
         by_place = any(one.depends_on_place and one.wants(message, client.id) for one in asked)
         return (
             by_place
