@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -333,6 +334,43 @@ def first_failing_seed(protocol: str) -> int | None:
 def test_a_planted_breakage_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BREAKAGES[name](monkeypatch)
     assert first_failing_seed("multi_hop_handoff") is not None
+
+
+def queues_stay_behind(patch: pytest.MonkeyPatch) -> None:
+    drain = DeliveryQueue.drain
+    patch.setattr(DeliveryQueue, "drain", lambda self: drain(self) and [])
+
+
+def sessions_arrive_as_new_ones(patch: pytest.MonkeyPatch) -> None:
+    arrived = Endpoint.arrived
+    patch.setattr(
+        Endpoint,
+        "arrived",
+        lambda self, client, capsule, owner, reads_on=False: arrived(self, client, b"", owner, reads_on),
+    )
+
+
+@pytest.mark.parametrize(
+    ("plant", "story", "violation"),
+    [
+        (
+            queues_stay_behind,
+            "a_stand_in_becomes_part_of_the_session_made_elsewhere",
+            "lost: n0 misses p0/2 (a/1, QoS 1, sent at 26.000000)",
+        ),
+        (
+            sessions_arrive_as_new_ones,
+            "a_stand_in_without_its_client_becomes_the_session",
+            "session lost: n0 came back at 26.060000 and began anew",
+        ),
+    ],
+)
+def test_a_client_that_had_only_a_stand_in_is_owed_as_much_as_others(
+    plant: Plant, story: str, violation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parent / "mqtt_stories" / f"{story}.txt").read_text()
+    plant(monkeypatch)
+    assert violations_of(parse_story(text)) == [violation]
 
 
 def test_a_breakage_is_found_and_shrunk_to_a_story_that_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:

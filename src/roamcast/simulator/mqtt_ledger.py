@@ -240,9 +240,11 @@ class ClientLedger:
             life.stood_for = life.stood_for or [one for one in since if one is not noted]
             if noted.is_clean or may_have_ended(since, noted, now):
                 life.is_doubtful = True
-        elif life is not None and all(one.stands_in for one in self.connections if one.life == life.number):
-            # It never had a session of its own. The one that it got now and the stand-in become one later.
-            life.is_doubtful = True
+        elif life is not None and self._has_only_stand_ins(life, noted, ledger):
+            # The session of its own that it got now and the stand-in become one when everything is up.
+            life.has_stand_in = True
+            if noted.is_clean or may_have_ended(since, noted, ledger.up_again_at(now)):
+                life.is_doubtful = True
         elif not (
             life is None or noted.is_clean or may_have_ended(since, noted, now) or self._comes_late(life)
         ):
@@ -260,6 +262,18 @@ class ClientLedger:
         if life is not None:
             life.is_doubtful = life.is_doubtful or may_have_ended(life.stood_for, None, now)
             life.stood_for = []
+
+    def _has_only_stand_ins(self, life: Life, noted: Connection, ledger: Ledger) -> bool:
+        """Whether there is nothing but sessions that stand in, at brokers that `noted` did not come to.
+
+        Once everything was up for a moment, one of them has become the session.
+        """
+        own = life.stood_for if may_have_ended(life.stood_for, None, noted.welcome_at) else []
+        over = own[-1].number if own else 0
+        served = [one for one in self.connections if one.life == life.number and one.number > over]
+        return all(one.stands_in and one.broker != noted.broker for one in served) and not any(
+            ledger.was_calm_between(one.welcome_at, noted.welcome_at) for one in served
+        )
 
     def _comes_late(self, life: Life) -> bool:
         """Whether a clean start that was never answered may have ended a session that began after it.
@@ -345,6 +359,18 @@ class Ledger:
         start, end = start - self.slack_s, end + self.slack_s
         return all(until < start or since > end for since, until in self.disturbances)
 
+    def was_calm_between(self, start: float, end: float) -> bool:
+        """Whether everything was up at some moment, and some time before and after."""
+        ends = (until + self.slack_s + 1e-6 for _, until in self.disturbances)
+        return any(start <= at <= end and self.is_calm(at, at) for at in (start, *ends))
+
+    def up_again_at(self, at: float) -> float:
+        """When everything had been up for a while, from `at` on."""
+        for since, until in sorted(self.disturbances):
+            if since <= at + 3 * self.slack_s:
+                at = max(at, until)
+        return at + 3 * self.slack_s
+
     def settled_at(self, one: Subscription) -> float:
         """When every broker knew of a subscription, at the latest.
 
@@ -353,12 +379,8 @@ class Ledger:
         """
         if one.settled_from is None:
             at = one.granted_at if one.is_in_time else inf
-            if at < inf and not self.is_calm(one.sent_at, at):
-                for since, until in sorted(self.disturbances):
-                    if since <= at + 3 * self.slack_s:
-                        at = max(at, until)
-                at += 3 * self.slack_s
-            one.settled_from = at
+            is_known = at == inf or self.is_calm(one.sent_at, at)
+            one.settled_from = at if is_known else self.up_again_at(at)
         return one.settled_from
 
     def has_surely_expired(self, since: list[Connection], noted: Connection) -> bool:
