@@ -35,6 +35,7 @@ port = 0
 [journal]
 sync = "process"
 [quotas]
+subscription_bytes_per_client_max = 16777216
 queue_bytes_max = {QUOTA}
 retained_bytes_max = {QUOTA}
 wills_bytes_max = {QUOTA}

@@ -115,7 +115,7 @@ def walks() -> list[Row]:
 
 
 def test_f6_as_if_flooding_and_what_the_naive_solution_misses() -> None:
-    rows = [location.try_seeds(SeedsJob(first)) for first in (20,)]
+    rows = [location.try_seeds(SeedsJob(first)) for first in (location.FIRST_SEED,)]
     outcome = location.judge_f6(rows, walks())
     assert (outcome.holds, outcome.note) == (True, "")
     assert outcome.figures["silence of sub/unsub after a move, in t_d"] == [1.5, 2.02]

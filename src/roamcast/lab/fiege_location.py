@@ -205,6 +205,8 @@ F6 = Claim(
 )  # fmt: skip
 
 SEEDS_PER_JOB = 10
+FIRST_SEED = 100
+"""Clients that are too fast are rare; the first stories from this seed on have some."""
 DELAY_S = 0.1
 """From the producer's broker to the client's, one way: t_d."""
 START_S, STEPS = 20.0, 24
@@ -288,7 +290,8 @@ def shares(got: Mapping[Identity, float], owed: Mapping[Identity, float], stay_s
 
 def logical(quick: bool, sweep: Sweep) -> Findings:
     seeds = 40 if quick else 1000
-    rows = sweep.run(try_seeds, [SeedsJob(first) for first in range(0, seeds, SEEDS_PER_JOB)])
+    firsts = range(FIRST_SEED, FIRST_SEED + seeds, SEEDS_PER_JOB)
+    rows = sweep.run(try_seeds, [SeedsJob(first) for first in firsts])
     solutions = ("sub/unsub", "adaptive")
     walks = sweep.run(walk, [BlackoutJob(solution, stay) for solution in solutions for stay in STAYS])
     return Findings(
