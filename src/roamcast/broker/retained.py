@@ -233,12 +233,14 @@ class RetainedMessages:
         return self._count < self._messages_max and self._bytes + size <= self._bytes_max
 
     def _bury(self) -> None:
-        """Forget tombstones that have done their work, and the oldest if there are too many."""
+        """Forget tombstones that have done their work, and the oldest if they take too much memory.
+
+        Their number has no limit: a peer that is away may not have heard of any of them.
+        """
         old = self._broker.now - TOMBSTONE_S
         while self._tombstones:
             oldest = next(iter(self._tombstones))
-            is_over = len(self._tombstones) > self._messages_max or self._bytes > self._bytes_max
-            if not is_over and self._kept[oldest].time >= old:
+            if self._bytes <= self._bytes_max and self._kept[oldest].time >= old:
                 return
             self._forget(oldest)
 
