@@ -154,6 +154,8 @@ def test_the_state_of_a_day_is_that_of_an_hour(
         sizes.append({name: pq.read_table(state / name).num_rows for name in NAMES if name != "frozen"})
     # The first few hours have what comes before all others: attaching for the first time.
     assert sizes[1] == sizes[2] == sizes[-1], sizes
+    found = pq.read_table(out / "minutes.parquet").to_pylist()
+    assert sum(row["expected"] for row in found) == sum(row["delivered"] for row in found) == 9 * 24
 
 
 def test_what_cannot_be_followed_is_told(tmp_path: Path) -> None:
