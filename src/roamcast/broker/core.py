@@ -72,6 +72,7 @@ from roamcast.protocol.messages import (
     Request,
     Settled,
     TakenBack,
+    TellHeld,
     Update,
     cause_of,
     told,
@@ -249,6 +250,7 @@ class BrokerCore:
             TakenBack: self.locator.on_taken_back,
             PeersExpected: self.locator.on_peers_expected,
             InPlaceOf: self._on_in_place_of,
+            TellHeld: self.requests.on_tell_held,
         }
 
     def _host_the_protocol(self) -> None:
