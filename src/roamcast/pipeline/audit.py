@@ -235,7 +235,7 @@ def _name(engine: Engine, health: Health) -> Names:
     held = held.join(clients, list(CLIENT)).combine_chunks()
     held = _with_own(_never_settled(held, terms), publishers, terms)
     engine.share("clients", clients)
-    engine.share("publishers", publishers.select([*INCARNATION, "publisher_id", "incarnation_rank"]))
+    engine.share("publishers", publishers.select([*INCARNATION, "publisher_id", "incarnation_rank", "first"]))
     desk.register("held", held.drop_columns("client"))
     return Names(clients, publishers, held, _rows_with(desk, unreadable))
 

@@ -567,13 +567,19 @@ FROM compared WHERE kind IS NOT NULL
 """
 
 
-UNWANTED_ONES = """
+UNWANTED_ONES = f"""
 SELECT CASE WHEN f.kind = 'unexpected' AND real.place IS NULL THEN 'invented' ELSE f.kind END AS kind,
-    run, client, publisher, incarnation, number, time, broker, node, sequence, published_at
+    f.run AS run, f.client AS client, f.publisher AS publisher, f.incarnation AS incarnation, number, time,
+    broker, node, sequence, published_at
 FROM suspects AS f LEFT JOIN (SELECT DISTINCT publisher_id, place FROM published_ones) AS real
     ON real.publisher_id = f.publisher_id AND real.place = f.place
+LEFT JOIN publishers AS p ON p.run = f.run AND p.publisher = f.publisher AND p.incarnation = f.incarnation
+WHERE f.kind <> 'unexpected' OR real.place IS NOT NULL OR number >= p.first OR NOT EXISTS (
+    SELECT 1 FROM held AS h JOIN clients AS c ON c.client_id = h.client_id
+    WHERE c.run = f.run AND c.client = f.client AND issued_time <= {LONG_AGO!r} AND settled_time IS NOT NULL)
 """
-"""Tells what was published, if not for this client, from what nobody ever published."""
+"""Tells what was published, if not for this client, from what nobody ever published. What was published
+before the log began may come to whoever had subscribed before."""
 
 
 def visits(moves: str, turn: str = "sequence") -> str:
