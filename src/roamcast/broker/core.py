@@ -266,8 +266,9 @@ class BrokerCore:
         self.listen, self.unlisten = subscribing.listen, subscribing.unlisten
 
     def configure(self, settings: CoreSettings) -> None:
-        """Other settings from now on; routing and the protocol's own stay as they were."""
+        """Other settings from now on; routing stays, and the protocol's own but for the model."""
         self.settings = settings
+        self.protocol.configure(settings.protocol)
         self._records_all = settings.records == "full"
         self._records_any = settings.records != "none"
         self.places.configure(settings.location)
