@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -74,7 +75,9 @@ def test_the_readme_can_be_copied_from_top_to_bottom(
             assert result.returncode == 0, f"{step.text}\n{result.stdout}{result.stderr}"
         found = next(line for line in result.stdout.splitlines() if line.startswith("│ roamcast"))
         owed, delivered, *wrong = [int(cell) for cell in found.split("│")[2:-1]]
-        assert (owed, delivered, set(wrong)) == (2, 2, {0})
+        # The others wait for clients that are away; Mosquitto's may not be installed.
+        assert owed == (6 if shutil.which("mosquitto_sub") else 4)
+        assert (delivered, set(wrong)) == (2, {0})
     finally:
         story.stop()
 

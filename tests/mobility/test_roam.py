@@ -12,6 +12,11 @@ import msgspec
 import pytest
 from tests.mobility.seeds import first_failing_seed
 
+from roamcast.broker.contract import AnyMachine
+from roamcast.broker.core import CoreSettings
+from roamcast.broker.inputs import SettingsChanged, Started
+from roamcast.broker.machine import BrokerMachine
+from roamcast.broker.settings import MachineSettings
 from roamcast.errors import InputError
 from roamcast.mobility import MobilityProtocol, Settings, prediction
 from roamcast.mobility.multi_hop_handoff import FIRST_CREDIT, Hold, Reference, SubMigration
@@ -23,6 +28,7 @@ from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.records import Row
 from roamcast.protocol.session import Session
+from roamcast.protocol.snapshot import freeze, state_hash, thaw
 from roamcast.simulator.fuzz import draw_story, fuzz
 from roamcast.simulator.run import Run
 from roamcast.simulator.story import Story, parse_story, verdict
@@ -216,6 +222,55 @@ def test_moves_correct_what_was_learned() -> None:
         predictor.learn(("c",), "a")
     assert predictor.predict(("c",)) == ["a", "c"], "few came that way, and all went there"
     assert predictor.predict(("d",)) == ["c", "a"]
+
+
+def test_another_model_takes_the_place_of_the_first_and_what_was_learned_stays() -> None:
+    ways = {"b": [{"after": ["x"], "next": {"a": 40}}]}
+    predictor = Predictor("b", model({"b": {"a": 0.9, "c": 0.1}}, ways))
+    for _ in range(60):
+        predictor.learn(("x",), "d")
+    assert predictor.predict(("x",)) == ["d", "a", "c"]
+    predictor.take("b", model({"b": {"c": 1.0}}))
+    assert predictor.predict(("x",)) == ["d", "c"], "nothing is left of the first"
+    assert predictor.predict(()) == ["c", "d"]
+    predictor.take("b", "")
+    assert predictor.predict(("x",)) == predictor.predict(()) == ["d"]
+
+
+@pytest.mark.parametrize("protocol", ["roam", "proactive"])
+def test_a_broker_starts_with_the_model_of_now(protocol: str) -> None:
+    def settings(text: str) -> MachineSettings:
+        core = CoreSettings(clock_error_s=None, protocol=Settings(neighbour_graph=text))
+        return MachineSettings("b", protocol=protocol, broker=core)
+
+    def likely(machine: AnyMachine) -> list[str]:
+        assert isinstance(machine, BrokerMachine)
+        chosen = machine.broker.protocol
+        assert isinstance(chosen, Roam | Proactive)
+        return chosen.predictor.predict(())
+
+    first = BrokerMachine(settings(model({"b": {"a": 1.0}})))
+    first.step(1.0, [Started(first.settings)])
+    assert likely(first) == ["a"]
+    frozen = freeze(first)
+    inputs = [Started(settings(model({"b": {"c": 1.0}})))]
+    restored = thaw(frozen, verify=True)
+    for machine in (first, restored):
+        machine.step(2.0, inputs)
+        assert likely(machine) == likely(thaw(freeze(machine), verify=True)) == ["c"]
+    assert state_hash(first) == state_hash(restored)
+    first.step(3.0, [SettingsChanged(settings(""))])
+    assert likely(first) == []
+
+
+def test_what_an_earlier_version_has_learned_stays() -> None:
+    fields = {"_first": {"a": 2.0}, "_ways": {"x": {"c": 2.0}}, "_stays": []}
+    Predictor.__state__.lifts[2](fields)
+    predictor = Predictor("b")
+    for name, value in fields.items():
+        setattr(predictor, name, value)
+    assert set(fields) == set(Predictor.__state__.names)
+    assert (predictor.predict(()), predictor.predict(("x",))) == (["a"], ["c", "a"])
 
 
 def test_ways_that_nobody_takes_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,15 @@ class Tampered:
             if row.node == gone.node and row.sequence > gone.sequence:
                 self.change(later, sequence=row.sequence - 1)
 
+    def insert(self, place: int, **fields: Any) -> int:
+        """Another row of the same node, behind this one, and all later rows of it are renumbered."""
+        new = self.rows[place]._replace(**fields | {"sequence": self.rows[place].sequence + 1})
+        for later, row in enumerate(self.rows):
+            if row.node == new.node and row.sequence >= new.sequence:
+                self.change(later, sequence=row.sequence + 1)
+        self.rows.insert(place + 1, new)
+        return place + 1
+
     def append(self, place: int, client: str, **fields: Any) -> None:
         """A client's word, at the end, that it got what another row tells of."""
         end_s = max(row.time for row in self.rows) + 1.0

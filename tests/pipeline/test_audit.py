@@ -24,7 +24,7 @@ from roamcast.pipeline.audit import audit_embedded, protocol_of
 from roamcast.pipeline.audit_sql import is_bad, problem
 from roamcast.pipeline.spark_engine import audit_on_spark
 from roamcast.protocol.notification import encode_attributes
-from roamcast.protocol.records import KINDS, Row
+from roamcast.protocol.records import HELD, KINDS, Row
 from roamcast.records.parquet import LogWriter, schema
 from roamcast.simulator.fuzz_logs import Verdict, write_fuzzed
 
@@ -116,6 +116,48 @@ def begin_anew(log: Tampered) -> None:
             log.change(place, incarnation=6_500_000, number=row.number - 6 if row.number else None)
 
 
+def forget_what_was_before(log: Tampered) -> None:
+    """As if the car had subscribed before its broker had a log; the broker tells of it when it starts."""
+    log.remove(log.of("subscribed", client="car", reason="issued")[0])
+    log.change(log.of("subscribed", client="car", reason="settled")[0], reason=HELD)
+
+
+def forget_and_lose(log: Tampered) -> None:
+    forget_what_was_before(log)
+    lose(log)
+
+
+def begin_the_log_late(log: Tampered) -> None:
+    """As if the brokers had logs since the first two were published: these may come, and the others must."""
+    forget_what_was_before(log)
+    place = log.of("subscribed", client="car", reason=HELD)[0]
+    held = log.rows[place]
+    log.remove(place)
+    log.insert(log.of("published", publisher="garage", number=2)[0], **held_fields(held))
+
+
+def held_fields(row: Row) -> dict[str, Any]:
+    """All but where and when it was written."""
+    return {name: value for name, value in row._asdict().items() if name not in ("sequence", "time", "node")}
+
+
+def start_again(log: Tampered) -> None:
+    """A broker tells of the car while it is away, and of the bus again and again."""
+    forget_what_was_before(log)
+    for client, number in (("car", 3), ("bus", 1), ("bus", 2), ("bus", 3)):
+        settled = log.of("subscribed", client=client)[0]
+        place = log.of("published", publisher="garage", number=number)[0]
+        log.insert(place, **held_fields(log.rows[settled]) | {"reason": HELD, "broker": "b"})
+
+
+def hold_another_session(log: Tampered) -> None:
+    """The bus has ended its session and begun another, and subscribed again while there was no log."""
+    place = log.of("subscribed", client="bus", reason="settled")[0]
+    row = log.rows[place]
+    place = log.insert(place, time=row.time + 0.1, kind="detached", reason="session ended", filter=None)
+    log.insert(place, **row._replace(time=row.time + 0.2, reason=HELD)._asdict())
+
+
 DEFECTS: list[tuple[Callable[[Tampered], None], dict[str, int], list[tuple[str, str, int]]]] = [
     (lambda log: None, {}, []),
     (lose, {"delivered": 14, "lost": 1}, [("lost", "car", 2)]),
@@ -140,6 +182,11 @@ DEFECTS: list[tuple[Callable[[Tampered], None], dict[str, int], list[tuple[str, 
     ),
     (settle_later, {"expected": 13}, []),
     (begin_anew, {}, []),
+    (forget_what_was_before, {}, []),
+    (forget_and_lose, {"delivered": 14, "lost": 1}, [("lost", "car", 2)]),
+    (begin_the_log_late, {"expected": 13}, []),
+    (start_again, {}, []),
+    (hold_another_session, {}, []),
 ]
 CLEAN = {
     "expected": 15, "delivered": 15, "lost": 0, "duplicates": 0, "out_of_order": 0, "unexpected": 0,

@@ -1,5 +1,6 @@
 """The audit of real brokers and clients: nothing false, and whatever is planted is found, exactly."""
 
+import asyncio
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,8 +11,10 @@ from typing import Any
 import msgspec
 import pyarrow.parquet as pq
 import pytest
-from tests.pipeline.real_network import make_log
+from tests.daemon.brokers import BrokerProcess, MqttClient
+from tests.pipeline.real_network import SETTINGS, make_log
 
+import roamcast
 from roamcast.pipeline.audit import audit_embedded
 from roamcast.protocol.records import Row
 from roamcast.records.parquet import LogWriter, read_log
@@ -53,6 +56,52 @@ def test_a_network_without_faults_has_no_findings(log: Path, tmp_path: Path) -> 
     assert {(row[0], row[1]) for row in findings(tmp_path / "out")} <= {
         ("unacknowledged", name) for name in ("van", "car", "spy", "bus", "tram")
     }
+
+
+async def take(port: int, client_id: str, count: int, **options: Any) -> None:
+    """Subscribe if there is nothing to take; else take so many notifications, whichever they are."""
+    address = f"127.0.0.1:{port}"
+    async with roamcast.connect(address, client_id=client_id, clean=False, **options) as client:
+        if not count:
+            await client.subscribe("road/#", qos=1, identify=client_id == "car")
+        for _ in range(count):
+            await anext(client)
+
+
+def test_subscriptions_of_before_the_log_are_owed(tmp_path: Path) -> None:
+    """Logs are switched on, and the broker starts once more. A row that a client did not write is a loss."""
+    log = tmp_path / "log"
+    broker = BrokerProcess(log, "a", "network=site-7")
+    for name in ("car", "bus"):
+        asyncio.run(take(broker.port, name, 0))
+    sensor = MqttClient("sensor", broker.port)
+    sensor.publish("road/1", b"before")
+    sensor.leave()
+    broker.stop()
+    broker = BrokerProcess(log, "a", *SETTINGS)
+    sensor.connect(broker.port)
+    for number in range(4):
+        sensor.publish("road/1", b"%d" % number)
+    sensor.leave()
+    broker.kill()
+    broker.start()
+    for name in ("car", "bus"):
+        asyncio.run(take(broker.port, name, 5, records=log / "clients" / name))
+    broker.stop()
+
+    figures = audit_embedded(log, tmp_path / "out")
+    assert {name: figures[name] for name in (*FAULTS, *OF_ROWS)} == dict.fromkeys((*FAULTS, *OF_ROWS), 0)
+    clients = {row["client"]: row for row in pq.read_table(tmp_path / "out" / "clients.parquet").to_pylist()}
+    told = {name: (row["expected"], row["judged_by"]) for name, row in clients.items()}
+    assert told == {"car": (4, "records"), "bus": (4, "brokers")}, "the bus did not ask what it gets"
+    logs = Logs([row for folder in folders_of(log) for row in read_log(folder)], random.Random(1))
+    lost = logs.remove(
+        next(at for at, row in enumerate(logs.rows) if row.kind == "delivered" and row.number == 3)
+    )
+    with LogWriter(tmp_path / "planted", "site-7") as writer:
+        writer.write(logs.rows)
+    audit_embedded(tmp_path / "planted", tmp_path / "found")
+    assert findings(tmp_path / "found") == [found("lost", lost)]
 
 
 # --- defects ---

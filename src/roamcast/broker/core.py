@@ -72,6 +72,7 @@ from roamcast.protocol.messages import (
     Request,
     Settled,
     TakenBack,
+    TellHeld,
     Update,
     cause_of,
     told,
@@ -249,6 +250,7 @@ class BrokerCore:
             TakenBack: self.locator.on_taken_back,
             PeersExpected: self.locator.on_peers_expected,
             InPlaceOf: self._on_in_place_of,
+            TellHeld: self.requests.on_tell_held,
         }
 
     def _host_the_protocol(self) -> None:
@@ -264,8 +266,9 @@ class BrokerCore:
         self.listen, self.unlisten = subscribing.listen, subscribing.unlisten
 
     def configure(self, settings: CoreSettings) -> None:
-        """Other settings from now on; routing and the protocol's own stay as they were."""
+        """Other settings from now on; routing stays, and the protocol's own but for the model."""
         self.settings = settings
+        self.protocol.configure(settings.protocol)
         self._records_all = settings.records == "full"
         self._records_any = settings.records != "none"
         self.places.configure(settings.location)

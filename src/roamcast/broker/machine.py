@@ -78,7 +78,7 @@ from roamcast.protocol.effects import (
     ReceivedInProcess,
     TrimQueues,
 )
-from roamcast.protocol.messages import LeftOut, PeersExpected
+from roamcast.protocol.messages import LeftOut, PeersExpected, TellHeld
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
@@ -364,6 +364,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
                 self._listen(peer)
             case SettingsChanged() | RulesChanged() | AccessRevoked() | Started():
                 self._on_setting(item)
+                if type(item) is Started:
+                    self.front.inputs.append(CommandGiven(TellHeld()))
             case _:
                 raise InputError(f"a broker that does not move does not know {type(item).__name__}")
 

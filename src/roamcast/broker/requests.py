@@ -13,8 +13,16 @@ from roamcast.broker.places import TOLD, decoded_values, encoded_values, merged_
 from roamcast.broker.session import ClientHere, Event, Handoff, Settling
 from roamcast.filters.expression import Value
 from roamcast.filters.selector import parse
-from roamcast.protocol.messages import Accepted, ClientPublish, Move, Request, SubscriptionSettled
+from roamcast.protocol.messages import (
+    Accepted,
+    ClientPublish,
+    Move,
+    Request,
+    SubscriptionSettled,
+    TellHeld,
+)
 from roamcast.protocol.notification import decode_attributes
+from roamcast.protocol.records import HELD
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Token
 from roamcast.state import State
@@ -234,6 +242,16 @@ class Requests:
             broker, told = self._broker, KIND_OF_CHANGE[kind]
             broker.record(told, client=client, broker=broker.id, filter=text, reason="settled")
             broker.tell(client, SubscriptionSettled(request))
+
+    def on_tell_held(self, command: TellHeld) -> None:
+        broker = self._broker
+        if broker.settings.records == "none":
+            return
+        for client in self._clients.held:
+            here = self._clients.glance(client)
+            for text in here.session.subscriptions if here.session is not None else ():
+                if text not in (here.unsettled or ()):
+                    broker.record("subscribed", client=client, broker=broker.id, filter=text, reason=HELD)
 
     def carry_on(self, here: ClientHere) -> None:
         """Do what had to wait for a handoff or for a change to settle; last of all, let the session go."""

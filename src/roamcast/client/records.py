@@ -30,6 +30,7 @@ class ClientLog:
         self._node = life_of(client, int(1_000 * time.time()))
         self._sequence = 0
         self._has_shared = False
+        self._is_whole = True
         self.broker: str | None = None
 
     def attached(self, network: str | None) -> None:
@@ -55,7 +56,9 @@ class ClientLog:
 
     def delivered(self, notification: Notification) -> None:
         if notification.identity is None:
-            return  # Nothing tells what it is: a broker that does not say, or a message it had stored.
+            # A broker that does not say what it is: the client subscribed before it kept records, perhaps.
+            self._is_whole = self._is_whole and (notification.retain or notification.qos == 0)
+            return
         publisher, incarnation, number = notification.identity
         self.write(
             "delivered", publisher=publisher, incarnation=incarnation, number=number, notifications=1,
@@ -75,7 +78,7 @@ class ClientLog:
         self._writer.write([Row(self._sequence, time.time(), self._node, kind, client, broker, **about)])
 
     def close(self) -> None:
-        """Write the row that marks the log as complete, and close it."""
-        if self.broker is not None:
+        """Write the row that marks the log as complete, if it is, and close it."""
+        if self.broker is not None and self._is_whole:
             self.write("moved", reason=LEFT)
         self._writer.close()

@@ -199,9 +199,7 @@ class Server:
             await self._listen(number, listener)
         sweeping = loop.create_task(self._sweep())
         log.info("mobility %s: %s", self.config.mobility.protocol, self.site.promise)
-        _, why = read_model(self.config)
-        if why:
-            log.warning("mobility.model is not used, and the broker learns from moves alone: %s", why)
+        self._complain_of_model()
         if self._hand_over is not None:
             self._hand_over.open()
         log.info("broker %s listens on %s", self.config.id, ", ".join(map(str, self.ports)) or "no port")
@@ -356,13 +354,19 @@ class Server:
         self._connections_max = self._room()
         self.engine.pressure.bytes_max = config.link.unacknowledged_bytes_max
         self.engine.push(SettingsChanged(site_settings(self.config)))
+        self._complain_of_model()
         self._is_much_held = False
         self.engine.push(RulesChanged(config.access_rules))
         self._revoke_all(gone)
         log.info(
-            "users, access rules, certificates, peers, quotas, [view], log level and what to do while brokers"
-            " are away have been read again"
+            "users, access rules, certificates, peers, quotas, [view], log level, the mobility model and what"
+            " to do while brokers are away have been read again"
         )
+
+    def _complain_of_model(self) -> None:
+        _, why = read_model(self.config)
+        if why:
+            log.warning("mobility.model is not used, and the broker learns from moves alone: %s", why)
 
     def _revoke_all(self, gone: tuple[str, ...]) -> None:
         """End connections and sessions whose user, key or certificate changed."""

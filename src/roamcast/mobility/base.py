@@ -298,6 +298,16 @@ class MobilityProtocol:
     def check(cls, settings: Settings) -> None:
         """Refuse settings that this protocol cannot work with."""
 
+    def configure(self, settings: Settings) -> None:
+        """A start, or a reload: of the settings only the model of where clients go changes."""
+        model = settings.neighbour_graph
+        if model != self.settings.neighbour_graph:
+            self.settings = msgspec.structs.replace(self.settings, neighbour_graph=model)
+            self.take_model(model)
+
+    def take_model(self, model: str) -> None:
+        """Go by this model from now on, with what moves have told; "" is none."""
+
     # --- the hooks ---
 
     def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:

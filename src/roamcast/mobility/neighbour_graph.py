@@ -129,7 +129,12 @@ class NeighbourGraph:
         self._removed: deque[Removed] = deque(maxlen=EVENTS_KEPT_MAX)
 
     def load(self, row: Mapping[str, float]) -> None:
-        """Begin with these neighbours; of too many, the most probable. They count from their first use."""
+        """Begin with these neighbours; of too many, the most probable. They count from their first use.
+
+        Whatever was learnt before stays; what was loaded before does so until it is not used any more.
+        """
+        if not self.online:
+            self._edges.clear()
         by_probability = sorted(row, key=lambda neighbour: (-row[neighbour], neighbour))
         self._loaded = by_probability[: self.neighbours_max]
 
@@ -160,19 +165,23 @@ class NeighbourGraph:
             self._is_changed = True
         edge.used_at = now
         self._edges[neighbour] = edge
-        while self.neighbours_max is not None and len(self._edges) > self.neighbours_max:
-            self._remove(next(iter(self._edges)), now)
+        self._limit(now)
         is_changed, self._is_changed = self._is_changed, False
         return is_changed
 
     def _expire(self, now: float) -> None:
         """Remove what was not used within the timeout, as of when it ended."""
         while self._loaded:
-            self._edges[self._loaded.pop()] = Edge(now)
+            self._edges.setdefault(self._loaded.pop(), Edge(now))
+        self._limit(now)
         if self.timeout_s is not None:
             old = [one for one, edge in self._edges.items() if edge.used_at + self.timeout_s <= now]
             for neighbour in old:
                 self._remove(neighbour, self._edges[neighbour].used_at + self.timeout_s)
+
+    def _limit(self, now: float) -> None:
+        while self.neighbours_max is not None and len(self._edges) > self.neighbours_max:
+            self._remove(next(iter(self._edges)), now)
 
     def _remove(self, neighbour: str, at: float) -> None:
         edge = self._edges.pop(neighbour)

@@ -27,6 +27,8 @@ WEIGHT_MIN = 0.01
 WAYS_MAX = 10_000
 """Of one broker; beyond that the one that has not been used for longest is forgotten."""
 SEPARATOR = "\0"
+ANYHOW = ""
+"""In place of a way: wherever clients were before."""
 
 Row = dict[str, float]
 """Next broker to its weight, in moves."""
@@ -57,48 +59,75 @@ def _lift_1(fields: dict[str, Any]) -> None:
     fields["_stays"] = []
 
 
-class Predictor:
-    """The part of the model that one broker needs."""
+def _lift_2(fields: dict[str, Any]) -> None:
+    """What was learnt was not kept apart from what the model said: now all of it counts as learnt."""
+    fields["_learnt"] = {**fields.pop("_ways"), ANYHOW: fields.pop("_first")}
+    fields["_model"], fields["_left"] = {}, {}
 
-    __state__ = State("predictor", 2, saved=("_first", "_ways", "_stays"), lifts={1: _lift_1})
+
+class Predictor:
+    """The part of the model that one broker needs, and what it has learnt from moves."""
+
+    __state__ = State(
+        "predictor", 3, saved=("_learnt", "_model", "_left", "_stays"), lifts={1: _lift_1, 2: _lift_2}
+    )
 
     def __init__(self, here: str, model: str = "") -> None:
-        self._first: Row = {}
-        self._ways: dict[str, Row] = {}
-        """By the brokers before this one; the last used context last."""
+        self._learnt: dict[str, Row] = {}
+        """By the brokers before this one, or `ANYHOW`; the last used context last."""
+        self.take(here, model)
+
+    def take(self, here: str, model: str) -> None:
+        """Go by this model from now on. What was learnt from moves stays."""
+        self._model: dict[str, Row] = {}
+        """What the model says, by the same."""
+        self._left: dict[str, float] = {}
+        """What that still counts, where moves have been seen since."""
         self._stays: list[tuple[float, float]] = []
         """Times, and the share of stays that end within them."""
         if model:
             known = read_contexts(model)
-            rows = {SEPARATOR.join(one.after): one.next for one in known.contexts.get(here, ())}
-            anyhow = rows.pop("", None)
-            # Nobody knows from how many moves the probabilities of a graph come.
-            graph = parse_graph(model).get(here, {})
-            self._first = _learned(anyhow) if anyhow else _learned(graph, MOVES_LEARNED_MAX)
-            self._ways = {way: _learned(row) for way, row in rows.items()}
+            rows = {SEPARATOR.join(one.after): _learned(one.next) for one in known.contexts.get(here, ())}
+            if not rows.get(ANYHOW):
+                # Nobody knows from how many moves the probabilities of a graph come.
+                rows[ANYHOW] = _learned(parse_graph(model).get(here, {}), MOVES_LEARNED_MAX)
+            self._model = rows
             self._stays = known.stays.get(here, [])
 
     @property
     def knows_ways(self) -> bool:
         """Whether it says more than where everybody goes."""
-        return bool(self._ways)
+        return any(self._model) or any(self._learnt)
 
     def learn(self, before: Sequence[str], destination: str) -> None:
         """A client that had been at these brokers, the last one last, went from here to this destination."""
-        _count(self._first, destination)
-        for way in _ways(before):
-            row = self._ways.pop(way, {})
+        for way in (*_ways(before), ANYHOW):
+            row = self._learnt.pop(way, {})
             _count(row, destination)
-            self._ways[way] = row
-        while len(self._ways) > WAYS_MAX:
-            del self._ways[next(iter(self._ways))]
+            self._learnt[way] = row
+            if way in self._model:
+                self._left[way] = self._left.get(way, 1.0) * FORGETTING
+        while len(self._learnt) > WAYS_MAX + 1:
+            del self._learnt[next(iter(self._learnt))]
+
+    def _row(self, way: str) -> Row:
+        """What is known of those who came this way; nobody changes it."""
+        learnt, told = self._learnt.get(way, {}), self._model.get(way)
+        if not told:
+            return learnt
+        left = self._left.get(way, 1.0)
+        row = {one: weight * left for one, weight in told.items() if weight * left >= WEIGHT_MIN}
+        for one, weight in learnt.items():
+            row[one] = row.get(one, 0.0) + weight
+        return row
 
     def chances(self, before: Sequence[str]) -> Row:
         """Broker to the probability that a client which was there before goes to it next."""
-        total = sum(self._first.values())
-        likely = {one: weight / total for one, weight in self._first.items()}
+        first = self._row(ANYHOW)
+        total = sum(first.values())
+        likely = {one: weight / total for one, weight in first.items()}
         for way in _ways(before):
-            row = self._ways.get(way)
+            row = self._row(way)
             if row:
                 shorter = len(row) if likely else 0
                 total = sum(row.values()) + shorter

@@ -148,9 +148,7 @@ class Proactive(MobilityProtocol):
             settings.neighbours_directed,
             settings.neighbours_online,
         )
-        if settings.neighbour_graph:
-            graph = parse_graph(settings.neighbour_graph)
-            self.graph.load(neighbours_of(graph, host.id, settings.neighbours_directed))
+        self._load(settings.neighbour_graph)
         self.buffer = SharedBuffer(host.buffer.limit_bytes)
         self.figures: Counter[str] = Counter()
         """Attaches with a session from elsewhere: `hit`, `hit_activating`, `miss`; `served_nearer`,
@@ -172,6 +170,14 @@ class Proactive(MobilityProtocol):
 
     def _restore(self) -> None:
         self.predictor = Predictor(self.host.id, self.settings.neighbour_graph)
+
+    def _load(self, model: str) -> None:
+        graph = parse_graph(model) if model else {}
+        self.graph.load(neighbours_of(graph, self.host.id, self.settings.neighbours_directed))
+
+    def take_model(self, model: str) -> None:
+        self._load(model)
+        self.predictor.take(self.host.id, model)
 
     @classmethod
     def check(cls, settings: Settings) -> None:

@@ -242,6 +242,9 @@ class Roam(MultiHopHandoff):
         if settings.copies_max < 0:
             raise InputError(f"copies_max {settings.copies_max}: valid is 0 or more")
 
+    def take_model(self, model: str) -> None:
+        self.predictor.take(self.host.id, model)
+
     # --- the client is here: no copies, until it has stayed for a while ---
 
     def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:

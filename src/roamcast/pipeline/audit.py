@@ -39,7 +39,6 @@ EVERY_ROW_MAX = 1_000_000
 PROTOCOL = re.compile(r"(?:.*\bprotocol=)?([a-z]\w*(?::[a-z]\w*)?)")
 EXAMPLES = 10
 """Findings that are among the figures; all of them are in a table."""
-LONG_AGO = -1e300
 ON_ITS_WAY_S = 10.0
 """How long a notification may take from the broker of its publisher to that of a new subscriber."""
 EDGE_SCHEMA = [
@@ -236,7 +235,7 @@ def _name(engine: Engine, health: Health) -> Names:
     held = held.join(clients, list(CLIENT)).combine_chunks()
     held = _with_own(_never_settled(held, terms), publishers, terms)
     engine.share("clients", clients)
-    engine.share("publishers", publishers.select([*INCARNATION, "publisher_id", "incarnation_rank"]))
+    engine.share("publishers", publishers.select([*INCARNATION, "publisher_id", "incarnation_rank", "first"]))
     desk.register("held", held.drop_columns("client"))
     return Names(clients, publishers, held, _rows_with(desk, unreadable))
 
@@ -256,7 +255,7 @@ def _issued_early(held: pa.Table, health: Health) -> pa.Table:
 
 def _joined(term: Mapping[str, Any]) -> dict[str, Any]:
     """A client that is a member of a group may get whatever the group wants, at any time."""
-    return {**{name: term[name] for name in (*CLIENT, "filter")}, "issued_time": LONG_AGO}
+    return {**{name: term[name] for name in (*CLIENT, "filter")}, "issued_time": sql.LONG_AGO}
 
 
 def _never_settled(held: pa.Table, terms: Sequence[Mapping[str, Any]]) -> pa.Table:

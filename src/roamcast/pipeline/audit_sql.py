@@ -15,6 +15,7 @@ from roamcast.pipeline.dialects import DUCKDB, Dialect
 from roamcast.pipeline.matching import FilterTable, pairs_sql
 from roamcast.protocol.records import (
     FREQUENT_KINDS,
+    HELD,
     KINDS,
     LIFE_MARK,
     NEEDED,
@@ -44,7 +45,9 @@ EXCUSES = ("session ended", "expired")
 
 CHANGES = ("subscribed", "unsubscribed")
 CHANGES_OF_FILTERS = (*CHANGES, "advertised", "unadvertised")
-_CHANGE_REASONS = ", ".join(f"'{reason}'" for reason in ("issued", "settled", UNPROMISED, NO_LOCAL, SHARED))
+_CHANGE_REASONS = ", ".join(
+    f"'{reason}'" for reason in ("issued", "settled", HELD, UNPROMISED, NO_LOCAL, SHARED)
+)
 _IS_NO_TIME = "isnan(time) OR abs(time) = CAST('Infinity' AS DOUBLE)"
 RARE = (*CHANGES, "moved", "dropped", "detached")
 """Kinds that are picked out of the log in one pass: it takes as long for a few rows as for many."""
@@ -56,6 +59,8 @@ RARE_COLUMNS = (
 LEFT = "left"
 """The reason of a `moved` row that says: it went away."""
 
+LONG_AGO = -1e300
+"""When a subscription was issued of which only that is known: before the log began."""
 EDGES = ("issued", "settled", "ending", "ended")
 """What happens to a subscription, in order; each has a place in the log, or none."""
 PLACE = ("time", "node", "sequence")
@@ -212,20 +217,19 @@ def subscriptions(dialect: Dialect, rare: str = "rare") -> str:
     When a session ends, so do its subscriptions: what was published since the client went away is owed to
     nobody. A client may have begun another session, elsewhere, before the old one is over: what it subscribed
     to after it went away belongs to that. What comes before a subscription was first issued belongs to one
-    the log does not know.
+    the log does not know, until a broker that starts says that it holds it: to that is owed whatever was
+    published since. Of what the log knows already this says nothing new.
     """
     place = dialect.struct(PLACE)
     edges = {
-        "issued": ("subscribed", "issued"),
-        "settled": ("subscribed", "settled"),
-        "ending": ("unsubscribed", "issued"),
-        "ended": ("unsubscribed", "settled"),
+        "issued": "kind = 'subscribed' AND reason = 'issued'",
+        "settled": f"kind = 'subscribed' AND reason IN ('settled', '{HELD}')",
+        "ending": "kind = 'unsubscribed' AND reason = 'issued'",
+        "ended": "kind = 'unsubscribed' AND reason = 'settled'",
     }
-    found = ", ".join(
-        f"min(CASE WHEN kind = '{kind}' AND reason = '{reason}' THEN {place} END) AS {edge}"
-        for edge, (kind, reason) in edges.items()
-    )
+    found = ", ".join(f"min(CASE WHEN {fits} THEN {place} END) AS {edge}" for edge, fits in edges.items())
     places = ", ".join(f"{edge}.{part} AS {edge}_{part}" for edge in ("issued", "settled") for part in PLACE)
+    places = places.replace("issued.time AS", f"coalesce(issued.time, {LONG_AGO!r}) AS", 1)
     ends = ", ".join(
         f"CASE WHEN {edge}.time IS NULL OR {edge}_at < {edge}.time THEN {edge}_at ELSE {edge}.time END"
         f" AS {edge}_time,"
@@ -234,22 +238,33 @@ def subscriptions(dialect: Dialect, rare: str = "rare") -> str:
         for edge in ("ending", "ended")
     )
     return f"""
-WITH rounds AS (
-    SELECT *, sum(CASE WHEN kind = 'subscribed' AND reason = 'issued' THEN 1 ELSE 0 END)
-        OVER (PARTITION BY run, client, filter ORDER BY time, node, sequence) AS round
-    FROM {rare} WHERE kind IN ('subscribed', 'unsubscribed') AND reason IN ('issued', 'settled')
-), held AS (
-    SELECT run, client, filter, round, {found} FROM rounds WHERE round > 0
-    GROUP BY run, client, filter, round
-), steps AS (
-    SELECT *, max(CASE WHEN reason IS NULL OR reason <> 'session ended' THEN time END) OVER (
-        PARTITION BY run, client ORDER BY time, sequence) AS went_at
+WITH steps AS (
+    SELECT *, coalesce(max(CASE WHEN reason IS NULL OR reason <> 'session ended' THEN time END) OVER (
+        PARTITION BY run, client ORDER BY time, sequence), time) AS went_at
     FROM {rare} WHERE kind = 'detached'
+), changes AS (
+    SELECT *, max(went_at) OVER (PARTITION BY run, client ORDER BY time, node, sequence) AS last_went_at
+    FROM (SELECT run, client, filter, time, node, sequence, kind, reason, CAST(NULL AS DOUBLE) AS went_at
+        FROM {rare} WHERE kind IN ('subscribed', 'unsubscribed') AND reason IN ('issued', 'settled', '{HELD}')
+        UNION ALL SELECT run, client, filter, time, node, sequence, kind, reason, went_at
+        FROM steps WHERE reason = 'session ended') AS together
+), compared AS (
+    SELECT *, lag(kind) OVER one_by_one AS kind_before, lag(time) OVER one_by_one AS time_before
+    FROM changes WHERE kind <> 'detached'
+    WINDOW one_by_one AS (PARTITION BY run, client, filter ORDER BY time, node, sequence)
+), rounds AS (
+    SELECT *, sum(CASE WHEN kind = 'subscribed' AND (reason = 'issued' OR reason = '{HELD}' AND
+            (coalesce(kind_before, 'unsubscribed') = 'unsubscribed' OR last_went_at >= time_before))
+            THEN 1 ELSE 0 END)
+        OVER (PARTITION BY run, client, filter ORDER BY time, node, sequence) AS round
+    FROM compared
+), held AS (
+    SELECT run, client, filter, round, min(time) AS begun_at, {found} FROM rounds WHERE round > 0
+    GROUP BY run, client, filter, round
 ), ends AS (
-    SELECT h.run, h.client, h.filter, h.round, min(s.time) AS ended_at,
-        min(coalesce(s.went_at, s.time)) AS ending_at
+    SELECT h.run, h.client, h.filter, h.round, min(s.time) AS ended_at, min(s.went_at) AS ending_at
     FROM held AS h JOIN steps AS s ON s.run = h.run AND s.client = h.client
-        AND s.reason = 'session ended' AND coalesce(s.went_at, s.time) >= h.issued.time
+        AND s.reason = 'session ended' AND s.went_at >= h.begun_at
     GROUP BY h.run, h.client, h.filter, h.round
 )
 SELECT h.run AS run, h.client AS client, h.filter AS filter, {places}, {ends}
@@ -552,13 +567,19 @@ FROM compared WHERE kind IS NOT NULL
 """
 
 
-UNWANTED_ONES = """
+UNWANTED_ONES = f"""
 SELECT CASE WHEN f.kind = 'unexpected' AND real.place IS NULL THEN 'invented' ELSE f.kind END AS kind,
-    run, client, publisher, incarnation, number, time, broker, node, sequence, published_at
+    f.run AS run, f.client AS client, f.publisher AS publisher, f.incarnation AS incarnation, number, time,
+    broker, node, sequence, published_at
 FROM suspects AS f LEFT JOIN (SELECT DISTINCT publisher_id, place FROM published_ones) AS real
     ON real.publisher_id = f.publisher_id AND real.place = f.place
+LEFT JOIN publishers AS p ON p.run = f.run AND p.publisher = f.publisher AND p.incarnation = f.incarnation
+WHERE f.kind <> 'unexpected' OR real.place IS NOT NULL OR number >= p.first OR NOT EXISTS (
+    SELECT 1 FROM held AS h JOIN clients AS c ON c.client_id = h.client_id
+    WHERE c.run = f.run AND c.client = f.client AND issued_time <= {LONG_AGO!r} AND settled_time IS NOT NULL)
 """
-"""Tells what was published, if not for this client, from what nobody ever published."""
+"""Tells what was published, if not for this client, from what nobody ever published. What was published
+before the log began may come to whoever had subscribed before."""
 
 
 def visits(moves: str, turn: str = "sequence") -> str:

@@ -122,17 +122,29 @@ def close(
     steps = state.steps.unionByName(ripe.where(fn.col("kind").isin(*STEPS, "delivered")))
     oldest_s = int(until_s - forget_s) // MINUTE_S * MINUTE_S
     is_kept = fn.col("minute") >= oldest_s
+    minutes = _open_minutes(state.frozen, _summed(state.minutes, judged))
+    samples = _open_minutes(state.frozen, state.samples.unionByName(_delays(steps)))
     after = MinutesState(
         open=rows.where(fn.col("time") >= until_s),
         changes=_needed(spark, changes, oldest_s),
         steps=_last_steps(steps),
         balances=_balances(judged).where(is_kept),
-        minutes=_summed(state.minutes, judged).where(is_kept),
-        samples=state.samples.unionByName(_delays(steps)).where(is_kept),
-        frozen=shown(state).where(fn.col("minute") < fn.timestamp_seconds(fn.lit(oldest_s))),
+        minutes=minutes.where(is_kept),
+        samples=samples.where(is_kept),
+        frozen=state.frozen.unionByName(_figures(minutes.where(~is_kept), samples.where(~is_kept))),
         seen=_seen(state.seen, fresh).where(fn.coalesce("newest", fn.lit(oldest_s)) >= oldest_s),
     )
     return after, [fresh, judged]
+
+
+def _open_minutes(frozen: DataFrame, of_minutes: DataFrame) -> DataFrame:
+    """Without what would correct minutes that are frozen: those of the run up to its last one."""
+    last = frozen.groupBy("run").agg(fn.max(fn.unix_seconds("minute")).alias("frozen_until"))
+    return (
+        of_minutes.join(last, "run", "left")
+        .where("minute > coalesce(frozen_until, minute - 1)")
+        .drop("frozen_until")
+    )
 
 
 # --- rows that come again ---
@@ -294,10 +306,14 @@ def _last_steps(steps: DataFrame) -> DataFrame:
 
 
 def shown(state: MinutesState) -> DataFrame:
-    """The minutes as a person reads them: in order, with losses and delays."""
+    """All minutes as a person reads them: with losses and delays."""
+    return state.frozen.unionByName(_figures(state.minutes, state.samples))
+
+
+def _figures(minutes: DataFrame, samples: DataFrame) -> DataFrame:
     columns = [fn.when(fn.col("measure") == name, fn.col("value")).alias(name) for name in DELAYS]
     delays = (
-        state.samples.select("run", "minute", *columns)
+        samples.select("run", "minute", *columns)
         .groupBy("run", "minute")
         .agg(
             *(fn.count(name).alias(f"{name}_count") for name in DELAYS),
@@ -306,9 +322,9 @@ def shown(state: MinutesState) -> DataFrame:
             *(fn.max(name).alias(f"{name}_max_s") for name in DELAYS),
         )
     )
-    both = state.minutes.join(delays, ["run", "minute"], "full")
+    both = minutes.join(delays, ["run", "minute"], "full")
     both = both.na.fill(0, [*COUNTS, *(f"{name}_count" for name in DELAYS)])
-    known = both.select(
+    return both.select(
         "run",
         fn.timestamp_seconds("minute").alias("minute"),
         "expected",
@@ -318,4 +334,3 @@ def shown(state: MinutesState) -> DataFrame:
         "unexpected",
         *(f"{name}_{figure}" for name in DELAYS for figure in FIGURES),
     )
-    return state.frozen.unionByName(known)

@@ -58,6 +58,7 @@ __all__ = [
     "RequestRefused",
     "Settled",
     "SubscriptionSettled",
+    "TellHeld",
     "Unadvertise",
     "Update",
     "Welcome",
@@ -307,6 +308,10 @@ class PeersExpected(Command, frozen=True):
     """Questions about sessions wait for these peers, which are configured and were never met."""
 
     peers: tuple[str, ...] = ()
+
+
+class TellHeld(Command, frozen=True):
+    """Write down what the clients of the sessions here are subscribed to: no log may have it."""
 
 
 class InPlaceOf(Command, frozen=True):

@@ -22,9 +22,9 @@ KINDS = (
 except `moved` (a client went to a broker, or away from one), which clients write alone,
 and `attached`, which both do: the broker when the session is there, the client when it hears of it.
 `crashed` and `started` are written by whoever runs the broker: it cannot say that it is down.
-`subscribed` and its like carry the reason "issued" or "settled". `located`: from now on the client's own
-state (its location) is what `attributes` say: "step" (at once) or "late" (when all knew); or why it was
-refused."""
+`subscribed` and its like carry the reason "issued" or "settled", or `HELD`. `located`: from now on the
+client's own state (its location) is what `attributes` say: "step" (at once) or "late" (when all knew); or why
+it was refused."""
 
 FREQUENT_KINDS = frozenset({"forwarded", "control", "queued", "sent"})
 """Kinds that are left out when a run keeps counters only: no verdict depends on them."""
@@ -35,6 +35,10 @@ order. Its broker marked it as sent before (QoS 1), it was stored, or the client
 UNPROMISED, NO_LOCAL = "QoS 0", "no local"
 """Reasons of a `subscribed` row that a client writes, besides `SHARED`: what the subscription does not ask
 for, so that it may be missing."""
+
+HELD = "held"
+"""Reason of a `subscribed` row that a broker writes when it starts, for what settled before: the log may have
+begun since."""
 
 LIFE_MARK = "@"
 """Between the client and the time in the name of a node: each process of a client is a node of its own,

@@ -25,7 +25,7 @@ from roamcast.filters.own import widest
 from roamcast.filters.selector import parse
 from roamcast.mobility import Promise
 from roamcast.protocol.notification import decode_attributes
-from roamcast.protocol.records import Row
+from roamcast.protocol.records import HELD, Row
 
 MUST, MAY, HAD = 1, 2, 3
 Identity = tuple[str, int, int]
@@ -252,6 +252,8 @@ class Checker:
 
     def _on_subscribed(self, row: Row) -> None:
         client, text = _client(row), row.filter or ""
+        if row.reason == HELD:
+            return  # The log has it since it was issued.
         filter = parse(text)
         if row.reason == "settled":
             subscription = self._subscriptions.get((client, text))

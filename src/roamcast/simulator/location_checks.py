@@ -27,7 +27,7 @@ from roamcast.filters.geography import EARTH_RADIUS_M, EVERYWHERE, Position, Reg
 from roamcast.filters.own import NOTHING, Around, Possible, Values, instance
 from roamcast.filters.selector import parse
 from roamcast.protocol.notification import decode_attributes
-from roamcast.protocol.records import Row
+from roamcast.protocol.records import HELD, Row
 from roamcast.protocol.whereabouts import Pace
 from roamcast.routing.location import pace
 from roamcast.routing.location.earth import Earth
@@ -126,7 +126,7 @@ class LocationChecker:
                     self._on_delivered(row)
                 case "located" if row.attributes is not None:
                     self._on_located(row, row.attributes)
-                case "subscribed" | "unsubscribed":
+                case "subscribed" | "unsubscribed" if row.reason != HELD:
                     self._on_subscription(row)
                 case "attached" if row.node != row.client:
                     self._attached[row.client or ""] = row.node

@@ -19,7 +19,7 @@ from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
 from roamcast.protocol.notification import decode_attributes
-from roamcast.protocol.records import NO_LOCAL, RETAINED, SHARED, UNPROMISED, Row
+from roamcast.protocol.records import HELD, NO_LOCAL, RETAINED, SHARED, UNPROMISED, Row
 from roamcast.view.log import Arrival
 
 Identity = tuple[str, int, int]
@@ -56,7 +56,7 @@ class Subscriptions:
         client, text = row.client or "", row.filter or ""
         if row.kind == "subscribed" and row.reason in UNPROMISED_SUBSCRIPTIONS:
             self._unpromised[client, text] = None
-        elif row.kind == "subscribed" and row.reason == "settled" and self._filter(text):
+        elif row.kind == "subscribed" and row.reason in ("settled", HELD) and self._filter(text):
             self._settled[client, text] = None
         elif row.kind == "unsubscribed":
             self._settled.pop((client, text), None)
