@@ -342,7 +342,7 @@ def test_a_file_that_is_no_file_is_one_line(tmp_path: Path) -> None:
         ("[[peer]]\nid = 'broker'\naddress = '127.0.0.1:1'", "peer.0.id = broker: that is this broker"),
         (
             "[[peer]]\nid = 'b'\naddress = '127.0.0.1:1'\n[[peer]]\nid = 'b'\naddress = '127.0.0.1:2'",
-            "peer.0.id = b: there are 2 peers of this id; keep one",
+            "peer.0.id = b: 2 peers have this id; keep one",
         ),
         ("[[peer]]\nid = 'b'\naddress = 'h:0'", "peer.0.address = h:0: valid is a port from 1 to 65535"),
         ("[[peer]]\nid = 'b'\naddress = 'h:70000'", "peer.0.address = 'h:70000': valid is HOST:PORT"),
@@ -437,7 +437,7 @@ def test_what_does_not_go_together_is_one_line(tmp_path: Path, text: str, line: 
     [
         (
             "[[listener]]\naddress = '0.0.0.0'\nanonymous = true",
-            "listener.0 (tcp 0.0.0.0:1883): whoever reaches it is let in without a password "
+            "listener.0 (tcp 0.0.0.0:1883): anyone who can connect is accepted without a password "
             "(listener.0.anonymous = true)",
         ),
         (
@@ -455,7 +455,7 @@ def test_what_does_not_go_together_is_one_line(tmp_path: Path, text: str, line: 
         ),
         (
             "[metrics]\nenabled = true\naddress = '0.0.0.0'",
-            "metrics.address = 0.0.0.0: whoever reaches it can read the figures",
+            "metrics.address = 0.0.0.0: anyone who can connect can read the metrics",
         ),
         (
             "[access]\ndefault = 'allow'\n[[access.rule]]\nverdict = 'allow'",
