@@ -355,7 +355,7 @@ def test_a_file_that_is_no_file_is_one_line(tmp_path: Path) -> None:
         ("[link]\nsecret = 'short'", "link.secret is too short; valid is 16 characters or more"),
         (
             f"[link]\nsecret = '{SECRET}'\nsecret_variable = 'X'",
-            "link.secret and link.secret_variable are given; keep one",
+            "link.secret and link.secret_variable exclude each other; keep one",
         ),
         ("[link]\nsecret_variable = 'X'", "link.secret_variable = X: there is no such variable"),
         ("[link]\nsecret_file = 'absent'", "link.secret_file = absent: cannot be read (No such file"),
@@ -395,7 +395,7 @@ def test_a_file_that_is_no_file_is_one_line(tmp_path: Path) -> None:
         ),
         (
             "[events]\npseudonym_key = 'x'\npseudonym_key_file = 'y'",
-            "events.pseudonym_key and events.pseudonym_key_file are given; keep one",
+            "events.pseudonym_key and events.pseudonym_key_file exclude each other; keep one",
         ),
         ("[location]\nmovement_graph = 'absent'", "location.movement_graph = absent: cannot be read"),
         ("[location]\nattributes = ['lat', 'lon']", "location.attributes: set movement_graph (locations are"),
