@@ -313,8 +313,8 @@ def test_faults_are_traced(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert verdict == "standard input: the promise of phoenix is kept"
     assert seen == sorted(seen, key=lambda line: float(line.split()[0]))
     for line in (
-        "    0.500000  b1 finds its link to b2 down",
-        "    0.600000  b2 finds its link to b1 up",
+        "    0.500000  b1 notices that its link to b2 is down",
+        "    0.600000  b2 notices that its link to b1 is up",
         "    1.100000  b1 crashes",
         "    1.150000  b1 is back",
         "    1.420000  b2 crashes, before it sends anything of its last step",

@@ -238,7 +238,7 @@ def test_refusals_are_one_line() -> None:
         (["sub", "-t", "x", "--roam", ","], "no address"),
         (["sub", "-t", "x", "-q", "3"], "-q 3: valid is a whole number from 0 to 2"),
         (["sub"], "-t"),
-        (["pub", "-m", "x"], "which topic? Give -t TOPIC, or a URL with one (-L)"),
+        (["pub", "-m", "x"], "no topic: give -t TOPIC, or a URL with one (-L)"),
         (["pub", "-t", "x", "-m", "a", "--proxy", "socks5h://x"], "has no --proxy: no SOCKS proxy is used"),
         (["pub", "-t", "x", "-m", "a", "--retian"], "has no option --retian; did you mean '--retain'?"),
         (["pub", "-t", "x", "-m"], "option '-m' requires an argument"),

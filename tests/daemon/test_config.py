@@ -78,7 +78,7 @@ def test_the_commented_examples_are_valid_too(tmp_path: Path) -> None:
 
 def test_every_key_is_documented() -> None:
     assert [key.name for key in keys_of(Config) if not key.field.doc] == []
-    assert docs_of(Listener)["port"].startswith("1883 is usual")
+    assert docs_of(Listener)["port"].startswith("Port to listen on. 1883 is usual")
 
 
 def test_the_defaults_are_open_to_this_machine_only() -> None:

@@ -100,7 +100,7 @@ def test_flags_stand_for_keys(tmp_path: Path) -> None:
         *("--data", str(tmp_path), "--check"),
     ]
     result = CliRunner().invoke(build_app(), command)
-    assert (result.exit_code, result.output) == (0, "the configuration can be used\n")
+    assert (result.exit_code, result.output) == (0, "the configuration is valid\n")
 
 
 @pytest.mark.parametrize("flag", ["--broker=mosquitto", "--proxy=b", "--listen=7110"])
