@@ -229,7 +229,7 @@ def test_refusals_are_one_line() -> None:
             ["pub", "-t", "x", "-m", "a", "-D", "publish", "user-propety", "a", "b"],
             "did you mean 'user-property'",
         ),
-        (["pub", "-t", "x", "-m", "a", "-c"], "-c keeps a session, which needs a name to be found by"),
+        (["pub", "-t", "x", "-m", "a", "-c"], "-c keeps a session, which needs a client id"),
         (["pub", "-t", "x", "-m", "a", "-V", "3"], "-V 3: valid is 5 (or mqttv5) or 311 (or mqttv311)"),
         (["pub", "-t", "x", "-m", "a", "--cafile", "absent"], "cafile absent: cannot be used"),
         (["sub", "-t", "x", "-v", "--json"], "give one of -v, -F FORMAT and --json"),

@@ -59,8 +59,8 @@ def broker(
         list[str] | None,
         typer.Option(
             metavar="ID[=HOST:PORT]",
-            help="A neighbouring broker, which connects by itself if it has no address; replaces configured "
-            "ones. Repeatable.",
+            help="A neighbouring broker; without an address it connects by itself. Replaces configured "
+            "peers. Repeatable.",
         ),
     ] = None,
     peer_listen: Annotated[

@@ -89,9 +89,9 @@ def fuzz(
     faults: Annotated[
         str | None,
         typer.Option(
-            help="Draw faults too: any of crash, partition, loss, by commas, or all; hostile adds a"
-            " neighbour that makes up what it says, replication gives brokers followers and breaks them,"
-            " detour sends links over other ways."
+            help="Draw faults too: any of crash, partition, loss, separated by commas, or all; hostile adds a"
+            " neighbour that sends made-up messages, replication gives brokers followers and breaks them,"
+            " detour sends links over other paths."
         ),
     ] = None,
     feature: Annotated[

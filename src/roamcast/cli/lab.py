@@ -62,8 +62,8 @@ KeptOnly = Annotated[
     bool,
     typer.Option(
         "--kept-only",
-        help="Run nothing: judge the runs of --runs, in the largest setting of which all are there; the page "
-        "names the commits that made them.",
+        help="Run nothing: judge the runs of --runs in the largest complete setting; the page "
+        "names their commits.",
     ),
 ]
 

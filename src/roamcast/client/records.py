@@ -1,4 +1,4 @@
-"""What a client saw, as records of its own: the audit need not rest on a broker's word."""
+"""A client's own event log, so that an audit need not trust the broker."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class ClientLog:
     def attached(self, network: str | None) -> None:
         """Note an attach, and the network that the broker named."""
         if network is not None and not self._is_named:
-            # One name for all rows: whatever was written before waits in memory still.
+            # The run has one name for all rows: earlier rows are still in memory.
             self._writer.run, self._is_named = network, True
         self.write("attached")
 
     def subscribed(self, packet: Subscribe, qos: int) -> None:
         """Note a granted subscription and what it excludes."""
-        # The selector language is loaded for those who need it.
+        # The selector language is loaded only if needed.
         from roamcast.mqtt.codec.topics import subscription_filter
 
         (entry,) = packet.entries
@@ -55,7 +55,7 @@ class ClientLog:
 
     def delivered(self, notification: Notification) -> None:
         if notification.identity is None:
-            return  # Nothing tells what it is: a broker that does not say, or a message it had stored.
+            return  # The broker sends no identity, or the message was stored at it.
         publisher, incarnation, number = notification.identity
         self.write(
             "delivered", publisher=publisher, incarnation=incarnation, number=number, notifications=1,
