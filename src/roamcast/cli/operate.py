@@ -134,7 +134,7 @@ def print_status(answer: dict[str, Any]) -> None:
     if answer["fail_stops"]:
         print(f"fail-stops: {answer['fail_stops']:,}")
     for one in answer["kept_out"]:
-        print(f"banned: {one['kind']} {one['name']} until {spoken_time(one['until'])}: {one['why']}")
+        print(f"kept out: {one['kind']} {one['name']} until {spoken_time(one['until'])}: {one['why']}")
 
 
 def print_worker(worker: dict[str, Any]) -> None:
