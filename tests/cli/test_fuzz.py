@@ -223,7 +223,7 @@ def test_a_person_is_told_who_is_left_out(capsys: pytest.CaptureFixture[str]) ->
     *lines, left_out = capsys.readouterr().out.splitlines()
     assert any("crashes ┃ links down" in line for line in lines)
     relies = "relies on a bound on the overlay's delay, which crash, partition and history break"
-    assert left_out == f"left out: sub_unsub {relies}"
+    assert left_out == f"skipped: sub_unsub {relies}"
 
 
 @pytest.mark.slow  # 6 s

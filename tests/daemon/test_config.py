@@ -339,7 +339,10 @@ def test_a_file_that_is_no_file_is_one_line(tmp_path: Path) -> None:
             "require_certificate = true",
             "require_certificate needs client_ca",
         ),
-        ("[[peer]]\nid = 'broker'\naddress = '127.0.0.1:1'", "peer.0.id = broker: this is the id of this broker"),
+        (
+            "[[peer]]\nid = 'broker'\naddress = '127.0.0.1:1'",
+            "peer.0.id = broker: this is the id of this broker",
+        ),
         (
             "[[peer]]\nid = 'b'\naddress = '127.0.0.1:1'\n[[peer]]\nid = 'b'\naddress = '127.0.0.1:2'",
             "peer.0.id = b: 2 peers have this id; keep one",

@@ -81,7 +81,7 @@ def percentile(ordered: Sequence[float], share: float) -> float | None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """One JSON object in a file, indented for people; never half of one under its name."""
+    """Write one JSON object to a file, indented for people; the write is atomic."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         unfinished.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")

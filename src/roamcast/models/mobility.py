@@ -149,7 +149,7 @@ class Judged:
 
     moves: int = 0
     hits: Counter[int] = field(default_factory=Counter)
-    """By k: how often the next broker was among the first k."""
+    """Number of hits by k: how often the next broker was among the first k."""
     bits: float = 0.0
     """Log loss: what it takes to be told the next broker, in bits for each move; 0 where none is known."""
 

@@ -182,7 +182,7 @@ of its block or than one of an earlier block: not always, if it is right again w
 
 
 def breaks(dialect: Dialect, rows: str) -> str:
-    """Where the log of a node breaks off or its clock goes back: the row behind each such place."""
+    """Return breaks in the log of a node, or of its clock: the row after each."""
     return f"""
 SELECT run, node, sequence, time, missing, went_back_s FROM (
     SELECT run, node, sequence, time, sequence - lag(sequence) OVER one_by_one - 1 AS missing,

@@ -15,12 +15,12 @@ class Dialect:
     unnest: Callable[[Sequence[str]], str]
     """One row for each of these values."""
     unnest_range: Callable[[str, str], str]
-    """One row for each number from the first to the last."""
+    """One row for each number of a range, both ends included."""
     every: Callable[[str, str, str], str]
     """True if the condition holds for each element (list, name of the element, condition)."""
     any: Callable[[str, str, str], str]
     fits: Callable[[str, str], str]
-    """Whether a regular expression fits the bytes of an encoded value."""
+    """Condition that a regular expression matches the bytes of an encoded value."""
     struct: Callable[[Sequence[str]], str]
     """These columns as one value, compared from left to right."""
     last_known: Callable[[str], str]

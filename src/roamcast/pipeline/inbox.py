@@ -26,7 +26,7 @@ from roamcast.errors import InputError
 
 SEGMENT_BYTES = 4_000_000
 BODY_MAX = 300_000_000
-"""More than the largest packet of MQTT."""
+"""Maximum size of a record: more than the largest packet of MQTT."""
 REMEMBERED = 1_024
 """Number of last notifications that may be repeated after a restart: as many as a broker has in flight."""
 LOCK_WITHIN_S = 30.0

@@ -28,7 +28,7 @@ UNVERSIONED = 0
 """Version assumed for a file without one: another tool rewrote it."""
 
 ROW_COLUMNS = ("run", "sequence", "time", "node", "kind")
-"""What every row has in every version of the schema."""
+"""Columns that every version of the schema has."""
 
 _SPARK_TYPES = {
     "string": "string", "binary": "binary", "float64": "double", "int64": "bigint", "int32": "int",
@@ -52,7 +52,7 @@ def spark_schema() -> StructType:
 
 
 def arrow_schema() -> pa.Schema:
-    """The same for Arrow."""
+    """Return the columns of a log as an Arrow schema."""
     return pa.schema([(name, _ARROW_TYPES[kind][0]) for name, kind in COLUMNS.items()])
 
 
@@ -113,7 +113,7 @@ def find_log_files(folder: Path) -> dict[Path, int]:
 
 
 def has_files(folder: Path) -> bool:
-    """Whether there is any Parquet file below the folder."""
+    """Return whether there is a Parquet file below the folder."""
     return folder.is_dir() and any(True for _ in _files_below(folder))
 
 

@@ -56,7 +56,7 @@ class FilterTable:
     unboxed: Mapping[str, Expression]
     """Filters that would need too many boxes."""
     derived: Mapping[str, Derived]
-    """Those of the names that stand for a value which follows from an attribute."""
+    """Names that stand for values computed from an attribute."""
 
     @property
     def values(self) -> tuple[Asked, ...]:

@@ -27,7 +27,7 @@ from roamcast.pipeline.visits import moves
 
 HOT_SPOTS_MAX = 20
 SHARES = tuple(part / 20 for part in range(1, 20))
-"""Of stays, for which a model file says within which time they end."""
+"""Shares of stays for which a model file has the time within which they end."""
 STAYS_ACCURACY = 1_000
 EVALUATED_MAX = 1_000_000
 SAMPLES_MIN = 30
@@ -120,7 +120,7 @@ def _counts(visits: DataFrame) -> dict[str, int]:
 
 
 def contexts(learned: DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Where clients go that came by the same way."""
+    """Return where clients go that came by the same way."""
     rows = learned.groupBy("earlier", "previous", "here", "next").count().collect()
     return contexts_of({tuple(one for one in row[:4] if one is not None): row["count"] for row in rows})
 

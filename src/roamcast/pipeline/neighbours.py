@@ -13,12 +13,12 @@ PRIOR_MOVES = 5
 
 
 def first_order(moves: DataFrame) -> DataFrame:
-    """Where now, where next: how often, how probable, and when last."""
+    """Count moves by present and next broker: number, probability, and time of the last one."""
     return _with_probability(moves.groupBy("here", "next"), ["here"])
 
 
 def second_order(moves: DataFrame) -> DataFrame:
-    """Where from, where now, where next."""
+    """Count moves by previous, present and next broker."""
     known = moves.where("previous is not null")
     return _with_probability(known.groupBy("previous", "here", "next"), ["previous", "here"])
 

@@ -43,7 +43,7 @@ class Output:
     files: Files
 
     def url(self, name: str) -> str:
-        """Where Spark writes a part."""
+        """Return the URL where Spark writes a part."""
         return url_of(self.shared / name)
 
     def local(self, name: str) -> Path:

@@ -154,7 +154,7 @@ class RabbitMqAdapter(ForeignAdapter):
 
 
 class _Handler:
-    """One queue."""
+    """One queue, its channel and its receivers."""
 
     def __init__(self, channel: AbstractChannel, queue: AbstractQueue) -> None:
         self.channel, self.queue = channel, queue

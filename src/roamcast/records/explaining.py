@@ -21,7 +21,7 @@ class Identity(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One thing that happened."""
+    """One event."""
 
     time: float
     node: str

@@ -79,7 +79,7 @@ class Line:
         self.waiting_bytes = 0
         """Bytes that the client has sent and the broker has not received yet."""
         self.is_taken = False
-        """Whether the broker has been told of the CONNECT."""
+        """True if the broker has received the CONNECT."""
         self.is_open = True
         """True while bytes of the client reach the broker."""
         self.is_heard = True
@@ -105,7 +105,7 @@ class MqttClient:
         self.publishing: dict[int, Message] = {}
         """Unacknowledged publishes by token."""
         self.clears: list[Message] = []
-        """Those of QoS 0 without a payload that have not left yet: what leaves does not say which it is."""
+        """Unsent QoS 0 publishes without a payload, since packets on the wire cannot be identified."""
 
     def sent(self, packet: packets.Publish, ledger: Ledger) -> Message | None:
         """The message that leaves with a PUBLISH."""
@@ -579,7 +579,7 @@ def _asked_by(packet: packets.Subscribe) -> SubscribeFilter:
 
 
 def _rest_of(data: bytes) -> bytes:
-    """What follows the last whole packet."""
+    """Return the bytes after the last whole packet."""
     position = 0
     while position < len(data):
         whole = cut(data, position, PACKET_MAX)
@@ -590,7 +590,7 @@ def _rest_of(data: bytes) -> bytes:
 
 
 def _is_plain_qos_0(data: bytes) -> bool:
-    """Whether these are whole packets, and all of them plain QoS 0 publishes."""
+    """Return whether these are whole packets, and all of them plain QoS 0 publishes."""
     position = 0
     while position < len(data):
         whole = cut(data, position, PACKET_MAX) if data[position] == QOS_0_PUBLISH else None

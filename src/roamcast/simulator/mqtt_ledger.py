@@ -52,7 +52,7 @@ class Message:
     acknowledged_at: float | None = None
     reason: Reason = Reason.SUCCESS
     is_abandoned: bool = False
-    """Whether its publisher gave up before it was acknowledged: it may be published or not."""
+    """True if the publisher gave up before the acknowledgement: the message may be published or not."""
     is_will: bool = False
     is_due: bool = True
     """True if the will must be published."""
@@ -98,7 +98,7 @@ class Subscription:
     """Granted QoS."""
     is_refused: bool = False
     is_in_time: bool = False
-    """Whether the answer was not given because waiting took too long."""
+    """True if SUBACK was sent in time, before the wait timed out."""
     settled_from: float | None = None
     """When every broker knew of it (see `MqttLedger.settled_at`); None: not asked yet."""
     changed_at: float = inf
@@ -144,7 +144,7 @@ class Life:
     connection: int = 0
     """The last connection with a CONNACK in this session."""
     has_stand_in: bool = False
-    """Whether another one stood for it while it could not be reached."""
+    """True if another session stood in for it while it could not be reached."""
     stood_for: list[Connection] = field(default_factory=list)
     """While another one may stand for it: its own last connections. It may expire unseen."""
     is_doubtful: bool = False
@@ -187,14 +187,14 @@ class Connection:
     will: Message | None = None
     will_delay_s: int = 0
     has_small_window: bool = False
-    """Whether the broker may send only a few messages ahead of their acknowledgements."""
+    """True if the broker may send only a few messages before their acknowledgements."""
     has_said_goodbye: bool = False
     """True if the client sent DISCONNECT without its will."""
     is_goodbye_heard: bool = False
     """True if the broker received it and continued to run."""
     is_closed_by_broker: bool = False
     stands_in: bool = False
-    """Whether the session behind it may stand in for one that cannot be reached."""
+    """True if the session behind it may be a stand-in for one that cannot be reached."""
     life: int = -1
 
 
@@ -336,7 +336,7 @@ class Ledger:
         self.disturbances = disturbances
         self.slack_s = slack_s
         self.serves = False
-        """Whether clients are served while their sessions cannot be reached."""
+        """True if clients are served while their sessions cannot be reached."""
         self.lost_sessions: list[tuple[str, float]] = []
         """Clients whose session was gone without a reason, and when they heard so."""
         self.refused: list[tuple[float, str, str, Reason]] = []
@@ -360,12 +360,12 @@ class Ledger:
         return all(until < start or since > end for since, until in self.disturbances)
 
     def was_calm_between(self, start: float, end: float) -> bool:
-        """Whether everything was up at some moment, and some time before and after."""
+        """Return whether everything was up at some moment, and some time before and after."""
         ends = (until + self.slack_s + 1e-6 for _, until in self.disturbances)
         return any(start <= at <= end and self.is_calm(at, at) for at in (start, *ends))
 
     def up_again_at(self, at: float) -> float:
-        """When everything had been up for a while, from `at` on."""
+        """Return the time after `at` when everything had been up for a while."""
         for since, until in sorted(self.disturbances):
             if since <= at + 3 * self.slack_s:
                 at = max(at, until)

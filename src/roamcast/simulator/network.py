@@ -121,7 +121,7 @@ class NetworkSettings:
 
     @property
     def border(self) -> dict[str, PeerRules] | None:
-        """What peers may do; only where there is one that must not be believed."""
+        """Return rules for peers, if there is a hostile one."""
         return border_of(self.hostile, self.seed) if self.hostile else None
 
     def delay_between(self, one: str, other: str) -> Delay:
@@ -146,7 +146,7 @@ class Traffic:
     """Hops over the links between brokers and over access links, by cause."""
 
     hops: Counter[str] = field(default_factory=Counter)
-    """By cause; a message that carries several notifications counts once for each."""
+    """Hops by cause; a message with several notifications counts once for each."""
     access_hops: int = 0
     messages: int = 0
     """Messages over links between brokers, whatever they carry."""
@@ -268,7 +268,7 @@ class Network(NetworkBase):
         self._doomed: dict[str, Crash] = {}
         """Brokers that crash in their next step."""
         self._hashes: dict[str, str] = {}
-        """Of the state of each broker that has crashed; "" if it was ahead of its journal."""
+        """Hash of the state of each crashed broker; "" if it was ahead of its journal."""
         self._starts: Counter[str] = Counter()
         """Number of process starts of each broker, impostors included."""
         self._positions: dict[str, int] = {}
@@ -298,7 +298,7 @@ class Network(NetworkBase):
             self.step(id, (self._start(self.machines[id]), self._given(id)))
 
     def _can_freeze(self) -> bool:
-        """Whether all brokers declare their state; a protocol that is being tried out may not do so yet."""
+        """Return whether all brokers declare their state; an experimental protocol may not do so yet."""
         try:
             state_hash(next(iter(self.machines.values())))
         except CannotFreeze:
@@ -442,7 +442,7 @@ class Network(NetworkBase):
     def _send_in_process(
         self, broker: str, machine: BrokerMachine, sends: Sequence[tuple[str, Message]]
     ) -> None:
-        """What the core has sent, in this order, where nothing can go wrong: no bytes are made of it."""
+        """Send the core's messages in order without encoding them, if no faults are possible."""
         self._count(broker, sends)
         ends, lane = machine.links.ends, self._lane
         items = [(peer, ends[peer].send_in_process(broker, message)) for peer, message in sends]
@@ -469,8 +469,8 @@ class Network(NetworkBase):
         inputs: Sequence[MachineInput | Input],
         effects: MachineEffects,
     ) -> None:
-        """What the core has sent, and whatever else the links have to write: news of the overlay,
-        acknowledgements, what is sent again. Each message has a frame of its own, as if it were alone."""
+        """Send the core's messages and pending output of the links: news of the overlay, acknowledgements,
+        retransmissions. Each message has its own frame."""
         ends = machine.links.ends
         for peer, why in effects.link_closes:
             if peer != self.settings.hostile:
@@ -606,7 +606,7 @@ class Network(NetworkBase):
         return end is not None and end.is_up
 
     def _peers_in_reach(self, broker: str) -> list[str]:
-        """Those that a process with the broker's id could connect to now."""
+        """Return the peers that a process with the broker's id could connect to now."""
         edges = {peer: self._outages[frozenset((broker, peer))] for peer in self.topology.peers(broker)}
         return [peer for peer, whys in edges.items() if peer not in self._down and not whys.keys() - {broker}]
 
@@ -727,7 +727,7 @@ class Network(NetworkBase):
         return self.access.asked()
 
     def wrongs(self) -> Iterator[tuple[str, str]]:
-        """What went wrong with the network itself: kind and text of each violation."""
+        """Return kind and text of each violation by the network itself."""
         yield from self.access.wrongs()
         for text in self._rows_differing:
             yield "replay differs", text

@@ -44,7 +44,7 @@ class Published(NamedTuple):
 
 
 class Subscriptions:
-    """Who is owed a notification with given attributes, from the rows so far."""
+    """Finds the clients that are owed a notification with given attributes, from the rows so far."""
 
     def __init__(self) -> None:
         self._settled: dict[tuple[str, str], None] = {}

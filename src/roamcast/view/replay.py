@@ -58,7 +58,7 @@ class Replay:
     ledger: Ledger
     places: Mapping[str, Place] = field(default_factory=dict)
     changes: list[Changes] = field(default_factory=list)
-    """One for each bucket."""
+    """Changes, one entry per bucket."""
 
     def totals(self) -> dict[str, Any]:
         ledger = self.ledger
@@ -69,7 +69,7 @@ class Replay:
 
 @dataclass
 class Changes:
-    """What changed within a bucket; the last of several changes counts."""
+    """Changes within a bucket; only the last of several changes counts."""
 
     places: dict[str, tuple[str | None, bool]] = field(default_factory=dict)
     """Client to the broker of its session, and whether it is attached."""

@@ -35,7 +35,7 @@ TOPIC = "honest/pings"
 
 
 class HonestClient:
-    """A connection with a lasting session, made again when it is lost."""
+    """A connection with a lasting session that reconnects after a loss."""
 
     def __init__(self, port: int, client_id: str, with_password: bool) -> None:
         self._port = port

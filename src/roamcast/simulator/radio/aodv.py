@@ -41,7 +41,7 @@ class AodvSettings:
     buffered_max: int = 64
     """Our choice: what waits for one route; the oldest gives way."""
     link_feedback: bool = True
-    """Whether a frame that nobody acknowledged counts as a broken link (6.10), or only silence does."""
+    """True if an unacknowledged frame counts as a broken link (6.10); otherwise only silence does."""
 
     @property
     def net_traversal_s(self) -> float:
@@ -65,7 +65,7 @@ class AodvSettings:
 
 
 class Host(Protocol):
-    """What a station does for its AODV machine."""
+    """Interface of a station for its AODV machine."""
 
     @property
     def now(self) -> float: ...
@@ -143,7 +143,7 @@ class Aodv:
         self.host.set_timer(self.host.now + self.host.jitter(self.settings.hello_interval_s), Timer("hello"))
 
     def send(self, destination: int, content: Any, content_bytes: int) -> None:
-        """Only this starts an RREQ: nodes that never send anything of their own never do."""
+        """Send a packet. Only this starts an RREQ: nodes that only forward never do."""
         data = Data(self.node, destination, 0, content, content_bytes)
         if self._active(destination) is not None:
             self._forward(data)
