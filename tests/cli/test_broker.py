@@ -103,8 +103,8 @@ def test_a_check_starts_nothing(
     path.write_text("[[listener]]\naddress = '0.0.0.0'\nanonymous = true\n")
     assert broker("--check", "--config", str(path)) == 0
     output = capsys.readouterr()
-    assert output.out == f"{path} can be used\n"
-    assert re.fullmatch(r"roamcast: warning: listener\.0 .* let in without a password .*\n", output.err)
+    assert output.out == f"{path} is valid\n"
+    assert re.fullmatch(r"roamcast: warning: listener\.0 .* accepted without a password .*\n", output.err)
     path.write_text("idd = 'x'\n")
     assert broker("--check", "--config", str(path)) == 2
     expected = f"roamcast: {path}: the top level has no key 'idd'; did you mean 'id'?\n"

@@ -59,7 +59,7 @@ def test_a_person_sees_a_table_and_where_everything_is(
     assert lost_and_such["sub_unsub"] == ["0", "0", "0"]
     assert lines[-4:-1] == [
         "Logs, figures and pictures are in demo",
-        "Report with all of it: demo/report.html",
+        "Report: demo/report.html",
         "Watch it again in the browser: roamcast view demo/log",
     ]
     assert lines[-1] == f'To call it by its name: export PATH="{Path(sys.executable).parent}:$PATH"'
@@ -134,9 +134,9 @@ def test_without_duckdb_the_demo_says_so_in_one_line(
     monkeypatch.setattr("roamcast.cli.spark.is_installed", lambda library="pyspark": False)
     assert run(build_app(), [*SMALL, "--audit"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    left_out = "The audit is left out: DuckDB is not installed; it comes with: pip install 'roamcast[audit]'"
+    left_out = "The audit is skipped: DuckDB is not installed; it comes with: pip install 'roamcast[audit]'"
     assert left_out in lines
-    assert "Report with all of it: demo/report.html" in lines
+    assert "Report: demo/report.html" in lines
 
 
 def test_an_empty_folder_is_taken() -> None:
@@ -147,7 +147,7 @@ def test_an_empty_folder_is_taken() -> None:
 def test_a_folder_with_something_else_in_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("work").mkdir()
     Path("work/summary.json").write_text("mine")
-    line = "--out work: is in use and no former demo's folder; name a new one, or empty it"
+    line = "--out work: is not empty and not the folder of an earlier demo; name a new folder"
     assert refused(capsys, "--out", "work") == line
     assert everything_in(Path("work")) == ["summary.json"]
     assert Path("work/summary.json").read_text() == "mine"

@@ -223,7 +223,7 @@ def test_a_person_is_told_who_is_left_out(capsys: pytest.CaptureFixture[str]) ->
     *lines, left_out = capsys.readouterr().out.splitlines()
     assert any("crashes ┃ links down" in line for line in lines)
     relies = "relies on a bound on the overlay's delay, which crash, partition and history break"
-    assert left_out == f"left out: sub_unsub {relies}"
+    assert left_out == f"skipped: sub_unsub {relies}"
 
 
 @pytest.mark.slow  # 6 s
@@ -313,8 +313,8 @@ def test_faults_are_traced(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert verdict == "standard input: the promise of phoenix is kept"
     assert seen == sorted(seen, key=lambda line: float(line.split()[0]))
     for line in (
-        "    0.500000  b1 finds its link to b2 down",
-        "    0.600000  b2 finds its link to b1 up",
+        "    0.500000  b1 notices that its link to b2 is down",
+        "    0.600000  b2 notices that its link to b1 is up",
         "    1.100000  b1 crashes",
         "    1.150000  b1 is back",
         "    1.420000  b2 crashes, before it sends anything of its last step",

@@ -100,9 +100,9 @@ def test_verify_and_repair_of_a_journal_that_lost_its_end(
     code, lines, errors = outcome(capsys, "repair", folder.parent)
     assert (code, lines[1:]) == (
         1,
-        ["would keep: entries up to 10", "would give up: 1 acknowledged entry, and what came later"],
+        ["would keep: entries up to 10", "would give up: 1 acknowledged entry, and all later ones"],
     )
-    assert errors == ["nothing was changed; --accept-loss does it"]
+    assert errors == ["nothing was changed; repair with --accept-loss"]
     code, report = outcome_json(capsys, "repair", folder, "--accept-loss")
     assert (code, report["repaired"], report["last_kept"], report["entries"]) == (0, True, 10, 1)
     assert outcome(capsys, "verify", folder)[0] == 0
@@ -151,7 +151,7 @@ def test_a_journal_in_use_can_be_looked_at(tmp_path: Path, capsys: pytest.Captur
     commit_entries(journal, [[10]])
     code, lines, errors = outcome(capsys, "verify", tmp_path)
     assert (code, lines[-1]) == (0, "recovery starts from the beginning, replays 1 entry")
-    assert errors == [f"in use by process {os.getpid()}: it may have gone on since"]
+    assert errors == [f"in use by process {os.getpid()}: the result may be outdated"]
     # Looking left no lock behind.
     journal.close()
     open_journal(tmp_path)[0].close()
@@ -177,7 +177,7 @@ def test_show_a_part(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, lines, errors = outcome(capsys, "show", folder, "--from", 10, "--limit", 1)
     assert code == 0
     assert [line.split()[0] for line in lines] == ["10"]
-    assert errors == ["there are more: --from 11"]
+    assert errors == ["more entries: --from 11"]
     code, lines, errors = outcome(capsys, "show", folder, "--from", 12)
     assert (code, lines, errors) == (0, [], ["no entries"])
     code, found = outcome_json(capsys, "show", folder, "--limit", 2)

@@ -78,7 +78,7 @@ def test_the_commented_examples_are_valid_too(tmp_path: Path) -> None:
 
 def test_every_key_is_documented() -> None:
     assert [key.name for key in keys_of(Config) if not key.field.doc] == []
-    assert docs_of(Listener)["port"].startswith("1883 is usual")
+    assert docs_of(Listener)["port"].startswith("Port to listen on. 1883 is usual")
 
 
 def test_the_defaults_are_open_to_this_machine_only() -> None:
@@ -339,10 +339,13 @@ def test_a_file_that_is_no_file_is_one_line(tmp_path: Path) -> None:
             "require_certificate = true",
             "require_certificate needs client_ca",
         ),
-        ("[[peer]]\nid = 'broker'\naddress = '127.0.0.1:1'", "peer.0.id = broker: that is this broker"),
+        (
+            "[[peer]]\nid = 'broker'\naddress = '127.0.0.1:1'",
+            "peer.0.id = broker: this is the id of this broker",
+        ),
         (
             "[[peer]]\nid = 'b'\naddress = '127.0.0.1:1'\n[[peer]]\nid = 'b'\naddress = '127.0.0.1:2'",
-            "peer.0.id = b: there are 2 peers of this id; keep one",
+            "peer.0.id = b: 2 peers have this id; keep one",
         ),
         ("[[peer]]\nid = 'b'\naddress = 'h:0'", "peer.0.address = h:0: valid is a port from 1 to 65535"),
         ("[[peer]]\nid = 'b'\naddress = 'h:70000'", "peer.0.address = 'h:70000': valid is HOST:PORT"),
@@ -355,7 +358,7 @@ def test_a_file_that_is_no_file_is_one_line(tmp_path: Path) -> None:
         ("[link]\nsecret = 'short'", "link.secret is too short; valid is 16 characters or more"),
         (
             f"[link]\nsecret = '{SECRET}'\nsecret_variable = 'X'",
-            "link.secret and link.secret_variable are given; keep one",
+            "link.secret and link.secret_variable exclude each other; keep one",
         ),
         ("[link]\nsecret_variable = 'X'", "link.secret_variable = X: there is no such variable"),
         ("[link]\nsecret_file = 'absent'", "link.secret_file = absent: cannot be read (No such file"),
@@ -395,7 +398,7 @@ def test_a_file_that_is_no_file_is_one_line(tmp_path: Path) -> None:
         ),
         (
             "[events]\npseudonym_key = 'x'\npseudonym_key_file = 'y'",
-            "events.pseudonym_key and events.pseudonym_key_file are given; keep one",
+            "events.pseudonym_key and events.pseudonym_key_file exclude each other; keep one",
         ),
         ("[location]\nmovement_graph = 'absent'", "location.movement_graph = absent: cannot be read"),
         ("[location]\nattributes = ['lat', 'lon']", "location.attributes: set movement_graph (locations are"),
@@ -437,7 +440,7 @@ def test_what_does_not_go_together_is_one_line(tmp_path: Path, text: str, line: 
     [
         (
             "[[listener]]\naddress = '0.0.0.0'\nanonymous = true",
-            "listener.0 (tcp 0.0.0.0:1883): whoever reaches it is let in without a password "
+            "listener.0 (tcp 0.0.0.0:1883): anyone who can connect is accepted without a password "
             "(listener.0.anonymous = true)",
         ),
         (
@@ -455,7 +458,7 @@ def test_what_does_not_go_together_is_one_line(tmp_path: Path, text: str, line: 
         ),
         (
             "[metrics]\nenabled = true\naddress = '0.0.0.0'",
-            "metrics.address = 0.0.0.0: whoever reaches it can read the figures",
+            "metrics.address = 0.0.0.0: anyone who can connect can read the metrics",
         ),
         (
             "[access]\ndefault = 'allow'\n[[access.rule]]\nverdict = 'allow'",

@@ -161,7 +161,7 @@ def test_a_forgotten_broker_is_not_waited_for(pair: tuple[BrokerProcess, BrokerP
     assert json.loads(body)["away"] == ["b"]
     assert a.metric('roamcast_clients_refused_total{reason="server unavailable"}') == 1
     sought = roamcast("where", "x", "--data", str(a.data)).stdout
-    assert "these brokers did not answer, and may hold it: b" in sought
+    assert "these brokers did not answer, and may hold the session: b" in sought
     assert "no broker c in the network; known are: b" in roamcast(*forget(a, "c")).stderr
     assert roamcast(*forget(a, "b")).stdout == "b is forgotten\n"
     again = MqttClient("known", a.port)

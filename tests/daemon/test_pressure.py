@@ -34,8 +34,8 @@ def test_publishers_wait_until_the_last_broker_goes_on(tmp_path: Path) -> None:
         c.process.send_signal(signal.SIGSTOP)
         try:
             sent = [publisher.paho.publish("t", b"%d " % n + b"x" * SIZE, qos=1) for n in range(COUNT)]
-            b.wait_for(r"more than 50000 bytes are kept for c: publishers wait")
-            a.wait_for(r"more than 50000 bytes are kept for b: publishers wait")
+            b.wait_for(r"more than 50000 bytes are buffered for c: publishers wait")
+            a.wait_for(r"more than 50000 bytes are buffered for b: publishers wait")
             # Who publishes nothing that has to be kept is served as ever.
             other.publish("other", b"here", qos=0)
             near.wait_for_messages(1)

@@ -76,10 +76,10 @@ def test_parts_that_hardly_exchange_anything_are_weighed_exactly() -> None:
     [
         ([[-1.0, 1.0], [0.0, 0.0]], "state 1 is absorbing: no rate leads out of it"),
         ([[0.0]], "state 0 is absorbing"),
-        ([[0.0, 0.0], [0.0, 0.0]], "the chain falls apart: from state 0 nothing leads to state 1"),
+        ([[0.0, 0.0], [0.0, 0.0]], "the chain has separate parts: there is no path between states 0 and 1"),
         (
             [[-1, 1, 0, 0], [1, -1, 0, 0], [0, 0, -1, 1], [0, 0, 1, -1]],
-            "the chain falls apart: from state 0 nothing leads to state 2, nor back",
+            "the chain has separate parts: there is no path between states 0 and 2",
         ),
         ([[1.0, -1.0], [1.0, -1.0]], "the rate from state 0 to 1 is negative"),
         ([[-1.0, 2.0], [1.0, -1.0]], "row 0 adds up to 1; the rows of a generator add up to 0"),

@@ -448,7 +448,7 @@ def test_what_is_no_broker_is_dialed_in_vain(caplog: pytest.LogCaptureFixture) -
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         await b.start()
         b.peers.reload(b.link, [Peer(id="a", address=f"127.0.0.1:{server.sockets[0].getsockname()[1]}")])
-        await until(lambda: b.why("a") == "what is there does not speak as brokers do to each other")
+        await until(lambda: b.why("a") == "the other end does not speak the link protocol")
         server.close()
 
     run(story(), b)

@@ -315,7 +315,7 @@ def broken(path: str, content: str) -> str:
         ),
         (
             lambda authority, listener: {"key": authority.sign_encrypted("locked")},
-            "listener.3.key = locked.key: is encrypted, and there is nobody to ask for its password; "
+            "listener.3.key = locked.key: is encrypted, and its password cannot be asked for; "
             "decrypt it with: openssl pkey -in locked.key",
         ),
         (

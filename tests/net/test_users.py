@@ -115,7 +115,7 @@ def test_a_file_too_large_or_open_to_all_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "users"
     path.touch(0o600)
     os.truncate(path, 67_108_865)
-    with pytest.raises(InputError, match="larger than 67108864 bytes; this is no file of users"):
+    with pytest.raises(InputError, match="larger than 67108864 bytes; this is not a file of users"):
         read_users(str(path))
     path.chmod(0o644)
     with pytest.raises(InputError, match="every user of this machine can read it"):

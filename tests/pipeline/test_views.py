@@ -50,7 +50,7 @@ def test_without_a_question_the_views_are_listed(log: Path, capsys: pytest.Captu
 
 def test_a_wrong_question_is_one_line(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(build_app(), ["pipeline", "sql", "--log", str(log), "SELECT nothing FROM clients"]) == 2
-    assert capsys.readouterr().err.startswith("roamcast: the question cannot be answered: ")
+    assert capsys.readouterr().err.startswith("roamcast: the query failed: ")
 
 
 @pytest.mark.slow

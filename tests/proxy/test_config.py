@@ -61,7 +61,7 @@ def test_the_example_of_the_guide_can_be_used(tmp_path: Path) -> None:
         ('[broker]\nurl = "mqtt://me:secret@127.0.0.1"', "broker.url is told to clients"),
         ('[[proxy]]\nsite = "b"\naddress = "127.0.0.1:1"', "peers.secret_file is missing"),
         ('[peers]\nsecret = "short"', "valid is 16 characters or more"),
-        ('[[proxy]]\nsite = "a"\naddress = "127.0.0.1:1"', "site a is there twice"),
+        ('[[proxy]]\nsite = "a"\naddress = "127.0.0.1:1"', "site a is listed twice"),
         ('[listener]\naddress = "0.0.0.0"', "listener.address is not loopback: set access.users"),
         ('[mqtt]\nenabled = true\naddress = "0.0.0.0"', "mqtt.address is not loopback: set access.users"),
         ('[listener]\ncertificate = "x"', "certificate and key belong together"),
@@ -100,7 +100,7 @@ def test_flags_stand_for_keys(tmp_path: Path) -> None:
         *("--data", str(tmp_path), "--check"),
     ]
     result = CliRunner().invoke(build_app(), command)
-    assert (result.exit_code, result.output) == (0, "the configuration can be used\n")
+    assert (result.exit_code, result.output) == (0, "the configuration is valid\n")
 
 
 @pytest.mark.parametrize("flag", ["--broker=mosquitto", "--proxy=b", "--listen=7110"])

@@ -1,4 +1,4 @@
-"""What a load program must receive, checked to the last byte: nothing lost, repeated, swapped or changed.
+"""Checks every byte that a load program receives: nothing may be lost, duplicated, reordered or changed.
 
 A publisher's messages are a cycle of different frames, so what a subscriber must receive is known
 beforehand, all but the packet ids that the broker gives. Frames of one size are checked by the
@@ -19,7 +19,7 @@ _PUBACK = b"\x40\x02"
 
 
 class Miscounted(BenchFailed):
-    """Something else arrived than was due."""
+    """Raised if the received data differs from the expected data."""
 
 
 class Cycle:
@@ -35,7 +35,7 @@ class Cycle:
             for number, (topic, payload) in enumerate(zip(topics, payloads, strict=True))
         ]
         self.id_at = [4 + len(topic) for topic in topics]
-        """Where in each frame the packet id is, if it has one."""
+        """Offset of the packet id in each frame, if it has one."""
         if any(len(frame) > 129 for frame in self.frames):
             raise ValueError("frames of more than 127 bytes have a longer header than is counted on here")
 
@@ -43,13 +43,13 @@ class Cycle:
         return len(self.frames)
 
     def blanked(self, index: int) -> bytes:
-        """A frame without its packet id: what has to arrive."""
+        """Return a frame without its packet id, for comparison."""
         frame, place = self.frames[index], self.id_at[index]
         return frame[:place] + b"\0\0" + frame[place + 2 :] if self.qos else frame
 
 
 class Acknowledged:
-    """The PUBACKs that a publisher must get: one for each message, in its order."""
+    """Checks the PUBACKs for a publisher: one for each message, in order."""
 
     def __init__(self, round: int) -> None:
         self._round = round
@@ -72,9 +72,9 @@ class Acknowledged:
 
 
 class EvenStream:
-    """What one subscriber receives of one publisher whose messages have one size and one topic.
+    """Checks what one subscriber receives from one publisher whose messages have one size and one topic.
 
-    `due` names the messages of the cycle that are for this subscriber, in order; None is all of them.
+    `due` lists the messages of the cycle for this subscriber, in order; None means all.
     """
 
     def __init__(self, cycle: Cycle, due: Sequence[int] | None = None) -> None:
@@ -92,17 +92,17 @@ class EvenStream:
         self.received = 0
 
     def done(self) -> int:
-        """How many of the publisher's messages need not be waited for any more."""
+        """Return how many of the publisher's messages are complete at this subscriber."""
         rounds, place = divmod(self.received, len(self.due))
         return rounds * self._cycle_length + self.due[place]
 
     def expected(self, sent: int) -> int:
-        """How many must have come when the publisher has sent `sent`."""
+        """Return how many messages must have arrived when the publisher has sent `sent`."""
         rounds, place = divmod(sent, self._cycle_length)
         return rounds * len(self.due) + bisect_left(self.due, place)
 
     def take(self, data: bytes) -> bytes:
-        """Check what was read; the acknowledgements to send for it."""
+        """Check received bytes; return the acknowledgements to send."""
         if self._rest:
             data = self._rest + data
         stride = self._stride
@@ -159,7 +159,7 @@ class FrameStream:
                 ids.append(data[id_at : id_at + 2])
                 at = end
         except IndexError:
-            pass  # The last frame is not whole.
+            pass  # The last frame is incomplete.
         self._rest = data[at:]
         self.kept.append(data[:at])
         self.received += len(ids)
@@ -216,7 +216,7 @@ class Echo:
         return self._cycle.frames[0]
 
     def take(self, data: bytes) -> bytes | None:
-        """What to send once the message is back (and acknowledged); None before."""
+        """Return what to send once the message has returned (and is acknowledged); None before that."""
         data = self._read = self._read + data
         cycle = self._cycle
         place = self.count % len(cycle)

@@ -1,8 +1,8 @@
-"""`roamcast bench chaos`: real clients roam over real brokers while everything that can fail does.
+"""`roamcast bench chaos`: real clients roam between real brokers while processes and links fail.
 
-The tree, the clients, who subscribes to what and every fault with its time are drawn from one seed; when
-processes get to run is the machine's. When the time is over all faults are healed, everybody stays where
-they are until nothing moves any more, and the ledger is audited.
+The tree, the clients, who subscribes to what and every fault with its time are drawn from one seed; the
+scheduling of processes is not. At the end all faults are repaired, clients stay until no message is in
+transit, and the ledger is audited.
 
 A rolling upgrade can be part of it: all brokers begin with another build, and one after the other is
 stopped cleanly and started with this one, while faults and clients go on.
@@ -76,7 +76,8 @@ class Fault:
 def draw_faults(
     rng: random.Random, seconds: float, brokers: int, links: int, kinds: Iterable[str] = ()
 ) -> list[Fault]:
-    """One after the other, each kind as often as any other; what is in trouble already is left alone."""
+    """Draw faults one after the other, each kind equally often; nodes and links with a fault are left
+    alone."""
     faults: list[Fault] = []
     kinds = list(kinds or KINDS)
     busy_until_s: dict[tuple[bool, int], float] = {}
@@ -112,9 +113,9 @@ def run(
     upgrade_from: Build | None = None,
     make: Callable[..., Chaos] | None = None,
 ) -> dict[str, Any]:
-    """Run it; the folder with logs and journals stays, and is named, if a promise was broken.
+    """Run the test; the folder with logs and journals is kept and named if a promise was broken.
 
-    `make` is the kind of chaos; without it brokers are alone.
+    `make` is the kind of chaos; the default has no replicas.
     """
     folder = keep or Path(tempfile.mkdtemp(prefix="roamcast-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,10 +158,10 @@ class Chaos:
         self.clients: list[Client] = []
         self.done: Counter[str] = Counter()
         self.troubles: list[str] = []
-        """What went wrong that is no question of messages."""
+        """Errors other than lost, duplicated or reordered messages."""
         self._client_count = clients
         self._care = [asyncio.Lock() for _ in range(brokers)]
-        """Held by what does something to a broker, until it listens again."""
+        """Locks for a broker while something happens to it, until it listens again."""
 
     def _make_network(self) -> BrokerNetwork:
         return BrokerNetwork(self.folder, self.tree, self.settings, build=self.upgrade_from or THIS_BUILD)
@@ -293,7 +294,7 @@ class Chaos:
             relay.heal()
 
     def _hurry(self, at: int, hops: Sequence[int]) -> None:
-        """Make a client that is there move on, at once."""
+        """Make an attached client move at once."""
         for client in self.clients:
             if isinstance(client, RoamingClient) and client.broker == at and not client.hops:
                 client.hurry(hops)
@@ -303,7 +304,7 @@ class Chaos:
         return (number + 1) % len(self.network.doors)
 
     async def _watch(self) -> None:
-        """Nobody else ends a broker: one that ends is told of, and started again."""
+        """Restart a broker that ended by itself, and record that as an error."""
         while True:
             await asyncio.sleep(PAUSE_S)
             for number, broker in enumerate(self.network.brokers):
@@ -333,7 +334,7 @@ class Chaos:
                 await self._upgrade(number)
 
     async def _see_crossings(self, world: World, before: Counter[tuple[int, int]]) -> None:
-        """Wait until some clients have moved between the builds since then."""
+        """Wait until some clients have moved between the builds since the last upgrade."""
 
         def seen() -> int:
             since = world.moves - before
@@ -364,7 +365,7 @@ class Chaos:
     # --- the end ---
 
     async def _drain(self) -> Audit:
-        """Wait until everything has arrived and nothing moves any more, or for too long."""
+        """Wait until everything has arrived and nothing is in transit, or for too long."""
         loop = asyncio.get_running_loop()
         deadline, quiet_since, last = loop.time() + DRAIN_S, loop.time(), -1
         while True:

@@ -20,15 +20,15 @@ from roamcast.mqtt.codec.reading import cut, parse
 from roamcast.mqtt.codec.writing import write
 
 PATIENCE_S = 30.0
-"""How long anything may take before the run is given up."""
+"""Timeout of any step, after which the run is given up."""
 WINDOW_QOS_0 = 4_000
-"""Messages under way to the slowest subscriber, so that no broker has a reason to drop any."""
+"""Messages in transit to the slowest subscriber, few enough that no broker has a reason to drop any."""
 WINDOW_QOS_1 = 1_000
-"""Messages that a publisher has sent and that are not acknowledged."""
+"""Unacknowledged messages of a publisher."""
 QUICK_S = 0.25
 """A window that arrives within this time may grow."""
 CHUNK = 250
-"""Messages in one write, where it is not said otherwise."""
+"""Default number of messages in one write."""
 EXPIRY_S = 100_000
 FILTERS_TOGETHER = 50
 """Topic filters in one SUBSCRIBE."""
@@ -47,9 +47,9 @@ class Figure:
     seconds: float
     load_cpu_s: float
     broker_cpu_s: float
-    """What the broker took of its core meanwhile, without what clients needed to connect and subscribe."""
+    """CPU time of the broker during the run, without connects and subscribes."""
     latencies_s: tuple[float, ...] = ()
-    """How long each delivery took, where that was measured."""
+    """Latencies of deliveries, if measured."""
 
     @property
     def messages_per_core_s(self) -> float:
@@ -80,7 +80,7 @@ class LoadConnection:
         self.socket = port() if callable(port) else socket.create_connection((HOST, port), PATIENCE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.blocked: set[LoadConnection] = set()
-        """Where it puts itself when the socket takes no more."""
+        """Called when the socket accepts no more data."""
         self._waiting = b""
         self._read = b""
         self._packet_id = 0
@@ -120,14 +120,14 @@ class LoadConnection:
             self._read += data
 
     def ping(self) -> None:
-        """Ask, and wait until the broker has answered: it has dealt with everything before by then."""
+        """Send a PINGREQ and wait for the answer: the broker has then processed everything before."""
         self.send_all(packets.Pingreq())
         answer = self.receive_packet()
         if not isinstance(answer, packets.Pingresp):
             raise BenchFailed(f"{answer} came where nothing but the answer to a ping was due")
 
     def receive_frames(self, size: int, most: int) -> bytes:
-        """Read frames of this size: what is there, at least one and at most `most`."""
+        """Read available frames of this size: at least one and at most `most`."""
         while len(self._read) < size:
             self._read += self.receive()
         end = min(len(self._read) // size, most) * size
@@ -135,7 +135,7 @@ class LoadConnection:
         return frames
 
     def subscribe(self, filters: Sequence[str], qos: int) -> None:
-        """Subscribe to all of these and wait until that is acknowledged."""
+        """Subscribe to all of these and wait for the acknowledgement."""
         for at in range(0, len(filters), FILTERS_TOGETHER):
             entries = tuple(
                 packets.SubscriptionEntry(filter, qos) for filter in filters[at : at + FILTERS_TOGETHER]
@@ -155,7 +155,7 @@ class LoadConnection:
         return bool(self._waiting)
 
     def send(self, data: bytes = b"") -> None:
-        """Send what the socket takes now, and keep the rest."""
+        """Send what the socket accepts now, and keep the rest."""
         data = self._waiting + data if self._waiting else data
         try:
             taken = self.socket.send(data) if data else 0
@@ -220,7 +220,7 @@ class Window:
         self._since_s = time.perf_counter()
 
     def arrived(self, count: int) -> None:
-        """How many have arrived in all."""
+        """Return how many have arrived in total."""
         if count - self._from >= self.size:
             now_s = time.perf_counter()
             if now_s - self._since_s < QUICK_S:
@@ -242,7 +242,7 @@ class Publisher:
         self.acknowledged = Acknowledged(len(cycle))
 
     def may_send(self, done: int, window: int) -> bool:
-        """Whether there is room for a chunk when `done` messages have arrived everywhere."""
+        """Return whether there is room for a chunk when `done` messages have arrived everywhere."""
         if self.connection.is_blocked or self.sent - done > window - self.chunk:
             return False
         return not self.cycle.qos or self.sent - self.acknowledged.count <= WINDOW_QOS_1 - self.chunk
@@ -448,7 +448,7 @@ def connect_all(port: int, name: str, count: int, is_lasting: bool = False) -> l
 
 
 def idle_connections(port: int, count: int, measure: Callable[[], int]) -> int:
-    """What is measured with this many silent clients connected."""
+    """Measure with this number of silent clients connected."""
     connections = connect_all(port, "idle", count)
     try:
         return measure()

@@ -25,7 +25,7 @@ _PAUSE_S = 0.02
 
 
 class BenchFailed(Exception):
-    """A run that cannot be counted; the text says what went wrong."""
+    """Raised for a run that cannot be counted; the text says what went wrong."""
 
 
 def roamcast_command(*arguments: str) -> list[str]:
@@ -34,10 +34,10 @@ def roamcast_command(*arguments: str) -> list[str]:
 
 
 def free_port() -> int:
-    """A port that stays free while whoever serves on it is restarted.
+    """Return a port that stays free while its server restarts.
 
-    The system would give one out of those that it gives to connections, too: as soon as nobody listens
-    there, any connection of anybody may get it.
+    A port chosen by the system is from the range for outgoing connections: while nobody listens there, any
+    connection may get it.
     """
     for _ in range(TRIES_MAX):
         port = random.randrange(*PORTS)
@@ -66,11 +66,11 @@ class Process:
     port: int
     log: Path
     cores: frozenset[int] = frozenset()
-    """Where it runs; empty lets the system choose."""
+    """Cores to run on; empty lets the system choose."""
     variables: dict[str, str] = field(default_factory=dict)
     child: subprocess.Popen[bytes] | None = None
     has_group: ClassVar[bool] = False
-    """Whether the program starts others, which signals are for, too."""
+    """True if the program starts child processes that also get its signals."""
 
     def start(self) -> None:
         with self.log.open("ab") as output:
@@ -132,7 +132,7 @@ class Process:
             return False
 
     def cpu_s(self) -> float:
-        """Seconds of a core that it has taken so far."""
+        """CPU time used so far, in seconds."""
         return cpu_s_of(self.pid)
 
     def resident_bytes(self) -> int:
@@ -141,7 +141,7 @@ class Process:
 
 
 def cpu_s_of(process: int) -> float:
-    """Seconds of a core that a process has taken so far."""
+    """CPU time that a process has used so far, in seconds."""
     spent_ns = 0
     for task in Path(f"/proc/{process}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # A thread that has ended since.

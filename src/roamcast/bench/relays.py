@@ -1,4 +1,4 @@
-"""TCP relays that stand between two programs and can delay, cut and swallow what they say to each other."""
+"""TCP relays between two programs, which can delay, cut and discard their traffic."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from roamcast.slow_link.relay import READ_BYTES, TcpRelay, write_to
 
 
 class Relay(TcpRelay):
-    """Listens on a port and passes everything on to another one, both ways."""
+    """Listens on a port and forwards everything to another one, both ways."""
 
     def __init__(self, target: int) -> None:
         super().__init__(target)
         self.loss = 0.0
-        """The probability that a packet is lost. TCP sends it again, so it only comes later, …"""
+        """Probability that a packet is lost. TCP repeats it, so it arrives late."""
         self.retransmission_s = 0.0
-        """… by so much, and with it whatever is behind it."""
+        """Delay of a lost packet, and of everything after it."""
         self.random = random.Random(target)
         self.delays_s = [0.0, 0.0]
-        """Towards the target, and back."""
+        """Delays towards the target, and back."""
         self.is_swallowed = [False, False]
         """What is said in this direction goes nowhere. TCP has no holes: cut before hearing again."""
 

@@ -1,8 +1,8 @@
-"""`roamcast bench replicas`: what a follower costs, and what clients see of a failover.
+"""`roamcast bench replicas`: the cost of a follower, and the effect of a failover on clients.
 
 Every figure of the cost is the median of short runs that alternate between a broker alone and a leader with
-an in-sync follower, both on this machine: leader, follower, etcd and the load share its cores. What each of
-them takes of a core per message (`…_us`) tells what a machine for each would give.
+an in-sync follower, both on this machine: leader, follower, etcd and the load share its cores. CPU time of
+each process per message (`…_us`) predicts the result with a machine for each.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class Failover:
             await asyncio.sleep(1 / PUBLISH_PER_S)
 
     async def _live(self, session: RoamingSession) -> None:
-        """Be connected to whichever replica serves."""
+        """Stay connected to the replica that serves."""
         turn = 0
         while True:
             with suppress(OSError):

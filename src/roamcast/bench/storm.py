@@ -37,10 +37,10 @@ PER_S_MIN = 5_000.0
 PING_MS_MAX = 100.0
 PATIENCE_S = 120.0
 PER_TICK = 10
-"""Messages to clients with each ping."""
+"""Number of messages to clients with each ping."""
 TICK_S = 0.02
 WINDOW = 200
-"""Messages to clients that are not acknowledged, at most."""
+"""Maximum number of unacknowledged messages to clients."""
 STRANGERS = 20_000
 """A station's clients come from one address here; in the field each has its own."""
 
@@ -81,7 +81,7 @@ def run(
 
 
 def judged(case: dict[str, Any]) -> dict[str, Any]:
-    """Add whether what is asked for holds."""
+    """Add whether the targets are met."""
     case["why"] = [
         why
         for why, is_well in {
@@ -98,7 +98,7 @@ def judged(case: dict[str, Any]) -> dict[str, Any]:
 
 
 class Storm:
-    """Two brokers, the process of the clients, and what is published meanwhile."""
+    """Two brokers, the process of the clients, and the publisher."""
 
     def __init__(
         self, folder: Path, clients: int, protocol: str, sync: Sync, seed: int, settings: Sequence[str]

@@ -1,8 +1,8 @@
-"""The `roamcast` command: its commands live in modules of their own, its manners live here.
+"""The `roamcast` command: each command has its own module; this module has what all commands share.
 
-Exit codes: 0 for success, 1 when a run broke a promise, 2 for something the user can put right, 70
-for a fault of ours, 75 for a port that is taken (a later try may succeed), 130 after an interruption, 141
-when the reader of our output went away.
+Exit codes: 0 for success, 1 when a run broke a promise, 2 for an error that the user can correct, 70 for an
+internal error, 75 for a port in use (a later try may succeed), 130 after an interruption, 141 when the reader
+of the output closed the pipe.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> int:
     """Entry point of the installed `roamcast` command."""
     arguments = sys.argv[1:]
     if arguments[:1] in (["pub"], ["sub"]):
-        # Scripts call these for every message: they do without what the other commands have to load.
+        # Scripts call these for every message, so they run without loading the other commands.
         return answered(lambda: run_client_command(*arguments))
     if arguments[:1] == ["broker"]:
         from roamcast.cli.starting import plain_flags, run_plain
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def invoke(only: str, arguments: Sequence[str]) -> int:
-    """Build the commands and run one. Building imports much, and may be interrupted too."""
+    """Build the commands and run one. Building imports many modules, and may be interrupted, too."""
     from roamcast.cli import app
 
     return app.invoke(build_app(only), arguments)
@@ -63,7 +63,7 @@ def build_app(only: str = "") -> typer.Typer:
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:
-    """Run a command line and give its exit code; whatever goes wrong becomes one line on stderr."""
+    """Run a command line and return its exit code; an error becomes one line on stderr."""
     from roamcast.cli.app import invoke
 
     return answered(lambda: invoke(app, arguments))
@@ -72,7 +72,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
 def answered(work: Callable[[], int]) -> int:
     try:
         code = work()
-        # What is still buffered is written here, where a reader that went away can be answered.
+        # Flush here, where a closed pipe can be handled.
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
@@ -110,6 +110,6 @@ def complain(text: str, code: int) -> int:
 
 def leave_quietly() -> int:
     """Exit with the code of SIGPIPE, without Python's message about a broken pipe."""
-    # Python flushes stdout once more at the end, and must find something that takes it.
+    # Python flushes stdout once more at the end, which must not fail.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_BROKEN_PIPE

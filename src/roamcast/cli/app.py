@@ -1,4 +1,4 @@
-"""All commands but for their manners: what `roamcast --help` lists, and what each is answered with."""
+"""All commands: what `roamcast --help` lists, and how a command line is run."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def register_all(app: typer.Typer) -> None:
         view,
     )
 
-    # One line for each module of commands, in the order in which --help lists them. Their heavy
-    # imports belong inside the commands: this is run at every start.
+    # One line for each module of commands, in the order of --help. Heavy imports belong inside the commands:
+    # this runs at every start.
     demo.register(app)
     view.register(app)
     broker.register(app)
@@ -96,13 +96,13 @@ def root(
 
 
 def invoke(app: typer.Typer, arguments: Sequence[str]) -> int:
-    """Run a command line and give its exit code; Typer's errors become one line each."""
+    """Run a command line and return its exit code; Typer's errors become one line each."""
     load_protocols()
     try:
         command = get_command(app)
         if COMPLETION in os.environ:
-            command(prog_name="roamcast")  # The shell wants to know what could come next; this ends here.
-        # Not command.main(): it prints errors in its own way before we could.
+            command(prog_name="roamcast")  # A request of the shell for completions; it ends here.
+        # Not command.main(): it would print errors in its own format.
         with command.make_context("roamcast", list(arguments) or ["--help"]) as context:
             command.invoke(context)
     except typer.Exit as end:

@@ -1,4 +1,4 @@
-"""`roamcast bench`: how fast the parts are on this machine."""
+"""`roamcast bench`: performance of single parts on this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEP_PARTS = ("wall_s", "core_s", "shuffle_mb", "spill_mb", "peak_mb")
 
 def register(app: typer.Typer) -> None:
     group = new_group(
-        "Measure how fast the parts are on this machine.",
+        "Measure the performance of single parts on this machine.",
         examples=["roamcast bench match --subscriptions 10000", "roamcast bench sim"],
     )
     app.add_typer(group, name="bench")
@@ -57,14 +57,14 @@ def register(app: typer.Typer) -> None:
 
 def match(
     subscriptions: Annotated[
-        int, typer.Option(min=1, help="How many subscriptions the index holds.")
+        int, typer.Option(min=1, help="Number of subscriptions in the index.")
     ] = 100_000,
-    attributes: Annotated[int, typer.Option(min=1, help="How many attributes a notification has.")] = 20,
-    events: Annotated[int, typer.Option(min=1, help="How many notifications are matched.")] = 1_000,
+    attributes: Annotated[int, typer.Option(min=1, help="Number of attributes of a notification.")] = 20,
+    events: Annotated[int, typer.Option(min=1, help="Number of notifications to match.")] = 1_000,
     seed: Annotated[int, typer.Option(help="Seed of the subscriptions and notifications.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Find the subscriptions that match a notification: the index against one by one."""
+    """Find the subscriptions that match a notification: with the index, and one by one."""
     from roamcast.bench import match as benchmark
 
     with progress("matching") as report:
@@ -77,15 +77,15 @@ def match(
 def routing(
     subscriptions: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Subscriptions; once for each size. [default: 100, 1000, 10000]"),
+        typer.Option(min=1, help="Number of subscriptions. Repeatable. [default: 100, 1000, 10000]"),
     ] = None,
     strategy: Annotated[
-        list[str] | None, typer.Option(help="A routing strategy; once for each. [default: all that forward]")
+        list[str] | None, typer.Option(help="A routing strategy. Repeatable. [default: all that forward]")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the subscriptions.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Subscribe, hand over and unsubscribe at one of two brokers: what each routing strategy costs both."""
+    """Subscribe, hand over and unsubscribe at one of two brokers: cost of each routing strategy at both."""
     from roamcast.bench import routing as benchmark
     from roamcast.routing.aggregation import AGGREGATES
 
@@ -102,16 +102,17 @@ def routing(
 def sim(
     side: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=100, help="Side of a grid of brokers; once for each size. [default: 5, 14]"),
+        typer.Option(min=1, max=100, help="Side of a grid of brokers. Repeatable. [default: 5, 14]"),
     ] = None,
     duration: Annotated[
-        float, typer.Option(min=1.0, help="Seconds of virtual time in the first; larger ones run shorter.")
+        float,
+        typer.Option(min=1.0, help="Seconds of virtual time for the first size; shorter for larger ones."),
     ] = 600.0,
-    repeat: Annotated[int, typer.Option(min=1, help="How often each case is measured.")] = 3,
+    repeat: Annotated[int, typer.Option(min=1, help="Measurements of each case.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed of topologies, moves and publications.")] = 7,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate networks: message hops per second, how that grows, and SimPy beside it."""
+    """Simulate networks: message hops per second, scaling, and SimPy for comparison."""
     from roamcast.bench import sim as benchmark
 
     with progress("simulating") as report:
@@ -127,13 +128,16 @@ def sim(
 
 def location(
     subscriptions: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Clients with a location-dependent subscription each.")
+        int,
+        typer.Option(
+            min=1, max=1_000_000, help="Number of clients, each with a location-dependent subscription."
+        ),
     ] = 10_000,
-    moves: Annotated[int, typer.Option(min=2, help="How many moves are measured in each case.")] = 5_000,
+    moves: Annotated[int, typer.Option(min=2, help="Moves measured in each case.")] = 5_000,
     seed: Annotated[int, typer.Option(help="Seed of locations and moves.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how long brokers near and far take for one move of a client on a grid of streets."""
+    """Measure how long near and far brokers take for one move of a client on a grid of streets."""
     from roamcast.bench import location as benchmark
 
     with progress("moving clients") as report:
@@ -150,7 +154,7 @@ def pipeline(
     memory_mb: Annotated[
         int | None,
         typer.Option(
-            "--memory-mb", min=1_024, help="Memory of an audit. [default: 3072, beyond 1e7 8192]"
+            "--memory-mb", min=1_024, help="Memory of an audit, in MB. [default: 3072, beyond 1e7 8192]"
         ),
     ] = None,
     folder: Annotated[
@@ -158,10 +162,10 @@ def pipeline(
     ] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Audit logs of a made-up network with Spark on two cores, and with DuckDB.
+    """Audit logs of a generated network with Spark on two cores, and with DuckDB.
 
-    For each step of the audit there is what it took: wall, cores, shuffle and spill.
-    Exit code 1 if either does not find exactly what was planted in the logs.
+    Shows wall time, CPU time, shuffle and spill of each step. Exit code 1 if either engine does not find
+    exactly the errors planted in the logs.
     """
     from roamcast.bench import pipeline as benchmark
     from roamcast.cli.spark import need_spark
@@ -181,13 +185,15 @@ def pipeline(
 
 
 def sizes_of(texts: list[str]) -> list[int]:
-    """Numbers of rows, the smallest first."""
+    """Return the numbers of rows, the smallest first."""
     sizes = []
     for text in ",".join(texts).split(",") if texts else ():
         try:
             size = int(float(text))
         except (ValueError, OverflowError):
-            raise InputError(f"--records {text!r}: is no number of rows; valid is as in 1e6,1e7") from None
+            raise InputError(
+                f"--records {text!r}: not a number of rows; valid is a list such as 1e6,1e7"
+            ) from None
         if not ROWS_MIN <= size <= ROWS_MAX:
             raise InputError(f"--records {text}: valid is {ROWS_MIN:,} to {ROWS_MAX:,}")
         sizes.append(size)
@@ -203,7 +209,7 @@ def show_pipeline(result: dict[str, Any]) -> None:
         if name in case
     ]
     columns = ["records", "by", *(name.replace("_", " ") for name in shown), "Spark to DuckDB"]
-    table(columns, rows, title="bench pipeline: two cores, seconds without starting up")
+    table(columns, rows, title="bench pipeline: two cores, seconds without start-up")
     steps = [
         [case["records"], name, step, *(taken.get(part, "") for part in STEP_PARTS)]
         for case in result["cases"]
@@ -214,7 +220,10 @@ def show_pipeline(result: dict[str, Any]) -> None:
     table(["records", "by", "step", *(part.replace("_", " ") for part in STEP_PARTS)], steps)
     if "growth" in result:
         growth, of_cores = result["growth"], result["growth_core"]
-        print(f"a record of the largest log costs {growth} times one of the log before (cores: {of_cores})")
+        print(
+            f"a record of the largest log costs {growth} times as much as in the next smaller log"
+            f" (cores: {of_cores})"
+        )
     for name, holds in result["holds"].items():
         print(f"{name.replace('_', ' ')}: {verdict(holds)}")
     show_skipped(result)
@@ -229,7 +238,7 @@ def radio(
     seed: Annotated[int, typer.Option(min=0, help="Seed of movement, shadowing and back-offs.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate moving brokers on a radio channel, with MFT-PubSub and AODV: seconds for a run."""
+    """Simulate moving brokers on a radio channel, with MFT-PubSub and AODV: seconds per run."""
     from roamcast.bench import radio as benchmark
 
     with progress("simulating") as report:
@@ -239,17 +248,18 @@ def radio(
 
 def workers(
     counts: Annotated[
-        str, typer.Option("--workers", help="Numbers of workers, by commas; the first is compared with.")
+        str,
+        typer.Option("--workers", help="Numbers of workers, separated by commas; the first is the baseline."),
     ] = "1,2",
     share: Annotated[
         float | None,
-        typer.Option(min=0.01, max=1.0, help="What each worker gets of a core; needs root. [default: all]"),
+        typer.Option(min=0.01, max=1.0, help="Share of a core for each worker; needs root. [default: all]"),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.05, help="How long messages are sent in each run.")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """What a site delivers with more workers: per second, and per second of a core."""
+    """Measure deliveries of a site with several workers: per second, and per CPU second."""
     from roamcast.bench import workers as benchmark
 
     try:
@@ -257,7 +267,9 @@ def workers(
     except ValueError:
         numbers = []
     if not numbers or not all(1 <= one <= 64 for one in numbers):
-        raise InputError(f"--workers {counts}: valid are numbers from 1 to 64, by commas, as in 1,2,4")
+        raise InputError(
+            f"--workers {counts}: valid are numbers from 1 to 64, separated by commas, as in 1,2,4"
+        )
     with progress("measuring sites") as report, failing_plainly():
         result = benchmark.run(workers=numbers, share=share, seconds=seconds, rounds=rounds, progress=report)
     if as_json:
@@ -276,10 +288,11 @@ def journal(
     folder: Annotated[
         Path | None, typer.Option("--dir", help="A folder on the disk to measure. [default: a temporary one]")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long each case is measured.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds per case.")] = 2.0,
     as_json: AsJson = False,
 ) -> None:
-    """Commit to a journal on this disk: per second, with and without a sync, small and large entries."""
+    """Commit to a journal on this disk: commits per second, with and without sync, small and large
+    entries."""
     from roamcast.bench import journal as benchmark
 
     check_folder(folder)
@@ -300,7 +313,7 @@ def broker(
     out: Annotated[Path | None, typer.Option(help="A folder for the figure, broker.png.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """A broker process and others under the same load: messages per second. Exit code 1 if any is lost."""
+    """Compare broker processes under the same load: messages per second. Exit code 1 if a message is lost."""
     from roamcast.bench import broker as benchmark
     from roamcast.bench.contestants import OTHERS
 
@@ -343,7 +356,7 @@ def show_broker(result: dict[str, Any]) -> None:
     for row in shapes:
         row.pop("times_mosquitto", None)
         row.pop("limits", None)
-    table_of(shapes, "shapes of the field: CPU for each delivery or connection, and how long it takes")
+    table_of(shapes, "shapes of the field: CPU time per delivery or connection, and latency")
     table(columns, rows, title="messages per second")
     table_of(result["idle"], "memory with idle connections")
     for row in result["cases"]:
@@ -388,8 +401,8 @@ def handoff(
 ) -> None:
     """Measure handoffs between broker processes, compared with a reconnect at one broker.
 
-    With --rtt brokers are a chain whose links are slowed down, and every way of coming back is measured. A
-    packet that is lost comes later by a round trip and 200 ms, and so does what is behind it.
+    With --rtt the brokers form a chain of slow links, and every way to reconnect is measured. A lost packet
+    arrives later by a round trip and 200 ms, and delays all later packets.
     """
     from roamcast.bench import handoff as benchmark
 
@@ -477,7 +490,7 @@ def split_numbers(option: str, text: str, least: float, most: float) -> list[flo
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"{option} {text}: numbers with commas between them are needed") from None
+        raise InputError(f"{option} {text}: expected numbers separated by commas") from None
     for number in numbers:
         if not least <= number <= most:
             raise InputError(f"{option} {number:g}: between {least:g} and {most:g} is allowed")
@@ -485,12 +498,12 @@ def split_numbers(option: str, text: str, least: float, most: float) -> list[flo
 
 
 def storm(
-    clients: Annotated[int, typer.Option(min=1, max=50_000, help="How many clients move.")] = 10_000,
+    clients: Annotated[int, typer.Option(min=1, max=50_000, help="Number of clients that move.")] = 10_000,
     seconds: Annotated[
-        float, typer.Option(min=0.0, max=600.0, help="Seconds within which they leave.")
+        float, typer.Option(min=0.0, max=600.0, help="Seconds within which all of them leave.")
     ] = 1.0,
     way: Annotated[
-        str, typer.Option(help="How they leave: move (each by itself), drain (broker drain), or both.")
+        str, typer.Option(help="How clients leave: move (each by itself), drain (broker drain), or both.")
     ] = "move,drain",
     protocol: Annotated[str, typer.Option(help="The mobility protocol.")] = "multi_hop_handoff",
     sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.GROUP,
@@ -501,9 +514,10 @@ def storm(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the messages.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Thousands of clients leave one broker process for another at once: how fast, and what others notice.
+    """Move thousands of clients from one broker process to another at once: handoffs per second, and the
+    latency of other clients.
 
-    Exit code 1 if a message was lost, repeated or reordered, if fewer than 5,000 sessions were handed over
+    Exit code 1 if a message was lost, duplicated or reordered, if fewer than 5,000 sessions were handed over
     per second, or if pings of other clients took more than 100 ms.
     """
     from roamcast.bench import storm as benchmark
@@ -530,7 +544,7 @@ def show_storm(result: dict[str, Any]) -> None:
     table_of(result["cases"], "bench storm", columns)
     for case in result["cases"]:
         for why in case["why"]:
-            print(f"{case['way']} does not hold: {why}")
+            print(f"{case['way']} failed: {why}")
     print(result["settings"])
     print(f"asked: {result['asked']}")
 
@@ -569,9 +583,7 @@ def chaos(
     clients: Annotated[int, typer.Option(min=1, help="Clients that roam.")] = 50,
     brokers: Annotated[int, typer.Option(min=2, max=20, help="Broker processes.")] = 5,
     sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.PROCESS,
-    keep: Annotated[
-        Path | None, typer.Option(help="Folder for logs and journals, which are always kept.")
-    ] = None,
+    keep: Annotated[Path | None, typer.Option(help="Folder for logs and journals, which are kept.")] = None,
     upgrade_from: Annotated[
         Path | None,
         typer.Option(help="Upgrade all brokers from the build in this source tree or virtual environment."),
@@ -581,7 +593,8 @@ def chaos(
     workers: Annotated[int, typer.Option(min=1, max=8, help="Worker processes of each broker.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Clients roam while brokers are killed and links fail; then an audit. Exit code 1 if a promise broke."""
+    """Let clients roam while brokers are killed and links fail; then audit. Exit code 1 if a promise was
+    broken."""
     from roamcast.bench import chaos as benchmark
     from roamcast.bench.builds import find_build
     from roamcast.bench.chaos_replicated import ReplicatedChaos
@@ -590,7 +603,7 @@ def chaos(
     if keep is not None:
         prepare_out_folder(keep, option="--keep")
     if wipe and not replicas:
-        raise InputError("--wipe: only with --replicas; a broker alone has nothing but its disk")
+        raise InputError("--wipe: only with --replicas; a single broker has no other copy of its data")
     if replicas and upgrade_from is not None:
         raise InputError("--upgrade-from: not with --replicas")
     if workers > 1 and (replicas or upgrade_from is not None):
@@ -622,8 +635,10 @@ def chaos(
 
 
 def replicas(
-    seconds: Annotated[float, typer.Option(min=0.05, help="How long messages are sent in each run.")] = 1.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs with a follower and without, in turn.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Seconds of load in each run.")] = 1.0,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of runs with and without a follower, alternating.")
+    ] = 5,
     out: Annotated[Path | None, typer.Option(help="A folder for the figure, failover.png.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -647,16 +662,16 @@ def replicas(
     table_of(throughput, "bench replicas, microseconds of a core per message", spent)
     failover = result["failover"]
     print(
-        f"failover: {failover['messages']} messages, all arrived once and in order, the latest after"
+        f"failover: {failover['messages']} messages, all arrived once and in order, the slowest after"
         f" {failover['longest_delay_s']:.1f} s; the lease is {failover['lease_s']} s"
     )
 
 
 def attack(
     only: Annotated[
-        list[str] | None, typer.Option(help="An attack; once for each. [default: all; --list shows them]")
+        list[str] | None, typer.Option(help="An attack. Repeatable. [default: all; --list shows them]")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.5, max=600.0, help="How long each attack lasts.")] = 5.0,
+    seconds: Annotated[float, typer.Option(min=0.5, max=600.0, help="Seconds per attack.")] = 5.0,
     config: Annotated[
         Path | None,
         typer.Option(help="The broker's configuration; its listeners, peers and users are replaced."),
@@ -670,9 +685,9 @@ def attack(
     list_: Annotated[bool, typer.Option("--list", help="Show the attacks and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Attack a broker process on loopback, and show what honest clients beside the attack noticed.
+    """Attack a broker process on loopback, and show the effect on honest clients.
 
-    Exit code 1 if an honest client lost a message, waited for more than 100 ms or did not get in, or if the
+    Exit code 1 if an honest client lost a message, waited for more than 100 ms or was refused, or if the
     broker took more memory than 1.5 times its quotas.
     """
     from roamcast.bench.attack import run as benchmark
@@ -702,14 +717,14 @@ def show_attacks(result: dict[str, Any]) -> None:
         "connect_worst_ms", "connect_failed", "healthz_worst_ms", "healthz_failed", "memory_mb_before",
         "memory_mb_peak", "memory_mb_max", "holds",
     ]  # fmt: skip
-    table_of(result["cases"], "bench attack: what honest clients noticed", columns)
+    table_of(result["cases"], "bench attack: effect on honest clients", columns)
     for case in result["cases"]:
         did = ", ".join(f"{count} {what}" for what, count in case["did"].items())
         print(f"{case['attack']}: {case['what']} ({did})")
         for line in case["said"]:
             print(f"  the broker said: {line}")
         for why in case["why"]:
-            print(f"  does not hold: {why}")
+            print(f"  failed: {why}")
     show_skipped(result)
 
 
@@ -737,7 +752,7 @@ def verdict(holds: bool) -> str:
 
 def show_skipped(result: dict[str, Any]) -> None:
     for name, reason in result["skipped"].items():
-        print(f"{name} is left out: {reason}")
+        print(f"{name} is skipped: {reason}")
 
 
 def show(result: dict[str, Any], title: str, as_json: bool) -> None:
@@ -758,7 +773,7 @@ def show_cases(result: Any, title: str, as_json: bool, columns: Sequence[str] = 
 
 
 def table_of(rows: Sequence[dict[str, Any]], title: str, columns: Sequence[str] = ()) -> None:
-    """Rows as a table; without columns, all that there are."""
+    """Print rows as a table; without `columns`, with all columns."""
     names = list(columns) or list(dict.fromkeys(name for row in rows for name in row))
     if names:
         cells = [[row.get(name) for name in names] for row in rows]

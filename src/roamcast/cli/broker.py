@@ -21,7 +21,7 @@ PrintConfig = Annotated[
     bool, typer.Option("--print-config", help="Print the default configuration, commented, and exit.")
 ]
 Check = Annotated[
-    bool, typer.Option("--check", help="Check the configuration and exit: 0 if it can be used.")
+    bool, typer.Option("--check", help="Check the configuration and exit: code 0 if it is valid.")
 ]
 
 
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 
 class BrokerGroup(CommandGroup):
-    """A group that is a command too: without one of its own commands it runs a broker."""
+    """A group that is also a command: without a subcommand it runs a broker."""
 
     needs_command = False
 
@@ -59,8 +59,8 @@ def broker(
         list[str] | None,
         typer.Option(
             metavar="ID[=HOST:PORT]",
-            help="A neighbouring broker, which connects by itself if it has no address; replaces configured "
-            "ones. Repeatable.",
+            help="A neighbouring broker; without an address it connects by itself. Replaces configured "
+            "peers. Repeatable.",
         ),
     ] = None,
     peer_listen: Annotated[
@@ -76,7 +76,7 @@ def broker(
     data: DataFolder = None,
     workers: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Processes that serve clients together, behind one address."),
+        typer.Option(metavar="N", help="Number of processes that serve clients behind the same address."),
     ] = None,
     mobility: Annotated[str | None, typer.Option(help="The mobility protocol.")] = None,
     set_: Annotated[
@@ -88,7 +88,8 @@ def broker(
     print_config: PrintConfig = False,
     check: Check = False,
 ) -> None:
-    """Run a broker. Flags win over environment variables (ROAMCAST_SECTION_KEY), and these over the file."""
+    """Run a broker. Flags override environment variables (ROAMCAST_SECTION_KEY), and these override the
+    file."""
     if context.invoked_subcommand is not None:
         return
     code = start_broker(

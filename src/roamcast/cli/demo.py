@@ -1,4 +1,4 @@
-"""`roamcast demo`: a small network with roaming clients, seen in a minute."""
+"""`roamcast demo`: a small network with roaming clients, in a minute."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ COLUMNS = {
     "delay p50 s": "handoff_delay_p50_s",
     "delay p95 s": "handoff_delay_p95_s",
 }
-"""What the table shows, and where it is in the figures of a run."""
+"""Columns of the table, and their keys in the figures of a run."""
 AUDIT_MB = 1_024
-"""The logs of a demo are small."""
+"""Memory for the audit; the logs of a demo are small."""
 
 
 def register(app: typer.Typer) -> None:
@@ -41,22 +41,24 @@ def demo(
     out: Annotated[
         Path, typer.Option(help="Folder for logs, figures and pictures; an earlier demo in it is replaced.")
     ] = Path("demo"),
-    clients: Annotated[int, typer.Option(help="How many clients; a quarter of them roam.")] = 80,
+    clients: Annotated[int, typer.Option(help="Number of clients; a quarter of them roam.")] = 80,
     duration: Annotated[float, typer.Option(help="Simulated time, in seconds.")] = 120.0,
     seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 7,
     brokers: Annotated[
-        bool, typer.Option(help="Start real broker processes, too, and let a client roam between them.")
+        bool, typer.Option(help="Also start real broker processes, and let a client roam between them.")
     ] = True,
     audited: Annotated[
         bool, typer.Option("--audit/--no-audit", help="Audit the logs at the end, with DuckDB.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Show what roaming clients get, and what they miss, under each mobility protocol."""
+    """Show what roaming clients receive and lose under each mobility protocol."""
     from roamcast.lab.demo import DemoSettings, is_free, play, violations_in
 
     if not is_free(out):
-        raise InputError(f"--out {out}: is in use and no former demo's folder; name a new one, or empty it")
+        raise InputError(
+            f"--out {out}: is not empty and not the folder of an earlier demo; name a new folder"
+        )
     prepare_out_folder(out)
     settings = DemoSettings(clients=clients, duration_s=duration, seed=seed, brokers=brokers)
     result = play(out, settings, progress)
@@ -71,7 +73,7 @@ def demo(
     else:
         show_audit_of_demo(result.get("audit"))
         print(f"Logs, figures and pictures are in {out}")
-        print(f"Report with all of it: {report}")
+        print(f"Report: {report}")
         print(f"Watch it again in the browser: {replay_command(out)}")
         if hint := path_hint():
             print(hint)
@@ -80,7 +82,7 @@ def demo(
 
 
 def told_of_brokers(scene: dict[str, Any]) -> str:
-    """The main scene in two sentences: for the terminal and for the first line of the page."""
+    """Describe the main scene in two sentences, for the terminal and for the first line of the page."""
     figures = scene["multi_hop_handoff"]
     return (
         "A car roamed between three real broker processes while one of them was killed with kill -9. "
@@ -126,7 +128,7 @@ AUDITED = ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexp
 
 
 def audit_demo(out: Path) -> dict[str, Any]:
-    """Figures of the audit, or why there is none: a demo does without DuckDB."""
+    """Return the figures of the audit, or why there is none: a demo works without DuckDB."""
     try:
         return run_audit("duckdb", Where(memory_mb=AUDIT_MB), out / "log", out / "audit")
     except InputError as error:
@@ -138,7 +140,7 @@ def show_audit_of_demo(figures: dict[str, Any] | None) -> None:
         return
     print()
     if "left_out" in figures:
-        print(f"The audit is left out: {figures['left_out']}")
+        print(f"The audit is skipped: {figures['left_out']}")
         return
     table_in_parts(
         ["run", *(name.replace("_", " ") for name in AUDITED)],
@@ -179,7 +181,7 @@ def replay_command(out: Path) -> str:
 
 
 def path_hint() -> str:
-    """How to call `roamcast` by its name, where the shell does not find it; empty where it does."""
+    """Return how to call `roamcast` if the shell does not find it; empty if it does."""
     if shutil.which("roamcast"):
         return ""
     folder = Path(sys.executable).parent

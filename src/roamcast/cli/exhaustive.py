@@ -1,4 +1,4 @@
-"""`roamcast fuzz --exhaustive`: every order of events in small worlds, not some orders of drawn ones."""
+"""`roamcast fuzz --exhaustive`: explores every order of events in small worlds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def search_exhaustively(protocol: str, *, as_json: bool) -> bool:
 
 
 def check_alone(**others: object) -> None:
-    """Refuse options about drawing stories: an exhaustive search draws nothing."""
+    """Refuse options for drawing stories: an exhaustive search draws nothing."""
     for name, value in others.items():
         if value is not None:
             raise InputError(f"--{name} and --exhaustive exclude each other: small worlds are not drawn")

@@ -10,13 +10,13 @@ REQUIREMENT = re.compile(r"(?P<name>[\w.-]+).*extra == ['\"](?P<extra>[\w-]+)['\
 
 
 def missing_extra(module: str, arguments: Sequence[str]) -> str:
-    """The message for a failed import: which extra to install, or "" if no extra has the package."""
+    """Return the message for a failed import: which extra to install, or "" if no extra has the package."""
     package = module.partition(".")[0]
     extras = [extra for extra, name in _packages_of_extras() if name == package != "roamcast"]
     if not extras:
         return ""
-    # A command with an extra of its own needs all of it, not only the package that was missed first: `audit`
-    # for `roamcast pipeline audit`, `pipeline` for the other commands of that group.
+    # A command with its own extra needs all of it, not only the missing package: `audit` for `roamcast
+    # pipeline audit`, `pipeline` for the other commands of that group.
     every = {extra for extra, _ in _packages_of_extras()}
     extra = next((word for word in reversed(arguments[:2]) if word in every), extras[0])
     return f"this needs the package {package}, which is not installed; run: pip install 'roamcast[{extra}]'"

@@ -1,7 +1,7 @@
 """The flags of commands that take Mosquitto's: a table, read word by word as Mosquitto reads it.
 
-Typer would have to be loaded for longer than publishing takes, takes a payload that begins with a dash for a
-flag, and knows no flag with two, three or four words, such as `-D publish user-property NAME VALUE`.
+Loading Typer takes longer than publishing. Typer also takes a payload that begins with a dash for a flag, and
+supports no flag with two, three or four words, such as `-D publish user-property NAME VALUE`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Command(NamedTuple):
         return self.work(values)
 
     def parse(self, words: Sequence[str]) -> Values | None:
-        """Parse the arguments; None if help is wanted, InputError if they are invalid."""
+        """Parse the arguments; None if help is requested, InputError if they are invalid."""
         known = {name: flag for flag in self.flags for name in flag.names}
         values = Values({flag.field: flag.initial() for flag in self.flags})
         given = list(reversed(words))
@@ -185,7 +185,7 @@ def one_of(words: Mapping[str, Any]) -> Callable[[str], Any]:
 
 
 class Property(NamedTuple):
-    """A property of MQTT 5, and the packet that it is for."""
+    """A property of MQTT 5, and the packet type that it belongs to."""
 
     packet: str
     name: str
@@ -216,7 +216,8 @@ USER_PROPERTY = "user-property"
 
 
 def take_property(flag: str, given: list[str]) -> Property:
-    """The words behind `-D`: a packet, a property and its value; a user property has a name and a value."""
+    """Parse the words after `-D`: a packet, a property and its value; a user property has a name and a
+    value."""
     shown = " ".join([flag, *reversed(given[-4:])])
     word = given.pop() if given else ""
     packet = word.lower()
@@ -245,7 +246,7 @@ def take_property(flag: str, given: list[str]) -> Property:
 
 
 def of_packet(properties: Sequence[Property], packet: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The properties for one kind of packet by name, and its user properties."""
+    """Return the properties for one kind of packet by name, and its user properties."""
     own = [one for one in properties if one.packet == packet]
     described = {one.name: one.value for one in own if one.name != USER_PROPERTY}
     return described, [one.value for one in own if one.name == USER_PROPERTY]

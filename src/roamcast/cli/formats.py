@@ -98,7 +98,7 @@ SHOWN: dict[str, Shown] = {
     "d": lambda one: b"%d" % one.dup,
     "I": lambda one: now().strftime("%Y-%m-%dT%H:%M:%S%z").encode(),
     "U": lambda one: f"{time.time():.9f}".encode(),
-    "A": lambda one: b"",  # Topic aliases are never asked for.
+    "A": lambda one: b"",  # This client never requests topic aliases.
     "C": lambda one: (one.content_type or "").encode(),
     "D": lambda one: one.correlation_data or b"",
     "E": lambda one: b"" if one.message_expiry is None else b"%d" % one.message_expiry,
@@ -124,7 +124,7 @@ class Format:
             self._parts.append(lambda one: described_as_json(one, is_pretty))
         for found in PARTS.finditer(text):
             self._parts.append(self._part(found))
-        # Most want the payload, or the topic and the payload, and may want very many of them.
+        # Fast path: most formats have only the payload, or topic and payload.
         self._is_payload, self._is_verbose = not is_json and text == "%p", not is_json and text == "%t %p"
 
     def show_all(self, several: Sequence[Notification]) -> bytes:
@@ -171,7 +171,7 @@ def _constant(text: bytes) -> Shown:
 
 
 def _padded(show: Shown, mark: str, found: re.Match[str]) -> Shown:
-    """Pad to the least width (left-aligned or with zeros, if given), and cut at the greatest."""
+    """Pad to the minimum width (left-aligned or with zeros, if given), and cut at the maximum."""
     width, longest = int(found["width"] or 0), int(found["longest"]) if found["longest"] else None
     is_left = "-" in found["flags"]
     fill = b"0" if "0" in found["flags"] and mark in ZERO_PADDED and not is_left else b" "

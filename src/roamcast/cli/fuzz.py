@@ -1,4 +1,5 @@
-"""`roamcast fuzz`: stories drawn from seeds until one breaks a protocol's promise, or replayed from text."""
+"""`roamcast fuzz`: runs stories drawn from seeds until one breaks a protocol's promise, or replays a story
+from text."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 SEEDS_PER_CHUNK = 4
 """Large enough to hide the cost of handing work to another process, small enough for a smooth bar."""
 CHUNKS_WAITING = 4
-"""Seeds ahead of each worker: enough that none runs dry, few enough that a failure soon stops them."""
+"""Chunks waiting for each worker: enough that none is idle, few enough to stop soon after a failure."""
 SEEDS_DEFAULT = "0:100"
 COLUMNS = (
     *("seeds", "handoffs", "notifications", "deliveries"),
@@ -88,9 +89,9 @@ def fuzz(
     faults: Annotated[
         str | None,
         typer.Option(
-            help="Draw faults too: any of crash, partition, loss, by commas, or all; hostile adds a"
-            " neighbour that makes up what it says, replication gives brokers followers and breaks them,"
-            " detour sends links over other ways."
+            help="Draw faults too: any of crash, partition, loss, separated by commas, or all; hostile adds a"
+            " neighbour that sends made-up messages, replication gives brokers followers and breaks them,"
+            " detour sends links over other paths."
         ),
     ] = None,
     feature: Annotated[
@@ -115,10 +116,11 @@ def fuzz(
         int, typer.Option(min=1, help="Stop a protocol after this many failing seeds.")
     ] = 5,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="How many processes; one for each core if not given.")
+        int | None, typer.Option(min=1, help="Number of processes. [default: one per core]")
     ] = None,
     story: Annotated[
-        str | None, typer.Option(help="Replay the story in this file (- for standard input) and no seeds.")
+        str | None,
+        typer.Option(help="Replay the story in this file (- for standard input) instead of seeds."),
     ] = None,
     trace: Annotated[
         bool, typer.Option("--trace", help="With --story: show every message between brokers, and faults.")
@@ -135,13 +137,13 @@ def fuzz(
 ) -> None:
     """Draw networks and moves from seeds, and look for one that breaks a protocol's promise.
 
-    What fails is shrunk to a short story that can be replayed. Exit code 1 if a promise was broken.
-    With --faults, brokers crash and come back with their journal, links are down for a while, or
-    transmissions are lost and made again; protocols that do not promise anything then are left out.
-    With --front mqtt, MQTT clients use wills, retained messages, shared and content subscriptions, expiry and
-    every QoS, while operators drain, forget, join and reconfigure brokers.
-    With --feature location, clients have filters that depend on where they are. Flooding says what they
-    are owed, and the timing of the links what those miss who are too fast; nothing else may be missing.
+    A failing story is shrunk to a short one that can be replayed. Exit code 1 if a promise was broken. With
+    --faults, brokers crash and restart with their journal, links fail for a while, or transmissions are lost
+    and repeated; protocols without a promise for such faults are skipped. With --front mqtt, MQTT clients use
+    wills, retained messages, shared and content subscriptions, expiry and every QoS, while operators drain,
+    forget, join and reconfigure brokers. With --feature location, clients have filters that depend on where
+    they are. Flooding gives the expected deliveries; the timing of the links gives what clients miss that
+    move too fast. Nothing else may be missing.
     """
     if exhaustive:
         check_alone(seeds=seeds, faults=faults, feature=feature, front=front, routing=routing, story=story)
@@ -150,13 +152,17 @@ def fuzz(
         if seeds is not None:
             raise InputError("--seeds and --story exclude each other: a story is not drawn from a seed")
         if faults is not None:
-            raise InputError("--faults and --story exclude each other: a story tells its faults itself")
+            raise InputError("--faults and --story exclude each other: a story contains its faults")
         if feature is not None:
             raise InputError("--feature and --story exclude each other: a story tells itself what is in it")
         if front is not None:
-            raise InputError("--front and --story exclude each other: a story says so itself (`front mqtt`)")
+            raise InputError(
+                "--front and --story exclude each other: a story has its own line for that (`front mqtt`)"
+            )
         if routing is not None:
-            raise InputError("--routing and --story exclude each other: a story says so itself (`routing …`)")
+            raise InputError(
+                "--routing and --story exclude each other: a story has its own line for that (`routing …`)"
+            )
         failed = replay(story, protocol, trace=trace, as_json=as_json)
     elif trace:
         raise InputError("--trace shows the messages of a story: name one with --story FILE")
@@ -219,7 +225,7 @@ def search(
 
 
 def parse_seeds(text: str) -> range:
-    """`0:200` is 0 to 199, `17` is 17 alone."""
+    """Parse seeds: `0:200` is 0 to 199, `17` is 17 alone."""
     if not re.fullmatch(r"[0-9]{1,18}(:[0-9]{1,18})?", text):
         raise InputError(f"--seeds {text!r}: valid is FROM:TO such as 0:200, or one seed such as 17")
     first, colon, end = text.partition(":")
@@ -230,7 +236,7 @@ def parse_seeds(text: str) -> range:
 
 
 def parse_faults(text: str | None) -> tuple[str, ...]:
-    """`crash,loss`, or `all`; always in the same order, which decides nothing."""
+    """Parse faults: `crash,loss`, or `all`; the result always has the same order."""
     from roamcast.simulator.faults import FAULTS, NATURAL
 
     if text is None:
@@ -265,7 +271,7 @@ def kinds_with_fronts(kind: Kind) -> list[Kind]:
 
 
 def choose_for_mqtt(text: str, is_one_of_two: bool) -> tuple[list[str], dict[str, str]]:
-    """The protocols that promise exactly once to MQTT clients, and why the others are left out."""
+    """Return the protocols that promise exactly once to MQTT clients, and why the others are skipped."""
     from roamcast.simulator.mqtt_draw import protocols
 
     names, promising = parse_protocols(text), protocols()
@@ -282,7 +288,7 @@ def choose_for_mqtt(text: str, is_one_of_two: bool) -> tuple[list[str], dict[str
 
 
 def choose_for_location(text: str) -> list[str]:
-    """The protocols that promise exactly once to clients whose filters depend on where they are."""
+    """Return the protocols that promise exactly once to clients whose filters depend on their location."""
     from roamcast.simulator.location_fuzz import ANY, protocols
 
     if text in (ANY, "all"):
@@ -295,7 +301,7 @@ def choose_for_location(text: str) -> list[str]:
 
 
 def choose_for_routing(text: str, protocols: list[str], routing: str) -> list[str]:
-    """The protocols that work with the strategy; InputError if a single named one does not."""
+    """Return the protocols that work with the strategy; InputError if a single named one does not."""
     from roamcast.mobility import MOBILE_PROTOCOLS, check_combination, find_protocol
     from roamcast.routing.router import STRATEGIES
 
@@ -310,7 +316,7 @@ def choose_for_routing(text: str, protocols: list[str], routing: str) -> list[st
 
 
 def choose_protocols(text: str, faults: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
-    """The protocols that promise something under these faults, and why the others do not."""
+    """Return the protocols that promise something under these faults, and why the others do not."""
     from roamcast.mobility import MOBILE_PROTOCOLS, find_protocol
     from roamcast.simulator.faults import why_left_out
 
@@ -349,7 +355,7 @@ def fuzz_protocols(
     on_seed: Callable[[], None],
     kind: Kind = PLAIN,
 ) -> list[FuzzReport]:
-    """One report for each protocol, independent of the number of workers."""
+    """Return one report for each protocol, independent of the number of workers."""
     if workers == 1 or len(seeds) == 1:
         return [
             collect(name, in_this_process(name, seeds, kind), failures_max, on_seed) for name in protocols
@@ -365,7 +371,7 @@ def fuzz_protocols(
 def collect(
     protocol: str, by_seed: Iterator[FuzzReport], failures_max: int, on_seed: Callable[[], None]
 ) -> FuzzReport:
-    """Add up reports of single seeds, which come in the order of the seeds, until enough have failed."""
+    """Add up reports of single seeds, in the order of the seeds, until enough have failed."""
     from roamcast.simulator.fuzz import FuzzReport
 
     report = FuzzReport(protocol)
@@ -391,7 +397,7 @@ def in_this_process(protocol: str, seeds: Iterable[int], kind: Kind = PLAIN) -> 
                 routing=kind.routing,
             )
         except Exception as error:
-            # Without the seed, whoever writes a protocol could not look for the mistake.
+            # Name the seed, so that the author of a protocol can reproduce the error.
             what = f"{type(error).__name__}: {error}"
             raise RuntimeError(f"protocol {protocol} with seed {seed}: {what}") from error
 
@@ -404,7 +410,7 @@ def run_chunk(protocol: str, seeds: range, kind: Kind) -> list[FuzzReport]:
 def in_processes(
     pool: ProcessPoolExecutor, protocol: str, seeds: range, kind: Kind, waiting_max: int
 ) -> Iterator[FuzzReport]:
-    """Reports of single seeds in their order, whichever worker is done first."""
+    """Yield reports of single seeds in order, whichever worker is done first."""
     chunks = (seeds[start : start + SEEDS_PER_CHUNK] for start in range(0, len(seeds), SEEDS_PER_CHUNK))
     waiting: deque[Future[list[FuzzReport]]] = deque()
     try:
@@ -433,7 +439,7 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     finally:
-        # One may still be shrinking a story that nobody waits for, after enough failures or Ctrl-C.
+        # A worker may still be shrinking a story that is no longer needed, after enough failures or Ctrl-C.
         for process in set(multiprocessing.active_children()) - others:
             process.terminate()
         pool.shutdown(cancel_futures=True)
@@ -474,7 +480,7 @@ def show(result: dict[str, Any]) -> None:
         title="promises kept" if not result["failures"] else "promises broken: see below",
     )
     if result["left_out"]:
-        print(f"left out: {'; '.join(result['left_out'].values())}")
+        print(f"skipped: {'; '.join(result['left_out'].values())}")
     for failure in result["failures"]:
         print(f"\n{failure['protocol']}, seed {failure['seed']}, shrunk to a short story:")
         for violation in failure["violations"]:
@@ -546,7 +552,9 @@ class Trace:
                     self._seen.append((row.time, False, f"{row.broker} is back"))
                 case "link_down" | "link_up":
                     state = row.kind.removeprefix("link_")
-                    self._seen.append((row.time, False, f"{row.node} finds its link to {row.peer} {state}"))
+                    self._seen.append(
+                        (row.time, False, f"{row.node} notices that its link to {row.peer} is {state}")
+                    )
 
     def lines(self) -> list[str]:
         return [f"{time_s:12.6f}  {what}" for time_s, _, what in sorted(self._seen, key=lambda one: one[:2])]

@@ -1,4 +1,4 @@
-"""`roamcast journal`: what is in a broker's journal, whether it is whole, and how to repair it."""
+"""`roamcast journal`: show, verify and repair a broker's journal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(folder: Folder, as_json: AsJson = False) -> None:
-    """Check every file: exit code 0 if all is whole (a torn last commit is no damage), 1 if not."""
+    """Check every file: exit code 0 if all files are intact (a torn last commit is no damage), 1
+    otherwise."""
     from roamcast.storage import inspection
 
     with reading(folder):
@@ -66,8 +67,8 @@ def repair(
 ) -> None:
     """Make a damaged journal usable again: keep the entries before the damage, and give up the rest.
 
-    Without --accept-loss the command says what would be lost and ends with exit code 1. After a repair peers
-    may refuse the broker, because they remember more of its history ('roamcast broker accept-history').
+    Without --accept-loss the command shows what would be lost, and ends with exit code 1. After a repair
+    peers may refuse the broker, because they remember a longer history ('roamcast broker accept-history').
     """
     from roamcast.storage import repair as repairing
     from roamcast.storage.inspection import find_journal
@@ -84,15 +85,15 @@ def repair(
         print(loss.damage)
         lost = count(loss.entries, "acknowledged entry", "acknowledged entries")
         print(f"{'kept' if accept_loss else 'would keep'}: entries up to {loss.last_kept}")
-        print(f"{'given up' if accept_loss else 'would give up'}: {lost}, and what came later")
+        print(f"{'given up' if accept_loss else 'would give up'}: {lost}, and all later ones")
         if not accept_loss:
-            print("nothing was changed; --accept-loss does it", file=sys.stderr)
+            print("nothing was changed; repair with --accept-loss", file=sys.stderr)
     if loss is not None and not accept_loss:
         raise typer.Exit(EXIT_DAMAGED)
 
 
 def hash_if_state(data: memoryview) -> str:
-    """The hash of a broker's state; "" for the snapshot of a proxy, which has none."""
+    """Return the hash of a broker's state; "" for the snapshot of a proxy, which has none."""
     from roamcast.protocol.snapshot import hash_of
 
     try:
@@ -111,7 +112,7 @@ def print_report(report: JournalReport) -> None:
     cut = f", cuts {report.cut_bytes} torn bytes" if report.cut_bytes else ""
     print(f"recovery starts from {begin}, replays {count(report.entries, 'entry', 'entries')}{cut}")
     if report.in_use_by is not None:
-        print(f"in use by process {report.in_use_by}: it may have gone on since", file=sys.stderr)
+        print(f"in use by process {report.in_use_by}: the result may be outdated", file=sys.stderr)
 
 
 def line_of(one: FileReport) -> str:
@@ -124,7 +125,7 @@ def line_of(one: FileReport) -> str:
     size = f"{held}, {one.size_bytes:,} bytes, version {one.version}, replay {one.replay}"
     size += f", state hash {one.state_hash}" if one.state_hash else ""
     if one.damage is not None:
-        # What was read up to the damage, if its head could be read.
+        # Figures up to the damage, if the head of the file was readable.
         return f"{one.file}: DAMAGED{f' after {size}' if one.version else ''}: {one.damage}"
     return f"{one.file}: whole, {size}" + (f" ({one.note})" if one.note else "")
 
@@ -136,10 +137,10 @@ def count(number: int, one: str, many: str) -> str:
 def show(
     folder: Folder,
     first: Annotated[int, typer.Option("--from", min=1, help="The number of the first entry.")] = 1,
-    limit: Annotated[int, typer.Option(min=1, help="How many entries, at most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of entries.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """Show entries: the inputs of one turn of the broker each, with the time of that turn."""
+    """Show entries: each has the inputs of one turn of the broker, with the time of that turn."""
     from json import dumps
 
     from roamcast.broker.inputs import decode_entry
@@ -163,14 +164,14 @@ def show(
     for start, end in missing:
         print(f"entries {start} to {end} cannot be read; 'roamcast journal verify' says why", file=sys.stderr)
     if more:
-        print(f"there are more: --from {shown[-1].sequence + 1}", file=sys.stderr)
+        print(f"more entries: --from {shown[-1].sequence + 1}", file=sys.stderr)
     elif not shown:
         print("no entries", file=sys.stderr)
 
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Say in one line what keeps the folder from being read."""
+    """Turn an error of reading the folder into one line."""
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder; name that of a journal")
     try:

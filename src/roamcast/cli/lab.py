@@ -1,4 +1,4 @@
-"""`roamcast lab`: what the documents claim, checked."""
+"""`roamcast lab`: checks the claims of the published documents by experiment."""
 
 from __future__ import annotations
 
@@ -31,37 +31,39 @@ if TYPE_CHECKING:
     from roamcast.lab.sweep import Sweep
 
 EXIT_NOT_EXACT = 1
-"""An exact claim does not hold, or a run crashed: something here is broken."""
+"""Exit code if an exact claim does not hold or a run crashed: this is an error of ours."""
 
 Quick = Annotated[
     bool,
-    typer.Option("--quick", help="A smaller setting: seconds, or about a minute of two cores over the air."),
+    typer.Option(
+        "--quick", help="Use a smaller setting that takes seconds, or about a minute for radio experiments."
+    ),
 ]
 Workers = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="How many runs at a time; one for each core if not given.")
+    int | None, typer.Option(min=1, max=1024, help="Number of concurrent runs. [default: one per core]")
 ]
 OnSpark = Annotated[
     str | None,
-    typer.Option("--master", help="Spread the runs over Spark there, such as spark://HOST:PORT."),
+    typer.Option("--master", help="Distribute the runs with Spark at this URL, such as spark://HOST:PORT."),
 ]
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[ID]...", help="Claims or experiments; all of them if none is given."),
+    typer.Argument(metavar="[ID]...", help="Claims or experiments. [default: all]"),
 ]
 Runs = Annotated[
     Path | None,
-    typer.Option("--runs", help="Folder that keeps finished runs; a command that was stopped goes on there."),
+    typer.Option("--runs", help="Folder for finished runs; a stopped command resumes from it."),
 ]
 Repetitions = Annotated[
     int | None,
-    typer.Option("--repetitions", min=1, help="Runs per point, with different seeds, at most."),
+    typer.Option("--repetitions", min=1, help="Maximum number of runs per point, with different seeds."),
 ]
 KeptOnly = Annotated[
     bool,
     typer.Option(
         "--kept-only",
-        help="Run nothing: judge the runs of --runs, in the largest setting of which all are there; the page "
-        "names the commits that made them.",
+        help="Run nothing: judge the runs of --runs in the largest complete setting; the page "
+        "names their commits.",
     ),
 ]
 
@@ -81,7 +83,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_claims(as_json: AsJson = False) -> None:
-    """Show every claim, the experiment that checks it, and its words."""
+    """List every claim, the experiment that checks it, and its text."""
     from roamcast.lab.catalogue import experiments
 
     claims = [
@@ -92,7 +94,7 @@ def list_claims(as_json: AsJson = False) -> None:
     if as_json:
         emit_json({"claims": claims})
     else:
-        table(["claim", "kind", "experiment", "what it says"], [list(claim.values()) for claim in claims])
+        table(["claim", "kind", "experiment", "claim"], [list(claim.values()) for claim in claims])
 
 
 def run(
@@ -113,11 +115,11 @@ def run(
     master: OnSpark = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run one experiment and write everything that it finds.
+    """Run one experiment and write all its results.
 
     Called again with the same folder, a stopped experiment continues.
 
-    Exit code 1 if an exact claim does not hold or a run crashed; that another claim does not hold is a
+    Exit code 1 if an exact claim does not hold or a run crashed. If another claim does not hold, that is a
     finding, not an error.
     """
     from roamcast.lab.catalogue import experiments
@@ -149,11 +151,11 @@ def check(
     master: OnSpark = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check claims: the document's word, what was measured, and whether it holds.
+    """Check claims: the text of the document, the measured value, and whether the claim holds.
 
-    Each claim is printed when it is judged. Ctrl-C ends with what was judged so far.
+    Each claim is printed when it is judged. Ctrl-C stops, with the verdicts so far.
 
-    Exit code 1 if an exact claim does not hold or a run crashed; that another claim does not hold is a
+    Exit code 1 if an exact claim does not hold or a run crashed. If another claim does not hold, that is a
     finding, not an error.
     """
     from roamcast.lab.catalogue import experiments
@@ -191,9 +193,10 @@ def report(
     workers: Workers = None,
     master: OnSpark = None,
 ) -> None:
-    """Write one page with every claim: the document's word, what was measured, holds or not and why.
+    """Write one page with every claim: the text of the document, the measured value, whether it holds and
+    why.
 
-    A page that is there already keeps what it has of other experiments, and of those without kept runs.
+    An existing page keeps its entries of other experiments, and of those without kept runs.
 
     Exit code 1 if an exact claim does not hold or a run crashed.
     """
@@ -248,14 +251,14 @@ SETTINGS = tuple(
     for quick, counts in ((False, (None, 5, 4, 3, 2, 1)), (True, (None, 2, 1)))
     for count in counts
 )
-"""The largest first."""
+"""Settings, the largest first."""
 
 
 def largest_kept(experiment: Experiment, sweep: Sweep) -> Setting | None:
-    """The largest setting with all its runs kept, or None."""
+    """Return the largest setting with all its runs kept, or None."""
     for setting in SETTINGS:
         setting.prepare(sweep)
-        with suppress(Exception):  # Judges need not bear runs that are absent.
+        with suppress(Exception):  # Judges may fail on missing runs.
             experiment.run(setting.quick, sweep)
         if not sweep.absent:
             return setting
@@ -268,7 +271,7 @@ def new_sweep(
     workers: int | None, master: str | None, logs: Path | None = None, runs: Path | None = None,
     kept_only: bool = False,
 ) -> Iterator[Sweep]:  # fmt: skip
-    """Make the executor of runs: the cores of this machine, or Spark. Finished runs are kept in `runs`."""
+    """Create the executor of runs: the cores of this machine, or Spark. Finished runs are kept in `runs`."""
     from roamcast.lab.kept import KeptRuns
     from roamcast.lab.sweep import Sweep
 
@@ -276,7 +279,7 @@ def new_sweep(
     if runs is not None:
         kept = KeptRuns(prepare_out_folder(runs, option="--runs"), any_code=kept_only)
         if len(kept):
-            print(f"{len(kept)} finished runs of before are in {runs}", file=sys.stderr)
+            print(f"{len(kept)} finished runs are reused from {runs}", file=sys.stderr)
     if master is None:
         yield Sweep(workers, logs=logs, kept=kept, only_kept=kept_only)
         return
@@ -291,16 +294,16 @@ def new_sweep(
 def given_trace(
     experiment: Experiment, trace: Path | None, overlay: Path | None, quick: bool
 ) -> tuple[Path, Path] | None:
-    """The user's own trace and its options, if given."""
+    """Return the user's own trace and its options, if given."""
     if trace is None and overlay is None:
         return None
     if experiment.run_on_trace is None:
-        takers = "comparison and learned-neighbours do"
+        takers = "comparison and learned-neighbours take one"
         raise InputError(f"--trace: experiment {experiment.id} takes none; {takers}")
     if trace is None or overlay is None:
         raise InputError("--trace and --overlay: give both; `roamcast trace import` writes both")
     if quick:
-        raise InputError("--quick: a trace is replayed as it is; leave one of them out")
+        raise InputError("--quick: a trace is always replayed in full; give one of them")
     return trace, overlay
 
 

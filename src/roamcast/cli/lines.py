@@ -1,4 +1,4 @@
-"""The lines of standard input, many at a time."""
+"""Reads lines of standard input, many at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Lines:
             first, *rest = chunk.split(b"\n")
             begun.append(first)
             if not rest:
-                continue  # In the midst of a long line: joining it each time would be quadratic.
+                continue  # In the middle of a long line: joining each time would be quadratic.
             lines = [b"".join(begun), *rest]
             begun = [lines.pop()]
             yield self._counted(lines)
@@ -44,7 +44,7 @@ class Lines:
             yield chunk
 
     async def _readable(self) -> None:
-        """Wait until reading does not block. It is not made non-blocking: a shell may share it with us."""
+        """Wait until reading does not block. The file stays in blocking mode: a shell may share it."""
         if select.select([self._source], [], [], 0)[0]:
             return
         loop = asyncio.get_running_loop()

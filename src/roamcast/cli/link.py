@@ -50,10 +50,10 @@ def link(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of random events. [default: random]")] = None,
 ) -> None:
-    """Pass on TCP connections as a slow link would: with its rate, its delay and its errors.
+    """Forward TCP connections like a slow link: with its rate, delay and errors.
 
-    Nothing is lost; a packet that breaks comes later, and so does everything behind it. All connections share
-    the link. It runs until it is interrupted.
+    Nothing is lost: a corrupted packet arrives later, and delays all later ones. All connections share the
+    link. The command runs until it is interrupted.
     """
     from roamcast.config.addresses import join_endpoint, split_endpoint
     from roamcast.slow_link.channel import find_profile

@@ -1,4 +1,4 @@
-"""`roamcast location`: movement graphs, made and looked at."""
+"""`roamcast location`: create and inspect movement graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`roamcast model`: what formulas say, where a simulation would have to measure."""
+"""`roamcast model`: results of formulas, as an alternative to simulation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIT = "roamcast model fit --points points.csv --degree 2 --at 300"
 
 
 def register(app: typer.Typer) -> None:
-    group = new_group("Compute what formulas say of moving clients.", examples=[COST, CTMC, FIT])
+    group = new_group("Compute formulas about moving clients.", examples=[COST, CTMC, FIT])
     app.add_typer(group, name="model")
     group.command("cost", epilog=show_examples(COST, f"{COST} --case 5 --json"))(cost)
     group.command("ctmc", epilog=show_examples(CTMC, f"{CTMC} --clients 200 --json"))(ctmc)
@@ -37,8 +37,8 @@ def register(app: typer.Typer) -> None:
     )(fit)
 
 
-# The defaults of all three are those of the models, written out because importing these takes longer
-# than a start may; a test compares them.
+# The defaults of all three are those of the models, written out because importing these would slow down every
+# start; a test compares them.
 
 # --- cost ---
 
@@ -85,10 +85,10 @@ def cost(
     control: Annotated[float, typer.Option(help="Cost of a handoff's control messages, in sends.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Compare what reactive, pro-active and durable handling of moves cost in messages.
+    """Compare the message cost of reactive, pro-active and durable handling of moves.
 
-    Pro-active costs less than reactive while xi_n/xi_m is below R1 (shown for the given sends), and
-    less than durable while xi_n/xi_n3 is below R2 (shown for xi_m/xi_n at 1 and at 0).
+    Pro-active costs less than reactive while xi_n/xi_m is below R1 (shown for the given sends), and less than
+    durable while xi_n/xi_n3 is below R2 (shown for xi_m/xi_n at 1 and at 0).
     """
     from roamcast.models.cost import CASES, HANDOFFS, Handoffs, Sends, Setting
 
@@ -169,14 +169,14 @@ def ctmc(
     disconnect_to_handoff: Annotated[
         float | None, typer.Option(help="Share of disconnected clients that do not return. [default: 0.5]")
     ] = None,
-    clients: Annotated[int, typer.Option(min=1, help="How many clients there are.")] = 200,
+    clients: Annotated[int, typer.Option(min=1, help="Number of clients.")] = 200,
     confidence: Annotated[float, typer.Option(help="Confidence of the bounds, between 0 and 1.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Seed of a random topology.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Compute how many clients each broker has in the long run, from a Markov chain.
+    """Compute the long-term number of clients at each broker, from a Markov chain.
 
-    low and high bound the number at a random moment; they are left out where too few are expected.
+    low and high bound the number at a random moment; they are omitted if the expected number is too small.
     """
     import random
 
@@ -235,9 +235,9 @@ def fit(
     confidence: Annotated[float, typer.Option(help="Confidence of the bounds, between 0 and 1.")] = 0.95,
     as_json: AsJson = False,
 ) -> None:
-    """Fit a polynomial to measured points, and predict with it beyond them.
+    """Fit a polynomial to measured points, and predict values beyond them.
 
-    mean low and high bound the curve itself, single low and high one more measurement.
+    mean low and high bound the curve itself; single low and high bound one more measurement.
     """
     xs, ys = gather_points(points, point or [])
     found = fitted(xs, ys, degree)

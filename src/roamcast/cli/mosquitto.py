@@ -1,4 +1,4 @@
-"""What `roamcast pub` and `roamcast sub` have in common: the flags that users of Mosquitto know."""
+"""Flags of Mosquitto's clients that `roamcast pub` and `roamcast sub` share."""
 
 from __future__ import annotations
 
@@ -41,26 +41,36 @@ QOS = Flag(
 CONNECTION = (
     Flag(("-h", "--host"), "The broker's host.", "HOST", "localhost"),
     Flag(("-p", "--port"), "Its port: 1883, or 8883 with TLS.", "PORT", None, whole_number(1, 65_535)),
-    Flag(("-L", "--url"), "All at once: mqtt(s)://[USER[:PASSWORD]@]HOST[:PORT]/TOPIC.", "URL"),
-    Flag(("-i", "--id"), "The client id; without, a random one.", "ID"),
-    Flag(("-I", "--id-prefix"), "What a random client id begins with.", "PREFIX"),
-    Flag(("-c", "--disable-clean-session"), "Keep the session when this ends, and go on with it next time."),
+    Flag(
+        ("-L", "--url"),
+        "Host, port, credentials and topic as one URL: mqtt(s)://[USER[:PASSWORD]@]HOST[:PORT]/TOPIC.",
+        "URL",
+    ),
+    Flag(("-i", "--id"), "The client id. [default: random]", "ID"),
+    Flag(("-I", "--id-prefix"), "Prefix of a random client id.", "PREFIX"),
+    Flag(("-c", "--disable-clean-session"), "Keep the session at the end, and resume it next time."),
     Flag(
         ("-x", "--session-expiry-interval"),
-        "With -c: for how many seconds; -1, as without it, for as long as the broker will.",
+        "With -c: seconds to keep the session; -1 (the default) as long as the broker allows.",
         "SECONDS",
         None,
         seconds_or_ever,
     ),
-    Flag(("-k", "--keepalive"), "A sign of life at least so often.", "SECONDS", 60, whole_number(0, 65_535)),
+    Flag(("-k", "--keepalive"), "Keep-alive interval.", "SECONDS", 60, whole_number(0, 65_535)),
     Flag(("-V", "--protocol-version"), "MQTT version: 5 (mqttv5) or 311 (mqttv311).", "VERSION", 5, version),
     Flag(("-u", "--username"), "User name.", "NAME"),
     Flag(("-P", "--pw"), "Password; the variable ROAMCAST_PASSWORD is safer.", "PASSWORD"),
     Flag(("-A", "--bind"), "The address of this machine to connect from.", "ADDRESS"),
-    Flag(("-M", "--max-inflight"), "Publishes on their way at once.", "COUNT", None, whole_number(1, 65_535)),
-    Flag(("--nodelay",), "Always so: small packets leave at once."),
-    Flag(("-d", "--debug"), "Say on stderr what is sent and received."),
-    Flag(("--quiet",), "Say nothing on stderr."),
+    Flag(
+        ("-M", "--max-inflight"),
+        "Maximum number of unacknowledged publishes.",
+        "COUNT",
+        None,
+        whole_number(1, 65_535),
+    ),
+    Flag(("--nodelay",), "No effect: small packets are always sent at once."),
+    Flag(("-d", "--debug"), "Log sent and received packets on stderr."),
+    Flag(("--quiet",), "Print nothing on stderr."),
     Flag(
         ("-D", "--property"),
         "A user property of the message, or in Mosquitto's words a property of a packet (connect, publish, "
@@ -69,16 +79,16 @@ CONNECTION = (
         is_repeatable=True,
         take=take_property,
     ),
-    Flag(("--will-topic",), "Publish a will if this client vanishes: its topic.", "TOPIC"),
-    Flag(("--will-payload",), "Its payload; empty if none is given.", "PAYLOAD"),
+    Flag(("--will-topic",), "Topic of a will, published if this client disconnects unexpectedly.", "TOPIC"),
+    Flag(("--will-payload",), "Payload of the will. [default: empty]", "PAYLOAD"),
     Flag(("--will-qos",), "Its QoS.", "QOS", 0, whole_number(0, 2)),
-    Flag(("--will-retain",), "Whether it is retained."),
+    Flag(("--will-retain",), "Retain the will."),
     Flag(("--cafile",), "Use TLS; trust the authorities in this PEM file.", "FILE"),
     Flag(("--capath",), "Use TLS; trust the authorities in this folder.", "FOLDER"),
     Flag(("--tls", "--tls-use-os-certs"), "Use TLS; trust the authorities of the system."),
     Flag(("--cert",), "This client's certificate, PEM.", "FILE"),
     Flag(("--key",), "Its private key, PEM.", "FILE"),
-    Flag(("--insecure",), "Do not check that the certificate is of this host."),
+    Flag(("--insecure",), "Do not check the host name in the certificate."),
     Flag(("--ciphers",), "The ciphers to use, as OpenSSL lists them.", "LIST"),
     Flag(
         ("--tls-version",),
@@ -87,10 +97,10 @@ CONNECTION = (
         None,
         one_of({"tlsv1.2": "TLSv1_2", "tlsv1.3": "TLSv1_3"}),
     ),
-    Flag(("--tls-alpn",), "The protocol to agree on, as in mqtt.", "NAME"),
+    Flag(("--tls-alpn",), "ALPN protocol, as in mqtt.", "NAME"),
     Flag(
         ("--roam",),
-        "Attach to the first of these brokers and move on to the next, round and round.",
+        "Attach to the first of these brokers, then move to the next, cyclically.",
         "[ID=]ADDRESS,…",
     ),
     Flag(("--every",), "With --roam: seconds between two moves.", "SECONDS", 5.0, number(0.01)),
@@ -125,7 +135,7 @@ class Target(NamedTuple):
 
 
 def target_of(values: Values) -> Target:
-    """The target from flags or URL; flags win over the URL, as with Mosquitto."""
+    """Return the target from flags or URL; flags override the URL, as in Mosquitto."""
     password = values.pw if values.pw is not None else os.environ.get("ROAMCAST_PASSWORD")
     uses_tls = bool(
         values.tls_use_os_certs or values.cafile or values.capath or values.cert or values.tls_version
@@ -162,7 +172,7 @@ def client_of(values: Values, target: Target) -> Client:
     expiry_s = described.pop("session-expiry-interval", None) if expiry_s is None else expiry_s
     keeps = values.disable_clean_session
     if keeps and not values.id:
-        raise InputError("-c keeps a session, which needs a name to be found by: give one with -i")
+        raise InputError("-c keeps a session, which needs a client id: give one with -i")
     if expiry_s and not keeps:
         raise InputError("-x keeps the session for a while: give -c and -i too")
     if values.id is not None and values.id_prefix is not None:

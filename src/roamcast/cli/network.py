@@ -1,4 +1,4 @@
-"""The whole network from any of its brokers: `roamcast status|clients|sessions|subscriptions|links|top`,
+"""The whole network, from any of its brokers: `roamcast status|clients|sessions|subscriptions|links|top`,
 and `kick`."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def status(
 
 
 def rows_of_sites(brokers: list[Answer]) -> list[Answer]:
-    """A row for each broker, with all workers of a site in one."""
+    """Return a row for each broker, with all workers of a site in one."""
     rows: dict[str, Answer] = {}
     for one in brokers:
         row = rows.setdefault(one["site"] or one["id"], dict(one))
@@ -123,15 +123,17 @@ def clients(
 def sessions(
     search: Search = "",
     broker: Broker = "",
-    away: Annotated[bool, typer.Option("--away", help="Only sessions whose client is away.")] = False,
-    queued: Annotated[int, typer.Option(min=0, help="Only sessions with this many queued messages.")] = 0,
+    away: Annotated[bool, typer.Option("--away", help="Only sessions whose client is disconnected.")] = False,
+    queued: Annotated[
+        int, typer.Option(min=0, help="Only sessions with at least this many queued messages.")
+    ] = 0,
     data: Data = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
     watch: Watch = False,
     interval: Interval = 2.0,
 ) -> None:
-    """List sessions of all brokers, also of clients that are away, and the messages queued for each."""
+    """List sessions of all brokers, including those of disconnected clients, and their queued messages."""
     folder = folder_of(data, config)
 
     def is_wanted(one: Answer) -> bool:
@@ -199,7 +201,7 @@ def print_subscriptions(answer: Answer) -> None:
 
 def name_silent(answer: Answer) -> None:
     if answer["silent"]:
-        print(f"not heard: {', '.join(answer['silent'])}", file=sys.stderr)
+        print(f"no answer from: {', '.join(answer['silent'])}", file=sys.stderr)
 
 
 def links(
@@ -238,7 +240,7 @@ def top(
 ) -> None:
     """Show the load of all brokers, and the clients with the longest queues.
 
-    At a terminal it goes on until interrupted; otherwise, and with --json, it shows them once.
+    At a terminal the display is updated until interrupted; otherwise, and with --json, it is printed once.
     """
     folder = folder_of(data, config)
 
@@ -249,7 +251,7 @@ def top(
         return {**network, "clients": rows[:CLIENTS_IN_TOP]}
 
     asked(folder, "network")
-    time.sleep(RATES_S)  # The brokers measure meanwhile.
+    time.sleep(RATES_S)  # Meanwhile the brokers measure their rates.
     repeat(found, print_top, as_json, sys.stdout.isatty() and not as_json, interval)
 
 
@@ -306,7 +308,7 @@ def asked_in_parts(folder: Path, command: str, name: str, **request: object) -> 
 def repeat(
     find: Callable[[], Answer], show: Callable[[Answer], None], as_json: bool, watch: bool, interval_s: float
 ) -> Answer:
-    """Show the findings once, or until interrupted; return the last."""
+    """Print the result once, or until interrupted; return the last one."""
     while True:
         found = find()
         if as_json:
@@ -322,7 +324,7 @@ def repeat(
 
 
 def table(columns: list[str], rows: list[list[object]]) -> None:
-    """Print a table whose texts may come from strangers."""
+    """Print a table whose texts may come from untrusted clients."""
     print_table(columns, [[printable(one) if isinstance(one, str) else one for one in row] for row in rows])
 
 

@@ -1,4 +1,5 @@
-"""Looking at running brokers, and deciding for them: `roamcast where`, `explain`, `broker status|drain|…`."""
+"""Inspecting running brokers, and operators' actions: `roamcast where`, `explain`, `broker
+status|drain|…`."""
 
 from __future__ import annotations
 
@@ -73,8 +74,8 @@ def where(
         down = ", ".join(f"{peer} ({why or 'not connected'})" for peer, why in answer["links_down"].items())
         asked = f"; these links are down: {down}" if down else ""
         if answer["away"]:
-            asked += f"; these brokers did not answer, and may hold it: {', '.join(answer['away'])}"
-        print(f"no broker that can be asked holds a session of {client}{asked}")
+            asked += f"; these brokers did not answer, and may hold the session: {', '.join(answer['away'])}"
+        print(f"no reachable broker holds a session of {client}{asked}")
     if not answer["found"]:
         raise typer.Exit(EXIT_NOT_FOUND)
 
@@ -87,7 +88,7 @@ def status(data: Data = None, config: ConfigFile = None, as_json: AsJson = False
     else:
         print_status(answer)
     if "journal" not in answer:
-        return  # A follower serves nobody.
+        return  # A follower serves no clients.
     if answer["journal"] != "ok" or answer["history"]["refusal"] != "ok":
         raise typer.Exit(EXIT_FAILING)
 
@@ -121,7 +122,7 @@ def print_status(answer: dict[str, Any]) -> None:
         print_worker(worker)
     for link in answer["links"]:
         if any(worker["worker"] == link["peer"] for worker in workers):
-            continue  # Its row says whether it is there.
+            continue  # The worker's row says whether it is up.
         state = "up" if link["is_up"] else f"down ({link['why'] or 'not connected'})"
         if link.get("over"):
             state = f"up, carried by {link['over']} ({link['why'] or 'the direct way is silent'})"
@@ -205,9 +206,9 @@ def drain(
     timeout: Annotated[float, typer.Option(min=1, help="Give up after this many seconds.")] = DRAIN_S,
     as_json: AsJson = False,
 ) -> None:
-    """Hand every session to another broker before maintenance, and say when this one is empty.
+    """Hand every session to another broker before maintenance, and report when this broker is empty.
 
-    Clients are closed with "use another server". Nobody is served here until the broker is started anew.
+    Clients are closed with "use another server". The broker serves no client until it is restarted.
     """
     from roamcast.daemon.control import ask
 
@@ -222,7 +223,9 @@ def drain(
                 print(f"empty: {moved:,} sessions have gone to {answer['to']}; the broker can be stopped")
             return
         if time.monotonic() > end:
-            raise InputError(f"after {timeout:g} s {answer['sessions']} sessions are still here; it goes on")
+            raise InputError(
+                f"after {timeout:g} s {answer['sessions']} sessions are still here; the drain continues"
+            )
         print(f"{answer['sessions']:,} sessions left", file=sys.stderr)
 
 
@@ -234,8 +237,7 @@ def forget(
 ) -> None:
     """Forget a broker whose disk is lost: its sessions are given up, and no broker waits for it.
 
-    One broker is told, and tells all others. A broker that was forgotten must never come back with its
-    old disk.
+    Tell one broker; it tells all others. A forgotten broker must never return with its old disk.
     """
     answer = last_answer(folder_of(data, config), ANSWER_S, command="forget", broker=broker)
     if as_json:
@@ -274,8 +276,9 @@ def accept_history(
 ) -> None:
     """Accept an older history: a peer lost its disk, or was restored from an old backup.
 
-    At a broker that refuses a peer: link with the peer as it is now; what its folder lacks is lost. With
-    the broker's own ID: serve clients, though a peer refuses this broker, or none of its peers was met.
+    At a broker that refuses a peer: link with the peer in its present state; data missing in the peer's
+    folder is lost. With the broker's own ID: serve clients although a peer refuses this broker, or none of
+    its peers was met.
     """
     answer = last_answer(folder_of(data, config), ANSWER_S, command="accept-history", broker=broker)
     if as_json:
@@ -283,7 +286,7 @@ def accept_history(
         return
     print(f"the history of {broker} is accepted")
     if answer["begins_anew"]:
-        print(f"the link to {broker} is made anew: what was on it is given up", file=sys.stderr)
+        print(f"the link to {broker} restarts: unacknowledged messages on it are given up", file=sys.stderr)
 
 
 def explain(
@@ -294,7 +297,7 @@ def explain(
         str,
         typer.Argument(
             metavar="PUBLISHER:NUMBER",
-            help="The notification; PUBLISHER:INCARNATION:NUMBER if the publisher began anew.",
+            help="The notification; PUBLISHER:INCARNATION:NUMBER if the publisher started anew.",
         ),
     ] = "",
     logs: Annotated[
@@ -314,9 +317,9 @@ def explain(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a notification travelled to a client, from the event logs of all brokers.
+    """Show how a notification reached a client, from the event logs of all brokers.
 
-    --otlp adds a trace to a file, one line of JSON for each, or sends it to a collector, as in
+    --otlp appends a trace to a file, one line of JSON each, or sends it to a collector, as in
     http://127.0.0.1:4318/v1/traces.
     """
     if not logs:
@@ -353,12 +356,12 @@ def explain(
 
 
 def write_trace(where: str, rows: list[Row], client: str, wanted: Identity) -> None:
-    """Add a trace to a file, or send it to a collector."""
+    """Append a trace to a file, or send it to a collector."""
     from roamcast.records.spans import as_otlp, trace_of
 
     trace = trace_of(rows, client, wanted)
     if not trace.spans:
-        raise InputError(f"--otlp {where}: the logs have nothing of this notification")
+        raise InputError(f"--otlp {where}: the logs do not contain this notification")
     send_trace(where, as_otlp(trace))
 
 
@@ -402,7 +405,7 @@ def rows_in(folders: list[Path]) -> Iterator[Row]:
 def parse_notification(text: str) -> Identity:
     from roamcast.records.explaining import Identity
 
-    # A client id may hold colons; the numbers are at the end.
+    # A client id may contain colons; the numbers are at the end.
     publisher, _, number = text.rpartition(":")
     incarnation = None
     head, _, middle = publisher.rpartition(":")

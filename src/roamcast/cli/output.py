@@ -1,7 +1,7 @@
-"""What commands print: results on stdout, progress on stderr, and never a mixture.
+"""Output of commands: results on stdout, progress on stderr.
 
-A command has one of two outputs: tables for a person, or with --json exactly one JSON object for a
-program. Rich is imported where it is used, because starting must stay fast.
+A command prints either tables for a person, or with --json exactly one JSON object for a program. Rich is
+imported where it is used, because starting must stay fast.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
     "table",
 ]  # fmt: skip
 
-# What long work calls now and then: how much is done, and of how much.
+# Called by long work from time to time, with the amount done and the total.
 Report = Callable[[int, int], None]
 
 
@@ -40,9 +40,9 @@ SAY_EVERY_S = 30.0
 
 
 def emit_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON object on one line of stdout, its keys in the order they were put in.
+    """Print one JSON object on one line of stdout, its keys in insertion order.
 
-    JSON has no NaN and no infinity; both become null, so that every reader accepts the line.
+    JSON has no NaN and no infinity; both become null, so that every parser accepts the line.
     """
     sys.stdout.write(json.dumps(plain(value), allow_nan=False) + "\n")
 
@@ -68,10 +68,10 @@ def plain(value: Any) -> Any:
 
 @contextmanager
 def progress(title: str) -> Iterator[Report]:
-    """A progress bar on stderr while the block runs; the block calls what it is given.
+    """Show a progress bar on stderr while the block runs; the block calls the yielded function.
 
-    Where stderr is no terminal, a line at the start, one at the end and one now and then have to do: a
-    bar would fill a log with its every state.
+    If stderr is no terminal, a line is printed at the start, at the end and from time to time, since a bar
+    would fill a log.
     """
     started = time.monotonic()
     if not sys.stderr.isatty():
@@ -98,7 +98,7 @@ class _NowAndThen:
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if done <= self._done:  # Another part of the work has begun.
+        if done <= self._done:  # A new part of the work has started.
             self._started = self._called
         self._done, self._called = done, now
         if 0 < done < total and now - self._said >= SAY_EVERY_S:
@@ -108,7 +108,7 @@ class _NowAndThen:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print a table on stdout; columns of numbers are aligned to the right."""
+    """Print a table on stdout; columns of numbers are right-aligned."""
     from rich.console import Console
     from rich.table import Table
 
@@ -119,13 +119,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
         drawing.add_column(name, justify="right" if numeric else "left")
     for row in body:
         drawing.add_row(*map(cell, row))
-    # A file or a pipe has no width at which lines would have to be broken.
+    # A file or a pipe has no width, so lines are not wrapped.
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 1000, markup=False)
     console.print(drawing)
 
 
 def prepare_new_folder(out: Path, *names: str) -> None:
-    """Make the folder; refuse one in which results of these names would mix with earlier ones."""
+    """Create the folder; refuse one that already has results of these names."""
     prepare_out_folder(out)
     for used in (out / name for name in names):
         if used.is_file() or (used.is_dir() and any(used.iterdir())):
@@ -133,10 +133,10 @@ def prepare_new_folder(out: Path, *names: str) -> None:
 
 
 def prepare_out_folder(path: Path, *, option: str = "--out") -> Path:
-    """Make the folder that results will go to, or say why it cannot be, before long work starts."""
+    """Create the folder for results, or fail before long work starts."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # Permission bits do not tell: the file system may be read-only, or full.
+        # Permission bits are not enough: the file system may be read-only, or full.
         with tempfile.TemporaryFile(dir=path) as probe:
             probe.write(b"\0")
     except (FileExistsError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""`roamcast pipeline`: questions to event logs, answered by Spark."""
+"""`roamcast pipeline`: analyses event logs with Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roamcast.cli.usage import new_group
 
 def register(app: typer.Typer) -> None:
     group = new_group(
-        "Ask event logs what happened, on Spark.",
+        "Analyse event logs, with Spark.",
         examples=["roamcast pipeline audit --log run/log --out audit"],
     )
     app.add_typer(group, name="pipeline")

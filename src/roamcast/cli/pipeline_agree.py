@@ -1,4 +1,4 @@
-"""`roamcast pipeline agree`: the simulator's checkers and the audit judge the same runs."""
+"""`roamcast pipeline agree`: compares the simulator's checkers with the audit on the same runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roamcast.cli.usage import AsJson, show_examples
 
 EXIT_DISAGREEMENT = 1
 SHOWN = 20
-"""Disagreements that are printed or in the JSON; all of them are counted."""
+"""Maximum number of disagreements printed or in the JSON; all of them are counted."""
 STORIES_PER_CHUNK = 20
 
 Story = tuple[str, int]
@@ -54,10 +54,10 @@ def agree(
     ] = "both",
     as_json: AsJson = False,
 ) -> None:
-    """Draw runs from seeds, and let the simulator's checkers and the audit judge each on its own.
+    """Draw runs from seeds, and judge each with the simulator's checkers and with the audit.
 
-    The checkers sit in the run and see everything; the audit has its log alone, and evaluates filters
-    by itself. They must come to the same counts in every run. Exit code 1 if they do not.
+    The checkers see the whole run; the audit has only the log, and evaluates filters by itself. Their counts
+    must be equal in every run. Exit code 1 if they are not.
     """
     from roamcast.pipeline.agreement import disagreements
 
@@ -116,7 +116,7 @@ def simulate(folder: Path, stories: list[Story], workers: int) -> dict[str, dict
 
 @contextmanager
 def mapping(workers: int) -> Iterator[Callable[..., Iterable[dict[str, dict[str, int]]]]]:
-    """`map`, in as many processes as are worth starting."""
+    """Like `map`, in as many processes as are worth starting."""
     if workers == 1:
         yield map
         return

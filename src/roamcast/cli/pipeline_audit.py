@@ -1,4 +1,4 @@
-"""`roamcast pipeline ingest` and `audit`: clean logs, and proof of what was delivered."""
+"""`roamcast pipeline ingest` and `audit`: clean logs, and prove what was delivered."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from roamcast.cli.usage import AsJson, show_examples
 from roamcast.errors import InputError
 
 EXIT_FINDINGS = 1
-"""With --strict: the audit found something."""
+"""Exit code with --strict if the audit found something."""
 
 COUNTS = ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected", "invented")
 FAULTS = {
@@ -62,9 +62,10 @@ def ingest(
     log: Log, out: Out, master: Master = LOCAL, conf: Conf = None, memory_mb: MemoryMb = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Make one clean log of any number of files: each row once, bad ones aside with the reason.
+    """Merge any number of log files into one clean log: each row once, invalid rows set aside with the
+    reason.
 
-    Run it again, also with late files: the result is completed, never repeated.
+    Run it again when late files arrive: rows are added, never duplicated.
     """
 
     from roamcast.pipeline.places import place_of
@@ -82,7 +83,7 @@ def ingest(
     reasons = figures.pop("reasons")
     table(["what", "value"], [(name.replace("_", " "), value) for name, value in figures.items()])
     for reason, count in sorted(reasons.items()):
-        print(f"  {count} put aside: {reason}")
+        print(f"  {count} set aside: {reason}")
     print(f"The clean log is in {places[1] / 'records'}")
 
 
@@ -94,13 +95,15 @@ def audit(
     memory_mb: MemoryMb = None,
     engine: EngineName = "auto",
     clock_error: ClockError = 0.0,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if anything is wrong.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with code 1 if the audit finds an error.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Work out what each subscriber should have received, and compare it with what it got.
+    """Compute what each subscriber should have received, and compare it with what it received.
 
-    Filters are evaluated anew; no broker is asked what it should have delivered. Clients without records of
-    their own are judged by what brokers say they acknowledged. Tables with every finding go to the folder.
+    Filters are evaluated again; brokers' decisions are not trusted. Clients without own records are judged by
+    the acknowledgements that brokers recorded. Tables with all findings are written to the folder.
     """
     check_seconds("--clock-error", clock_error)
     from roamcast.pipeline.places import place_of
@@ -158,7 +161,7 @@ def metrics(
 ) -> None:
     """Measure handoffs, delays, traffic and losses, for each mobility protocol over all of its runs.
 
-    Each measure with its mean, its percentiles and the 95 % interval of the mean over runs.
+    Shows each measure with its mean, its percentiles and the 95 % interval of the mean over runs.
     """
     check_seconds("--clock-error", clock_error)
     check_seconds("--neighbour-timeout", neighbour_timeout)

@@ -1,4 +1,4 @@
-"""`roamcast pipeline neighbours`: what is learned from where clients went."""
+"""`roamcast pipeline neighbours`: learns a model of where clients move."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def neighbours(
     log: Annotated[Path | None, typer.Option(help="Folder of event logs to learn from.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Trace of visits to learn from.")] = None,
     learn_share: Annotated[
-        float, typer.Option(help="Share of the time to learn from; predictions are tried on the rest.")
+        float, typer.Option(help="Share of the time to learn from; predictions are tested on the rest.")
     ] = 0.7,
-    degree: Annotated[int, typer.Option(help="Neighbours of a broker, at most.")] = 8,
+    degree: Annotated[int, typer.Option(help="Maximum number of neighbours of a broker.")] = 8,
     mass: Annotated[
         float, typer.Option(help="Keep the likeliest neighbours up to this total probability, 0 to 1.")
     ] = 1.0,
@@ -50,10 +50,10 @@ def neighbours(
     master: Master = "local[*]",
     as_json: AsJson = False,
 ) -> None:
-    """Learn where clients go next, and say how far that can be trusted.
+    """Learn where clients go next, and measure how reliable the model is.
 
-    The graph is learned from the first part of the time; hit rates are measured on the rest. A Markov
-    chain is fitted to the same part, and compared with where clients were later.
+    The graph is learned from the first part of the time; hit rates are measured on the rest. A Markov chain
+    is fitted to the same part, and compared with where clients were later.
     """
     small = check_inputs(log, trace, master)
     from roamcast.lab.summary import write_json
@@ -82,7 +82,7 @@ def neighbours(
 
 
 def check_inputs(log: Path | None, trace: Path | None, master: str) -> bool:
-    """Check the input before Spark starts; True if it is small."""
+    """Check the input before Spark starts; return true if it is small."""
     if (log is None) == (trace is None):
         raise InputError("--log and --trace: give one of them")
     need_spark()
@@ -132,7 +132,7 @@ def show(document: dict[str, Any], as_json: bool) -> None:
 
 
 def show_evaluation(found: dict[str, Any]) -> None:
-    """Print the models side by side, and how well they predict times of leaving."""
+    """Print the models side by side, and how well they predict when clients leave."""
     columns = list(next(iter(found["models"].values()), {}))
     rows = [[name, *row.values()] for name, row in found["models"].items()]
     title = f"Later moves: {found['moves']:,}; the bound of clients' own ways is {found['bound_of_own_way']}"

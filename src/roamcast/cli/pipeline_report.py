@@ -28,9 +28,9 @@ def report(
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Roamcast report",
     as_json: AsJson = False,
 ) -> None:
-    """Show results on one page that needs no other file: pictures first, then claims and tables.
+    """Show results on one self-contained page: pictures first, then claims and tables.
 
-    Several folders are set side by side. The pictures are also copied, as PNG and SVG.
+    Several folders are shown side by side. The pictures are also copied, as PNG and SVG.
     """
     from roamcast.pipeline.report import collect, page, write_page
     from roamcast.pipeline.report_figures import draw_into

@@ -42,16 +42,16 @@ def sql(
     question: Annotated[
         str, typer.Argument(help="A SELECT over the views; without one they are listed.", show_default=False)
     ] = "",
-    rows: Annotated[int, typer.Option("--rows", min=1, help="Rows of the answer, at most.")] = 1_000,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Maximum number of rows in the answer.")] = 1_000,
     master: Master = LOCAL,
     conf: Conf = None,
     memory_mb: MemoryMb = None,
     engine: EngineName = "auto",
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Ask an event log in SQL: views of handoffs, deliveries, sessions, clients, brokers and more.
+    """Query an event log in SQL: views of handoffs, deliveries, sessions, clients, brokers and more.
 
-    Without a question it lists the views and their columns.
+    Without a query the command lists the views and their columns.
     """
     from roamcast.pipeline.places import place_of
 
@@ -83,7 +83,7 @@ def sql(
 
 
 def asked(engine: Engine, question: str, rows: int) -> pa.Table:
-    """Answer the question, or list the views; errors in the SQL become one line."""
+    """Answer the query, or list the views; errors in the SQL become one line."""
     import pyarrow as pa
 
     from roamcast.pipeline.views import ask, views
@@ -100,7 +100,7 @@ def asked(engine: Engine, question: str, rows: int) -> pa.Table:
         if type(error).__module__.partition(".")[0] not in ("duckdb", "_duckdb", "pyspark"):
             raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise InputError(f"the question cannot be answered: {lines[0]}") from None
+        raise InputError(f"the query failed: {lines[0]}") from None
 
 
 def show(answer: pa.Table, as_json: bool) -> None:

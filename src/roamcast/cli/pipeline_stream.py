@@ -1,4 +1,4 @@
-"""`roamcast pipeline stream`: follow the growing log of a network that runs."""
+"""`roamcast pipeline stream`: follows the growing log of a running network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ONCE = "roamcast pipeline stream --log run/log --out stream --once"
 LIVE = "roamcast pipeline stream --log /var/lib/roamcast/events --out stream --late 120"
 SHOWN = 10
-"""Minutes that are printed; all of them are in a table."""
+"""Number of minutes printed; the table has all of them."""
 LOOK_EVERY_S = 0.2
 
 
@@ -69,8 +69,8 @@ def stream(
 ) -> None:
     """Show loss, duplicates and handoff delay by the minute, while files are added to the log.
 
-    It runs until Ctrl-C; started again, it goes on where it was. A minute is told when it is closed (--late),
-    and corrected when something owed arrives later (--forget).
+    Runs until Ctrl-C; started again, it resumes. A minute is reported when it is closed (--late), and
+    corrected when rows arrive later (--forget).
     """
     need_spark()
     from roamcast.pipeline.master import check_master
@@ -94,7 +94,7 @@ def stream(
 
 
 def say(progress: Progress) -> None:
-    """One line on stderr for each batch."""
+    """Print one line on stderr for each batch."""
     until = progress.closed_until_s
     closed = f"closed until {datetime.fromtimestamp(until, UTC):%Y-%m-%d %H:%M}" if until else "none closed"
     print(f"batch {progress.batch}: {progress.rows:,} rows so far, minutes {closed}", file=sys.stderr)
@@ -119,7 +119,7 @@ def wait(query: StreamingQuery, is_asked: threading.Event) -> None:
         if is_asked.wait(LOOK_EVERY_S):
             query.stop()
             return
-    query.awaitTermination()  # Raises what ended it, if something did.
+    query.awaitTermination()  # Raises the exception that ended the stream, if any.
 
 
 def shown_so_far(spark: SparkSession, out: Place) -> tuple[dict[str, Any], list[dict[str, Any]]]:

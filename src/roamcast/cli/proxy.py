@@ -50,9 +50,9 @@ def proxy(
     print_config: PrintConfig = False,
     check: Check = False,
 ) -> None:
-    """Run a mobility proxy beside a broker: what its clients subscribed to follows them between sites.
+    """Run a mobility proxy beside a broker: subscriptions follow its clients between sites.
 
-    Flags win over environment variables (ROAMCAST_PROXY_SECTION_KEY), and these over the file.
+    Flags override environment variables (ROAMCAST_PROXY_SECTION_KEY), and these override the file.
     """
     from roamcast.proxy.config import PROXY
 

@@ -15,19 +15,27 @@ if TYPE_CHECKING:
 FLAGS = (
     Flag(("-t", "--topic"), "The topic.", "TOPIC"),
     Flag(("-m", "--message"), "The payload.", "TEXT"),
-    Flag(("-f", "--file"), "The payload is this file.", "FILE"),
-    Flag(("-l", "--stdin-line"), "Each line of standard input that is not empty."),
-    Flag(("-s", "--stdin-file"), "All of standard input."),
-    Flag(("-n", "--null-message"), "An empty payload."),
+    Flag(("-f", "--file"), "Publish the content of this file.", "FILE"),
+    Flag(("-l", "--stdin-line"), "Publish each non-empty line of standard input."),
+    Flag(("-s", "--stdin-file"), "Publish all of standard input as one message."),
+    Flag(("-n", "--null-message"), "Publish an empty payload."),
     QOS,
-    Flag(("-r", "--retain"), "Keep it for later subscribers."),
-    Flag(("--content-type",), "application/json makes fields of the payload attributes.", "TYPE"),
+    Flag(("-r", "--retain"), "Retain the message for later subscribers."),
     Flag(
-        ("--message-expiry",), "Seconds until it is worthless.", "SECONDS", None, whole_number(0, 0xFFFF_FFFF)
+        ("--content-type",),
+        "Content type; with application/json the fields of the payload are attributes.",
+        "TYPE",
     ),
-    Flag(("--response-topic",), "Where an answer is expected.", "TOPIC"),
+    Flag(
+        ("--message-expiry",),
+        "Seconds until the message expires.",
+        "SECONDS",
+        None,
+        whole_number(0, 0xFFFF_FFFF),
+    ),
+    Flag(("--response-topic",), "Response topic.", "TOPIC"),
     Flag(("--repeat",), "Publish this many times.", "NUMBER", 1, whole_number(1)),
-    Flag(("--repeat-delay",), "Seconds between two of these.", "SECONDS", 0.0, number(0.0)),
+    Flag(("--repeat-delay",), "Seconds between two repetitions.", "SECONDS", 0.0, number(0.0)),
     *CONNECTION,
 )
 
@@ -36,7 +44,7 @@ def pub(values: Values) -> int:
     target = target_of(values)
     topic = values.topic if values.topic is not None else target.topic
     if topic is None:
-        raise InputError("which topic? Give -t TOPIC, or a URL with one (-L)")
+        raise InputError("no topic: give -t TOPIC, or a URL with one (-L)")
     if values.stdin_line and values.repeat > 1:
         raise InputError("--repeat repeats one message: give it with -m, -f, -s or -n")
     given = (values.message, values.file, values.stdin_line, values.stdin_file, values.null_message)

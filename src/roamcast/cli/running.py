@@ -1,4 +1,4 @@
-"""Running a client from the command line: signals, roaming, words on stderr, and the exit code."""
+"""Runs a client from the command line: signals, roaming, messages on stderr, and the exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roamcast.client.attachment import ATTACHED
 from roamcast.mqtt.codec.reasons import connack_3_1_1
 
 EXIT_FAILED = 1
-"""A broker or the network refused."""
+"""Exit code if a broker or the network refused."""
 EXIT_TERMINATED = 143
 
 
@@ -43,7 +43,7 @@ class Words(logging.Handler):
 
 
 def run_client(values: Values, work: Coroutine[Any, Any, int]) -> int:
-    """Run until it ends or is told to stop; whatever a broker or the network refuses becomes one line."""
+    """Run until the client ends or is stopped; an error of a broker or the network becomes one line."""
     log = logging.getLogger("roamcast.client")
     log.propagate = False
     log.setLevel(logging.DEBUG if values.debug else logging.INFO)
@@ -61,7 +61,7 @@ def run_client(values: Values, work: Coroutine[Any, Any, int]) -> int:
 
 
 def exit_code(error: ClientError, version: int) -> int:
-    """The code with which a broker refused the connection, as Mosquitto's clients give it."""
+    """Return the exit code for a refused connection, as Mosquitto's clients do."""
     reason = error.reason if isinstance(error, ConnectError) else None
     if not reason:
         return EXIT_FAILED
@@ -97,7 +97,7 @@ async def roaming(client: Client, values: Values, progress: Callable[[], str]) -
         yield
     finally:
         task.cancel()
-        # If the client is of no use any more, the block has heard of it too.
+        # If the client has failed, the block has seen the error, too.
         await asyncio.gather(task, return_exceptions=True)
 
 
@@ -114,7 +114,7 @@ async def _roam(client: Client, values: Values, progress: Callable[[], str]) -> 
             await client.move_to(broker if equals else stops[place], proclaimed=values.proclaim)
         except ConnectError as error:
             if not values.quiet:
-                say(f"{error}; passed over")
+                say(f"{error}; skipped")
             continue
         moves += 1
         if not values.quiet:
@@ -124,6 +124,6 @@ async def _roam(client: Client, values: Values, progress: Callable[[], str]) -> 
 
 def flush_all(text: bytes) -> None:
     """Flush standard output: printed notifications may be acknowledged afterwards."""
-    if sys.stdout is not None:  # As it is where the shell has closed it.
+    if sys.stdout is not None:  # stdout is None if the shell has closed it.
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()

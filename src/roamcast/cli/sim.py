@@ -1,4 +1,4 @@
-"""`roamcast sim`: simulated networks, one seed for everything that happens in them."""
+"""`roamcast sim`: simulated networks; one seed determines every event."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(
     topology: Annotated[
         str, typer.Option(help="grid:K, tree:B:H, line:N, star:N, random:N, building or file:PATH.")
     ] = "grid:5",
-    clients: Annotated[int, typer.Option(help="How many clients; each publishes and subscribes.")] = 250,
+    clients: Annotated[int, typer.Option(help="Number of clients; each publishes and subscribes.")] = 250,
     mobile: Annotated[float, typer.Option(help="Share of the clients that roam, 0 to 1.")] = 0.2,
     movement: Annotated[
         str,
@@ -66,13 +66,14 @@ def run(
     connect: Annotated[float, typer.Option(help="Mean time attached, in seconds.")] = 30.0,
     disconnect: Annotated[float, typer.Option(help="Mean time away, in seconds.")] = 30.0,
     handoff: Annotated[
-        float, typer.Option(help="Mean time between two brokers in the patterns RND and NBR, in seconds.")
+        float,
+        typer.Option(help="Mean time away between two brokers in the patterns RND and NBR, in seconds."),
     ] = 3.0,
     proclaimed: Annotated[
         float, typer.Option(help="Share of the moves in which the client says where it goes, 0 to 1.")
     ] = 0.0,
     workload: Annotated[
-        str, typer.Option(help="What is subscribed to: groups, ranges, nested, gaddah or mixed.")
+        str, typer.Option(help="Kind of subscriptions: groups, ranges, nested, gaddah or mixed.")
     ] = "groups",
     selectivity: Annotated[
         float, typer.Option(help="Share of the clients that a notification matches.")
@@ -99,7 +100,7 @@ def run(
         int | None, typer.Option(min=0, help="Bytes that a broker stores at most; unlimited if not given.")
     ] = None,
     window: Annotated[
-        int, typer.Option(min=1, help="Notifications on their way to a client before it acknowledges.")
+        int, typer.Option(min=1, help="Unacknowledged notifications sent to a client, at most.")
     ] = 256,
     unknown_last_broker: Annotated[
         bool, typer.Option("--unknown-last-broker", help="Clients do not name their previous broker.")
@@ -114,7 +115,7 @@ def run(
     neighbours_fixed: Annotated[
         bool, typer.Option("--neighbours-fixed", help="Keep the graph as given, with its directions.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="What decides everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
     records: Annotated[
         str | None,
         typer.Option(help="counters or full: whether every hop is in the log; full if --out is given."),
@@ -186,7 +187,7 @@ def run(
 
 
 def without_foreign_model(scenario: Scenario) -> Scenario:
-    """Without a neighbour graph of other brokers; a line says so, and brokers learn from moves alone."""
+    """Drop a neighbour graph of other brokers with a warning; brokers then learn from moves alone."""
     from roamcast.mobility.prediction import why_unusable
 
     network = scenario.network
@@ -237,7 +238,8 @@ def prepare(scenario: Scenario) -> tuple[Topology, Iterator[Action]]:
     scenario.check()
     topology = scenario.make_topology()
     check_settings(topology, scenario.network)
-    # Workload and movement are drawn with the first action, one publisher's times stand for all.
+    # Checks the settings early: drawing the first action draws workload and movement, and one publisher's
+    # times represent all.
     publish_times(scenario.publish_every_s, scenario.duration_s, random.Random(0))
     actions = scenario.actions(topology)
     return topology, chain([next(actions)], actions)
@@ -246,7 +248,7 @@ def prepare(scenario: Scenario) -> tuple[Topology, Iterator[Action]]:
 def simulate(
     scenario: Scenario, topology: Topology, actions: Iterator[Action], out: Path | None, report: Report
 ) -> dict[str, Any]:
-    """Run the scenario, write its log if a folder is given, and give its figures."""
+    """Run the scenario, write its log if a folder is given, and return its figures."""
     from roamcast.lab.summary import summarise, write_json
     from roamcast.records.parquet import LogWriter
     from roamcast.simulator.run import run_checked
@@ -271,7 +273,7 @@ def simulate(
 
 
 def run_name(scenario: Scenario) -> str:
-    """The name of the run in its log; the same scenario always has the same."""
+    """Return the name of the run in its log; the same scenario always has the same name."""
     return f"{scenario.network.protocol}-{scenario.network.seed}"
 
 

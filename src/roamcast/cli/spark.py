@@ -1,6 +1,6 @@
-"""Running something on Spark from the command line: options that all such commands share, and manners.
+"""Running Spark from the command line: options that all Spark commands share.
 
-Whatever can be known to be wrong is said before Spark is started, which takes some seconds.
+Errors that can be found early are reported before Spark starts, which takes some seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SMALL_ROWS = 2_000_000
 STORED_ROWS = 50_000_000
 """Assumed rows of a log in a store; Spark revises its plans after the first rows."""
 TINY_ROWS = 100_000
-"""Up to here Spark takes longer to compile its plans, and to revise them on the way, than to follow them."""
+"""Up to this number of rows Spark takes longer to compile and revise its plans than to execute them."""
 INTERPRETED = (
     "spark.sql.codegen.wholeStage=false",
     "spark.sql.codegen.factoryMode=NO_CODEGEN",
@@ -45,12 +45,12 @@ Out = Annotated[
     str, typer.Option("--out", help="Folder for the results, or its URL; earlier results are replaced.")
 ]
 Master = Annotated[
-    str, typer.Option(help="Where Spark runs: local[*], local[N], spark://HOST:PORT, k8s://HOST:PORT.")
+    str, typer.Option(help="Spark master: local[*], local[N], spark://HOST:PORT, k8s://HOST:PORT.")
 ]
 Conf = Annotated[list[str] | None, typer.Option("--conf", help="A Spark setting, KEY=VALUE. Repeatable.")]
 MemoryMb = Annotated[
     int | None,
-    typer.Option("--memory-mb", min=512, help="Memory of the driver; half of the machine's if not given."),
+    typer.Option("--memory-mb", min=512, help="Memory of the driver; default: half of the machine's."),
 ]
 EngineName = Annotated[
     Literal["auto", "spark", "duckdb"],
@@ -73,12 +73,12 @@ class Where:
 
     @property
     def is_default(self) -> bool:
-        """True if no option of Spark was given."""
+        """Return true if no option of Spark was given."""
         return self.master == LOCAL and not self.conf
 
 
 def takes_embedded(engine: str, where: Where, log: Place) -> bool:
-    """True if a log is for the embedded engine, which starts at once on this machine alone."""
+    """Return true if a log suits the embedded engine, which starts at once and runs on this machine."""
     if engine != "auto":
         return engine == "duckdb"
     if not is_installed("duckdb") or not where.is_default:
@@ -91,7 +91,7 @@ def takes_embedded(engine: str, where: Where, log: Place) -> bool:
 def run_audit(
     engine: str, where: Where, log: Place, out: Place, clock_error_s: float = 0.0
 ) -> dict[str, Any]:
-    """Audit a log with the engine that fits it; adds which that was and how long it took."""
+    """Audit a log with a suitable engine; add the engine and the duration to the figures."""
     if not takes_embedded(engine, where, log):
 
         def work(spark: SparkSession) -> dict[str, Any]:
@@ -128,9 +128,9 @@ def need_spark() -> None:
 def run_on_spark(
     title: str, where: Where, log: Place, out: Place, work: Callable[[SparkSession], Figures]
 ) -> Figures:
-    """Look at the log, start Spark, do the work with a progress bar; adds how long both took.
+    """Inspect the log, start Spark, and do the work with a progress bar; add the durations to the figures.
 
-    Logs in stores are looked at through Spark, which alone knows how to reach them.
+    Logs in object stores are inspected through Spark, since only Spark can access them.
     """
     need_spark()
     from roamcast.pipeline.master import check_master
@@ -190,7 +190,7 @@ def parse_conf(pairs: list[str]) -> dict[str, str]:
 
 
 def cause_of(error: Exception) -> str:
-    """The line of a Java stack trace that names the cause."""
+    """Return the line of a Java stack trace that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line.removeprefix("Caused by:").strip() for line in lines if line.startswith("Caused by:")]
     return next(iter([*causes[-1:], *lines]), type(error).__name__)

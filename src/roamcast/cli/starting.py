@@ -1,7 +1,7 @@
-"""Starting a broker from the flags of `roamcast broker`, without what only other commands need.
+"""Starts a broker from the flags of `roamcast broker`, without loading other commands.
 
-A broker runs for months and keeps what was loaded at its start; the library behind the other commands takes
-8 MB and a tenth of a second.
+A broker runs for months and keeps what was loaded at its start; the library behind the other commands takes 8
+MB and a tenth of a second.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def print_usable(path: Path | None, warnings: list[str]) -> None:
     """Print the result of --check for a valid configuration."""
     for line in warnings:
         print(f"roamcast: warning: {line}", file=sys.stderr)
-    print(f"{path or 'the configuration'} can be used")
+    print(f"{path or 'the configuration'} is valid")
 
 
 def parse_setting(text: str) -> tuple[str, str]:

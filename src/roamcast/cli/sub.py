@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from roamcast.client import Client, Notification
 
 EXIT_TIMED_OUT = 27
-"""The exit code of mosquitto_sub for its -W."""
+"""Exit code after -W, the same as that of mosquitto_sub."""
 TOGETHER_MAX = 1024
 
 FLAGS = (
@@ -25,14 +25,12 @@ FLAGS = (
         "FILTER",
         is_repeatable=True,
     ),
-    Flag(("--where",), "Only what this selector matches: pm10 > 50.", "SELECTOR"),
-    Flag(("--at",), "Where this client is, for selectors with myloc.", "LOCATION"),
+    Flag(("--where",), "Print only notifications that match this selector: pm10 > 50.", "SELECTOR"),
+    Flag(("--at",), "Location of this client, for selectors with myloc.", "LOCATION"),
     QOS,
-    Flag(("-C", "--count"), "End after this many messages.", "NUMBER", None, whole_number(1)),
-    Flag(
-        ("-W", "--timeout"), "End after this many seconds, with exit code 27.", "SECONDS", None, number(0.0)
-    ),
-    Flag(("-E", "--exit-after-subscribe"), "End when the broker has acknowledged all subscriptions."),
+    Flag(("-C", "--count"), "Exit after this many messages.", "NUMBER", None, whole_number(1)),
+    Flag(("-W", "--timeout"), "Exit after this many seconds, with code 27.", "SECONDS", None, number(0.0)),
+    Flag(("-E", "--exit-after-subscribe"), "Exit when the broker has acknowledged all subscriptions."),
     Flag(("-v", "--verbose"), "Print the topic too."),
     Flag(
         ("-F", "--format"),
@@ -40,13 +38,13 @@ FLAGS = (
         "for the time, @H and the like of strftime, \\n and the like; %-10.10t has a width.",
         "FORMAT",
     ),
-    Flag(("--json",), "Print one JSON object for each."),
-    Flag(("--pretty",), "With %j, %J and --json: over several lines."),
-    Flag(("-N", "--no-newline"), "No line break after each."),
-    Flag(("-R", "--no-retained"), "Leave out what was retained."),
-    Flag(("--retained-only",), "Only what was retained; end at the first that was not."),
-    Flag(("--remove-retained",), "Remove from the broker what was retained and is printed."),
-    Flag(("-T", "--filter-out"), "Leave out what this topic filter matches.", "FILTER", is_repeatable=True),
+    Flag(("--json",), "Print one JSON object per message."),
+    Flag(("--pretty",), "With %j, %J and --json: indented over several lines."),
+    Flag(("-N", "--no-newline"), "No line break after each message."),
+    Flag(("-R", "--no-retained"), "Skip retained messages."),
+    Flag(("--retained-only",), "Print only retained messages; exit at the first other one."),
+    Flag(("--remove-retained",), "Delete printed retained messages from the broker."),
+    Flag(("-T", "--filter-out"), "Skip messages that match this topic filter.", "FILTER", is_repeatable=True),
     Flag(
         ("-U", "--unsubscribe"),
         "End this subscription of a kept session (-c). Repeatable.",
@@ -54,10 +52,14 @@ FLAGS = (
         is_repeatable=True,
     ),
     Flag(("--random-filter",), "Print this percentage of messages.", "PERCENT", None, number(0.1, 100.0)),
-    Flag(("--no-local",), "Leave out what this client published."),
+    Flag(("--no-local",), "Skip messages published by this client."),
     Flag(("--retain-as-published",), "Keep the retain flag as it was published."),
     Flag(
-        ("--subscription-identifier",), "Sent back with each.", "NUMBER", None, whole_number(1, 268_435_455)
+        ("--subscription-identifier",),
+        "Subscription identifier, returned with each message.",
+        "NUMBER",
+        None,
+        whole_number(1, 268_435_455),
     ),
     Flag(("--records",), "A new folder for this client's own event log, as Parquet.", "FOLDER", None, Path),
     *CONNECTION,
@@ -70,7 +72,7 @@ def sub(values: Values) -> int:
     if not topics and not values.unsubscribe:
         raise InputError("no topic filter: give -t FILTER, or a URL with one (-L)")
     if values.no_retained and (values.retained_only or values.remove_retained):
-        raise InputError("-R leaves out what was retained, and the other flag is about just that: give one")
+        raise InputError("-R skips retained messages, and the other flag selects them: give one")
     show = shown_as(values)
     asked = options_of(values)
     # Loading this takes longer than everything above.
@@ -99,7 +101,7 @@ def shown_as(values: Values) -> Format:
     from roamcast.cli.formats import Format
 
     if sum((values.format is not None, values.json, values.verbose)) > 1:
-        raise InputError("give one of -v, -F FORMAT and --json: each says how to print")
+        raise InputError("give one of -v, -F FORMAT and --json")
     given = values.format if values.format is not None else "%p"
     text = "" if values.json else "%t %p" if values.verbose else given
     return Format(text, is_json=values.json, is_pretty=values.pretty, ends_line=not values.no_newline)
@@ -153,7 +155,7 @@ class Printing:
                 left = TOGETHER_MAX if count is None else min(TOGETHER_MAX, count - self._printed)
                 waiting = await client.peek(left)
                 wanted, looked_at = (waiting, len(waiting)) if self._takes_all else self._wanted(waiting)
-                # What cannot be printed is not acknowledged.
+                # A notification that could not be printed is not acknowledged.
                 flush_all(self._show.show_all(wanted))
                 self._printed += len(wanted)
                 client.acknowledge(looked_at)
@@ -162,7 +164,7 @@ class Printing:
                 self._is_done |= self._printed == count
 
     def _wanted(self, waiting: list[Notification]) -> tuple[list[Notification], int]:
-        """Notifications to print, and the number examined."""
+        """Yield notifications to print, and the number examined."""
         from roamcast.mqtt.codec.topics import matches
 
         values = self._values

@@ -1,4 +1,4 @@
-"""Tables with more columns than a terminal is wide."""
+"""Tables that are wider than the terminal."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ BORDER = 3
 
 
 def table_in_parts(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str) -> None:
-    """Print a table, below each other in parts if it is too wide; each part begins with the first column.
+    """Print a table, split into parts below each other if it is too wide; each part begins with the first
+    column.
 
-    One table squeezed into the terminal would lose digits, which is worse than two tables.
+    Squeezing one table into the terminal would cut digits.
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     for number, part in enumerate(parts(columns, rows, width)):
@@ -28,7 +29,7 @@ def table_in_parts(columns: Sequence[str], rows: Sequence[Sequence[object]], *, 
 
 
 def parts(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> list[list[int]]:
-    """The columns after the first, in groups of which each fits beside the first one."""
+    """Group the columns after the first one so that each group fits beside the first column."""
     widths = [
         max(len(text) for text in [heading, *(cell(row[index]) for row in rows)]) + BORDER
         for index, heading in enumerate(columns)

@@ -1,4 +1,4 @@
-"""`roamcast trace`: where clients were, from real traces or made up."""
+"""`roamcast trace`: visits of clients at brokers, from real traces or generated."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ def register(app: typer.Typer) -> None:
 
 def generate(
     out: Out,
-    clients: Annotated[int, typer.Option(help="How many clients.")] = 100,
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 100,
     side: Annotated[int, typer.Option(help="Brokers are those of the topology grid:SIDE.")] = 6,
     duration: Annotated[float, typer.Option(help="Length of the trace, in seconds.")] = 86_400.0,
     stay: Annotated[float, typer.Option(help="Mean stay at a client's places, in seconds.")] = 3_600.0,
     passing: Annotated[
         float, typer.Option("--pass", help="Mean stay at a broker on the way, in seconds.")
     ] = 120.0,
-    places: Annotated[int, typer.Option(help="Places that a client goes between.")] = 3,
-    wrong_turns: Annotated[float, typer.Option(help="How often a client turns off its way, 0 to 1.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="What decides everything that is drawn.")] = 0,
+    places: Annotated[int, typer.Option(help="Number of places that a client moves between.")] = 3,
+    wrong_turns: Annotated[float, typer.Option(help="Probability of a wrong turn, 0 to 1.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Seed of the trace.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Make up a trace: clients that go between a few places each along the streets of a grid."""
+    """Generate a trace: clients that move between a few places each along the streets of a grid."""
     from roamcast.simulator.trace_generator import TraceSettings, generate_trace, write_trace
 
     settings = TraceSettings(side, clients, duration, stay, passing, places, wrong_turns, seed)
@@ -93,8 +93,9 @@ def import_wifi(
 ) -> None:
     """Compute visits from snapshots that list devices by access point.
 
-    A device that is listed at several spots at once is at the one whose unbroken run of listings began
-    last: entries linger after a device has gone. Equally new: where it was before, then the first by name.
+    A device that is listed at several spots at once is at the one whose unbroken run of listings began last,
+    because entries remain after a device has gone. If several runs began at the same time, the device stays
+    where it was, or else is at the first spot by name.
     """
     from roamcast.pipeline import wifi
     from roamcast.pipeline.sightings import Rules
@@ -156,7 +157,7 @@ def import_gps(
 
 
 def finish(sightings: DataFrame, rules: Rules, out: Path, as_json: bool) -> DataFrame:
-    """Write the visits, with times from the first one on, and say what came out."""
+    """Write the visits, with times relative to the first one, and print the result."""
     from pyspark.sql import functions as fn
 
     from roamcast.pipeline.sightings import visits_of
@@ -182,7 +183,7 @@ def finish(sightings: DataFrame, rules: Rules, out: Path, as_json: bool) -> Data
 
 
 def by_client(visits: DataFrame) -> Iterator[tuple[str, list[Visit]]]:
-    """Each client with its visits in order; only one client's are held at a time."""
+    """Yield each client with its visits in order; only one client's visits are held at a time."""
     from roamcast.simulator.movement import Visit
 
     rows = visits.orderBy("client", "attach_s").toLocalIterator()
@@ -209,7 +210,7 @@ def show(about: dict[str, object], as_json: bool) -> None:
 
 
 def write_overlay(edges: list[tuple[str, str]], file: Path) -> None:
-    """The form that the simulator reads as topology file:PATH."""
+    """Write the overlay in the format that the simulator reads as topology file:PATH."""
     try:
         file.write_text("".join(f"{one} {other}\n" for one, other in edges), encoding="utf-8")
     except OSError as error:

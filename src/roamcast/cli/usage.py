@@ -1,8 +1,7 @@
-"""How commands are grouped, how they show examples, and what a mistyped one is answered with.
+"""Groups of commands, examples in help texts, and errors for mistyped commands.
 
-Typer answers a mistake with several lines in a box. Here it is one line that names what was wrong
-and the nearest thing that would be right, so that it reads the same in a terminal, in a log and in
-a test.
+Typer reports an error with several lines in a box. Here an error is one line that names what was wrong and
+the nearest valid word, readable in a terminal, in a log and in a test.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from roamcast.errors import InputError, did_you_mean
 if TYPE_CHECKING:
     from roamcast.cli.flags import Command
 
-# Typer either brings its own copy of click or uses the installed one, depending on its version. In
-# both, BadParameter is what it exports, and its parents are the errors we have to answer.
+# Typer either contains a copy of click or uses the installed one, depending on its version. In both, Typer
+# exports BadParameter, and its base classes are the errors to handle.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 ClickException: type[Exception] = UsageError.__bases__[0]
 
@@ -43,7 +42,7 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         commands = self.list_commands(ctx)
         if args[0] not in commands and not ctx.resilient_parsing:
-            known = did_you_mean(args[0], commands) or f"there are: {', '.join(commands)}"
+            known = did_you_mean(args[0], commands) or f"valid are: {', '.join(commands)}"
             raise InputError(f"'{ctx.command_path}' has no command '{args[0]}'; {known}")
         return super().resolve_command(ctx, args)
 
@@ -55,14 +54,14 @@ def new_group(help: str, *, examples: Iterable[str], completion: bool = False) -
         help=help,
         epilog=show_examples(*examples),
         add_completion=completion,
-        # Plain help can be copied from and is not broken at the width of a box.
+        # Plain help can be copied, and is not broken at the width of a box.
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
 
 def register_own(app: typer.Typer, command: Command) -> None:
-    """Add a command that reads its words by a table of its own."""
+    """Add a command that parses its arguments with its own table."""
 
     class OwnCommand(TyperCommand):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -78,16 +77,16 @@ def register_own(app: typer.Typer, command: Command) -> None:
 
 
 def show_examples(*commands: str) -> str:
-    """The epilog that shows commands as they are typed."""
+    """Return the epilog with commands as they are typed."""
     # Click's mark for a paragraph that must not be wrapped.
     return "\n".join(["\b", "Examples:" if len(commands) > 1 else "Example:", *(f"  {c}" for c in commands)])
 
 
 def describe_usage_error(error: Exception) -> str:
-    """One line for what Typer found wrong with the arguments."""
+    """Turn an error of Typer's argument parser into one line."""
     context: Any = getattr(error, "ctx", None)
     option: str | None = getattr(error, "option_name", None)
-    # A known option that lacks its value also carries its name, but then the message says it all.
+    # If a known option lacks its value, the error has its name, too, but then the message is sufficient.
     if option is not None and context is not None and option not in options_of(context):
         known = did_you_mean(option, options_of(context)) or f"see '{context.command_path} --help'"
         return f"'{context.command_path}' has no option {option}; {known}"

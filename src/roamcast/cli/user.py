@@ -46,7 +46,7 @@ def add(
         bool, typer.Option("--scram", help="Let the user log in by SCRAM-SHA-256 (MQTT 5), too.")
     ] = False,
 ) -> None:
-    """Add a user. The file is made if it is not there; a running broker reads it again on SIGHUP."""
+    """Add a user. Creates the file if needed; a running broker reads it again on SIGHUP."""
     from roamcast.net.users import changing_users, check_name, hash_password, with_scram
 
     def refuse_known(users: dict[str, str]) -> None:
@@ -56,7 +56,7 @@ def add(
     check_name(name)
     with changing_users(file) as users:
         refuse_known(users)
-    # Asked for between the two, so that nobody else waits for what is typed here.
+    # The password is asked outside the lock, so that nobody else waits for the typing.
     password = read_password(password_stdin, name, twice=True)
     hashed = hash_password(password)
     if scram:
@@ -112,9 +112,10 @@ def token(
     may: Annotated[TokenRight, typer.Option(help="What the program may do over the HTTP API.")] = "read",
     as_json: AsJson = False,
 ) -> None:
-    """Draw a token for a program that uses the HTTP API, and print what goes into the broker's configuration.
+    """Create a token for a program that uses the HTTP API, and print the lines for the broker's
+    configuration.
 
-    The configuration holds only its hash: the token itself is shown once.
+    The configuration holds only the token's hash: the token itself is shown once.
     """
     import hashlib
     import secrets
@@ -137,7 +138,7 @@ def read_password(from_stdin: bool, name: str, *, twice: bool = False) -> bytes:
     from roamcast.net.users import PASSWORD_BYTES_MAX
 
     if from_stdin:
-        # One more than is valid, so that too long a one is refused and not cut.
+        # One byte more than is valid, so that a longer password is refused and not cut.
         return sys.stdin.buffer.readline(PASSWORD_BYTES_MAX + 2).removesuffix(b"\n").removesuffix(b"\r")
     if not sys.stdin.isatty():
         raise InputError("there is no terminal to ask for the password on; give it with --password-stdin")

@@ -1,4 +1,4 @@
-"""`roamcast view`: an event log as a replay, in the browser, as a file or as a picture."""
+"""`roamcast view`: replays an event log in the browser, or writes it as a file or picture."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def view(
 ) -> None:
     """Replay what happened: clients, handoffs, queues and losses, with a time slider.
 
-    The page is served on this machine alone, until Ctrl-C.
+    The page is served only on this machine, until Ctrl-C.
     """
     if log.suffix == SUFFIX and (out or png or run):
         raise InputError(f"{log}: --out, --png and --run need an event log; this is a replay already")
@@ -76,7 +76,7 @@ def write(log: Path, run: str | None, places: Path | None, out: Path | None, png
 
 
 def replays_of(log: Path, run: str | None, places: Path | None) -> Mapping[str, Make]:
-    """Name of each replay, and what makes its file."""
+    """Map the name of each replay to a function that creates its file."""
     if log.suffix == SUFFIX:
         if not log.is_file():
             raise InputError(f"{log}: there is no such file")

@@ -1,4 +1,4 @@
-"""Where brokers are: `127.0.0.1:1883`, `mqtt://host`, `mqtts://host:8883`, `b=mqtt://host:1883`."""
+"""Addresses of brokers: `127.0.0.1:1883`, `mqtt://host`, `mqtts://host:8883`, `b=mqtt://host:1883`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class AddressBook:
         return address
 
     def known(self, broker: str) -> Address | None:
-        """The address that was given for this broker."""
+        """Return the configured address of this broker."""
         return next((address for address in self.addresses if address.broker == broker), None)
 
     def refer(self, reference: str) -> bool:

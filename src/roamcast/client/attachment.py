@@ -1,4 +1,4 @@
-"""Keeps a client attached: opens connections, feeds its machine, and begins again when one is lost."""
+"""Keeps a client attached: opens connections, feeds its machine, and reconnects when one is lost."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ SHORT_S = 1.0
 """Seconds that a connection must last, or it counts as a failed attempt."""
 BACK_OFF_FIRST_S = 0.1
 OWN_DOING_S = 30.0
-"""Seconds after giving up an attach within which the broker may still grant it, and so end our session."""
+"""Seconds after giving up an attach within which the broker may still accept it, and so end our session."""
 RELEASE_S_MAX = 1.0
 """Seconds that a closing client waits for PUBREL of received QoS 2 messages."""
 PUBLISHES_PER_TURN = 256
 BYTES_PER_TURN = 1 << 18
 MANY_IN_FLIGHT, FEW_BYTES, REST_S = 256, 1024, 0.002
-"""Where so many answers are owed and only a few bytes have come, it pays to let them gather for so long:
-Mosquitto writes each by itself. Nothing else may be put off: a broker that does not disable Nagle's algorithm
-sends little until it hears from us again."""
+"""If this many answers are pending and only a few bytes have arrived, wait this long for more, because
+Mosquitto writes each answer separately. Nothing else may be delayed: a broker that does not disable
+Nagle's algorithm sends little until it hears from us again."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -125,7 +125,8 @@ class Attachment:
         self._keeper = asyncio.get_running_loop().create_task(self._keep_attached())
 
     async def _attach_or_follow(self, address: Address) -> None:
-        """Attach, or go where the broker refers to; not further, because two could refer to each other."""
+        """Attach, or follow one referral of the broker; not a second one, because two brokers could refer
+        to each other."""
         try:
             await self._attach(address)
         except ConnectError as error:
@@ -182,7 +183,7 @@ class Attachment:
             try:
                 await self._attach(address, wire)
             except BaseException:
-                # ConnectRefused or cancelled: from here on it is as if a connection had been lost.
+                # ConnectRefused or cancelled: treated as a lost connection from here on.
                 self._down.set()
                 raise
 
@@ -249,7 +250,7 @@ class Attachment:
         except ConnectError as error:
             self.fail(error)
         except Exception as error:
-            # Whoever waits must not wait for ever.
+            # Otherwise waiting callers would wait forever.
             self.fail(ClientError(f"internal error: {type(error).__name__}: {error}"))
             raise
 
@@ -389,7 +390,7 @@ class Attachment:
                 log.warning("resubscribing to %s failed: %s", name, in_words(reason))
 
     def _on_steered(self, payload: bytes) -> None:
-        """Go where the broker says, unless the client is on its way already."""
+        """Move to the broker that steering names, unless the client is already moving."""
         hint = read_next(payload)
         if hint is None or (self._following is not None and not self._following.done()):
             return
@@ -433,7 +434,7 @@ class Attachment:
         self.flush()
 
     async def pace(self, payloads: Sequence[bytes]) -> None:
-        """Give others a turn now and then, and wait while the connection takes no more."""
+        """Let other tasks run from time to time, and wait while the connection accepts no more."""
         self._unflushed += len(payloads)
         self._unflushed_bytes += sum(map(len, payloads))
         if self._unflushed < PUBLISHES_PER_TURN and self._unflushed_bytes < BYTES_PER_TURN:

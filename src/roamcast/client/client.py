@@ -34,11 +34,11 @@ from roamcast.mqtt.server.moves import LOCATION, MOVE_TOPIC, write_move
 from roamcast.mqtt.server.steering import NEXT_TOPIC, SIGNAL_TOPIC
 
 SESSION_EXPIRY_S = 3600
-"""How long a broker keeps the session of a client that is away, unless told otherwise."""
+"""Default time that a broker keeps the session of a disconnected client."""
 IN_FLIGHT_MAX = {4: 20, 5: 1024}
 """Unacknowledged publishes at a time. MQTT 5 brokers state a limit; with 3.1.1 some close beyond this one."""
 BURST_MAX, BURST_BYTES_MAX = 1024, 1 << 18
-"""The number and the bytes of payloads that are taken from an iterable at once."""
+"""Number of payloads, and of their bytes, taken from an iterable at once."""
 OUTBOX_MAX = 4096
 """Unacknowledged publishes; further ones wait."""
 
@@ -73,12 +73,13 @@ def connect(
     run: str | None = None,
     steered: bool = False,
 ) -> Client:
-    """A client for the brokers at these addresses; `async with` connects it, and disconnects it at the end.
+    """Create a client for the brokers at these addresses; `async with` connects it, and disconnects it at the
+    end.
 
     An address is `[BROKER=][mqtt://|mqtts://]HOST[:PORT]`; BROKER is the broker's id, which a proclaimed move
     needs. The first broker that answers is taken; when the connection is lost, the next in order is tried,
-    round and round, with growing pauses, for `give_up_after` seconds or for ever (or never, without
-    `reconnect`). Whatever can be tried again is: publishes, subscriptions, acknowledgements.
+    cyclically, with growing pauses, for `give_up_after` seconds or forever (or never, without `reconnect`).
+    Publishes, subscriptions and acknowledgements are retried.
 
     - `clean`: begin without what an earlier client of this `client_id` left, and leave nothing behind. With
       `clean=False` the session outlives the client by `session_expiry` seconds: subscriptions stay, and what
@@ -134,11 +135,11 @@ def check_version(version: int) -> None:
 def tls_context(
     tls: bool | ssl.SSLContext, cafile: str | None, certfile: str | None, keyfile: str | None
 ) -> ssl.SSLContext | None:
-    """The context for addresses with TLS; None stands for the system's authorities and nothing else."""
+    """Return the TLS context; None uses only the system's authorities."""
     if isinstance(tls, ssl.SSLContext):
         return tls
     if cafile is None and certfile is None:
-        return None  # Reading them takes a tenth of a second, which clients without TLS need not wait.
+        return None  # Reading them takes a tenth of a second, so clients without TLS do not.
     try:
         context = ssl.create_default_context(cafile=cafile)
     except (OSError, ssl.SSLError) as error:
@@ -227,7 +228,7 @@ class Client:
 
     @property
     def session_present(self) -> bool:
-        """Whether the broker knew the session at the last attach."""
+        """True if the broker had the session at the last attach."""
         return self._attachment is not None and self._attachment.connack.session_present
 
     @property
@@ -291,15 +292,17 @@ class Client:
         return self
 
     async def __anext__(self) -> Notification:
-        """The next notification; it is acknowledged by being taken. Ends when the client is closed."""
+        """Return the next notification, which acknowledges it. Ends when the client is closed."""
         if not await self._has_arrived():
             raise StopAsyncIteration
         return self._take()
 
     async def peek(self, limit: int = 1024) -> list[Notification]:
-        """Waiting notifications in order, at least one and at most `limit`; none if the client was closed.
+        """Return waiting notifications in order, at least one and at most `limit`; none if the client was
+        closed.
 
-        It goes on waiting, and the broker keeps it, until it is taken or `acknowledge` says that it was.
+        They stay in the queue, and the broker keeps them, until they are taken or acknowledged with
+        `acknowledge`.
         """
         await self._has_arrived()
         return [notification_of(publish) for publish in self._session.incoming.first(limit)]
@@ -334,7 +337,7 @@ class Client:
         return notification
 
     def _after_taking(self) -> None:
-        """Acknowledge what was taken, and read on if there is room again."""
+        """Acknowledge taken notifications, and resume reading if there is room again."""
         attachment = self._attachment
         if attachment is not None and attachment.failure is None:
             attachment.flush_soon()

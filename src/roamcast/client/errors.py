@@ -1,4 +1,4 @@
-"""What can go wrong for a client. The text of each is one line that says what, where and why."""
+"""Errors of the client. Each text is one line that says what, where and why."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SubscribeError(_Refused):
     """A broker refused a subscription, or its end."""
 
 
-# With these, the same client gets the same answer everywhere and always.
+# For these reasons the client gets the same answer everywhere and always.
 FINAL = frozenset(
     {
         Reason.MALFORMED_PACKET,

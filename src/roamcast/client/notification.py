@@ -1,4 +1,4 @@
-"""What a client receives."""
+"""Notifications as a client receives them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class Notification(msgspec.Struct, frozen=True):
     qos: int = 0
     """QoS of the delivery."""
     retain: bool = False
-    """Whether it was stored before the subscription was made (or was published so, if that was asked)."""
+    """True if it was stored before the subscription was made (or was published with retain, if that was
+    requested)."""
     dup: bool = False
-    """Whether the broker may have sent it before; with QoS 2 it is handed over once all the same."""
+    """True if the broker may have sent it before; with QoS 2 it is delivered only once."""
     user_properties: UserProperties = ()
     content_type: str | None = None
     response_topic: str | None = None
@@ -56,8 +57,8 @@ class Notification(msgspec.Struct, frozen=True):
 
     @property
     def attributes(self) -> Attributes:
-        """What content filters see: user properties, the fields of a JSON payload, and the topic."""
-        # Not before it is asked for: this loads all that filters need.
+        """Attributes for content filters: user properties, the fields of a JSON payload, and the topic."""
+        # Computed on request: this loads the filter modules.
         from roamcast.mqtt.server.attributes import contents_of
 
         seen = PublishProperties(content_type=self.content_type, user_properties=self.user_properties)

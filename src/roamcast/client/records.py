@@ -1,4 +1,4 @@
-"""What a client saw, as records of its own: the audit need not rest on a broker's word."""
+"""A client's own event log, so that an audit need not trust the broker."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class ClientLog:
     def attached(self, network: str | None) -> None:
         """Note an attach, and the network that the broker named."""
         if network is not None and not self._is_named:
-            # One name for all rows: whatever was written before waits in memory still.
+            # The run has one name for all rows: earlier rows are still in memory.
             self._writer.run, self._is_named = network, True
         self.write("attached")
 
     def subscribed(self, packet: Subscribe, qos: int) -> None:
         """Note a granted subscription and what it excludes."""
-        # The selector language is loaded for those who need it.
+        # The selector language is loaded only if needed.
         from roamcast.mqtt.codec.topics import subscription_filter
 
         (entry,) = packet.entries
@@ -56,7 +56,7 @@ class ClientLog:
 
     def delivered(self, notification: Notification) -> None:
         if notification.identity is None:
-            # A broker that does not say what it is: the client subscribed before it kept records, perhaps.
+            # The broker sends no identity: perhaps the client subscribed before it kept records.
             self._is_whole = self._is_whole and (notification.retain or notification.qos == 0)
             return
         publisher, incarnation, number = notification.identity

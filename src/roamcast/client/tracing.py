@@ -1,4 +1,4 @@
-"""What goes over a connection, in words: one line for each packet, for whoever looks for a fault."""
+"""Packets of a connection in words: one log line for each, for debugging."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FRAME_MAX = VARIABLE_MAX + 5
 
 
 class Trace:
-    """Logs the packets of one connection at level DEBUG; what cannot be read is for others to complain of."""
+    """Logs the packets of one connection at level DEBUG; ignores malformed ones, which other code reports."""
 
     def __init__(self, log: logging.Logger, version: int) -> None:
         self._log, self._version = log, version
@@ -23,7 +23,7 @@ class Trace:
         self._tell("sending", data, from_client=True)
 
     def received(self, data: bytes) -> None:
-        """Data may end in the midst of a packet; the rest of it comes with the next."""
+        """Log received packets. Data may end inside a packet; the rest comes with the next call."""
         self._rest = self._tell("received", self._rest + data, from_client=False)
 
     def _tell(self, what: str, data: bytes, from_client: bool) -> bytes:

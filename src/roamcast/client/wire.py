@@ -1,4 +1,4 @@
-"""One connection to a broker: bytes between a socket and whoever listens."""
+"""One connection to a broker: bytes between a socket and a listener."""
 
 from __future__ import annotations
 

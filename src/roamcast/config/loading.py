@@ -1,4 +1,4 @@
-"""What a broker and a proxy do alike to get their configuration: all sources, secrets, checks.
+"""Loads the configuration of a broker or proxy: all sources, secrets, checks.
 
 Later sources win: defaults, file, environment, flags. A key `mqtt.packet_bytes_max` of a broker is set by
 the variable ROAMCAST_MQTT_PACKET_BYTES_MAX, the port of the first listener by ROAMCAST_LISTENER_0_PORT.
@@ -25,7 +25,7 @@ Warn = Callable[[str], None]
 
 
 class Program(Generic[Table]):
-    """A program that is configured: what its keys are, and what is checked beyond single keys."""
+    """A configured program: its keys, and its checks that involve several keys."""
 
     def __init__(
         self,
@@ -38,13 +38,13 @@ class Program(Generic[Table]):
         other_variables: Collection[str] = (),
     ) -> None:
         """`examples`: entries for lists that are empty by default; `flag_names`: keys with a flag of their
-        own, any other is set by --set; `other_variables`: those that mean something to other programs."""
+        own, --set sets any other key; `other_variables`: variables with a meaning for other programs."""
         self.kind, self._prefix, self._check, self._examples = kind, prefix, check, examples
         self._flag_names, self._other_variables = flag_names or {}, other_variables
         self._secrets = {key.name: key for key in keys_of(kind) if key.field.is_a("secret")}
 
     def default_file(self) -> str:
-        """The default configuration, commented."""
+        """Return the default configuration with comments."""
         return default_file(self.kind, self._examples)
 
     def load(
@@ -54,10 +54,10 @@ class Program(Generic[Table]):
         flags: Mapping[str, Any],
         warn: Warn = lambda line: None,
     ) -> Table:
-        """The configuration that file, environment and flags give together, or InputError: one line.
+        """Return the configuration from file, environment and flags; raise InputError with one line.
 
-        Flags are keys with texts (read as the key's type asks), or with lists of tables. What is allowed but
-        unwise is told to `warn`, a line each.
+        Flags map keys to texts (parsed as the key's type requires), or to lists of tables. Allowed but unwise
+        settings are reported to `warn`, one line each.
         """
         reader = SettingsReader(self.kind, self._prefix)
         if path is not None:
@@ -65,7 +65,7 @@ class Program(Generic[Table]):
             self._check_inline_secrets(path, reader.raw)
         for name in reader.read_environment(environment):
             if name not in self._other_variables:
-                # Not refused: cluster managers put variables of their own there, named after services.
+                # Not refused: cluster managers set variables of their own there, named after services.
                 hint = did_you_mean(name, reader.variables) or "no key has this name"
                 warn(f"environment variable {name} is not used; {hint}")
         for name, value in flags.items():
@@ -97,13 +97,13 @@ class Program(Generic[Table]):
 
 
 def with_secret(config: Table, key: Key, environment: Mapping[str, str]) -> Table:
-    """Fill in a secret that is kept in the file or variable that the keys beside it name."""
+    """Fill in a secret from the file or variable that the keys beside it name."""
     section, name = key.path
     table = getattr(config, section)
     places = (name, f"{name}_file", f"{name}_variable")
     given = {f"{section}.{one}": getattr(table, one) for one in places if getattr(table, one, "")}
     if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} are given; keep one")
+        raise InputError(f"{' and '.join(given)} exclude each other; keep one")
     for place, value in given.items():
         if place.endswith("_file"):
             value = read_secret(value, place)

@@ -1,8 +1,8 @@
 """Files that hold secrets: keys, shared secrets, password hashes.
 
-One that every user of the machine can read is refused, not warned about: a warning scrolls by, the
-secret is out from the first day, and the remedy is one command. Groups are the operator's business:
-sharing a key with a group is how several services are given one.
+A file that every user of the machine can read is refused: a warning would be overlooked while the secret is
+exposed, and one command corrects the mode. Group permissions are not checked: operators share a key with a
+group to give it to several services.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SECRET_BYTES_MAX = 65_536
 
 
 def check_readable(path: str, key: str) -> None:
-    """Refuse a file that is not there, or that this process cannot read."""
+    """Refuse a file that does not exist, or that this process cannot read."""
     try:
         with open(path, "rb"):
             pass
@@ -25,7 +25,7 @@ def check_readable(path: str, key: str) -> None:
 
 
 def check_private(path: str, key: str) -> None:
-    """The same, and refuse one that any user of the machine can read or write."""
+    """Refuse a file that is not readable, and one that any user of the machine can read or write."""
     check_readable(path, key)
     mode = stat.S_IMODE(Path(path).stat().st_mode)
     if mode & (stat.S_IROTH | stat.S_IWOTH):
@@ -36,7 +36,7 @@ def check_private(path: str, key: str) -> None:
 
 
 def read_secret(path: str, key: str) -> str:
-    """The secret in a file, without white space around it."""
+    """Return the secret in a file, without surrounding white space."""
     check_private(path, key)
     with open(path, "rb") as file:
         content = file.read(SECRET_BYTES_MAX + 1)

@@ -1,7 +1,7 @@
 """From a TOML file, the environment and flags to one checked configuration.
 
-Later sources win: defaults, then the file, then variables of the environment, then flags. Whatever is
-wrong is one line that names where it was said, the key, and what would be valid.
+Later sources win: defaults, then the file, then variables of the environment, then flags. An error is one
+line with the source, the key and the valid values.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ FILE_BYTES_MAX = 4_194_304
 
 Table = TypeVar("Table", bound=msgspec.Struct)
 Place = tuple[str | int, ...]
-"""Where a value is: names of keys, and numbers of entries in lists of tables."""
+"""Position of a value: names of keys, and indexes in lists of tables."""
 
 
 class SettingsReader:
-    """Collects what each source says, and remembers which one said it."""
+    """Collects the values of each source, and remembers which source set each value."""
 
     def __init__(self, kind: type[msgspec.Struct], prefix: str) -> None:
         self.kind = kind
@@ -54,7 +54,7 @@ class SettingsReader:
             raise InputError(f"{path}: not TOML: {error}") from None
 
     def read_environment(self, environment: Mapping[str, str]) -> list[str]:
-        """Take what variables set; gives those that look like ours and are not, with what was meant."""
+        """Apply environment variables; return those with our prefix and no key, each with a hint."""
         strangers = []
         for name in sorted(environment):
             if not name.startswith(f"{self.prefix}_"):
@@ -69,7 +69,7 @@ class SettingsReader:
         return strangers
 
     def assign(self, key: str, value: Any, source: str) -> None:
-        """Set one key; a text is read as the key's type asks, anything else is taken as it is."""
+        """Set one key; a text is parsed as the key's type requires, other values are taken as they are."""
         place = self._place(key, source)
         *parents, last = place
         table: Any = self.raw
@@ -87,7 +87,7 @@ class SettingsReader:
         self.sources[place] = source
 
     def _place(self, key: str, source: str) -> Place:
-        """The key as names and numbers, if there is such a key."""
+        """Return the key as names and indexes, if there is such a key."""
         parts = key.split(".")
         generic = ".".join(ENTRY if part.isdecimal() else part for part in parts)
         known = [one.name for one in keys_of(self.kind)]
@@ -100,7 +100,7 @@ class SettingsReader:
     def _enter(
         self, table: Any, kind: type[msgspec.Struct], part: str | int, said: tuple[str, str, list[str | int]]
     ) -> tuple[Any, type[msgspec.Struct]]:
-        """One step towards a key: into a table, or into a list of tables, or into an entry of one."""
+        """Take one step towards a key: into a table, a list of tables, or an entry of a list."""
         key, source, place = said
         if isinstance(part, int):
             if not isinstance(table, list):
@@ -112,7 +112,7 @@ class SettingsReader:
             return table[part], kind
         field = fields_of(kind)[part]
         if field.entry is not None:
-            # One key of an entry is changed: the others stay what they are by default.
+            # One key of an entry is changed: the others keep their defaults.
             if part not in table:
                 table[part] = [msgspec.to_builtins(entry) for entry in field.default]
             return table[part], field.entry
@@ -165,13 +165,13 @@ class SettingsReader:
         return self._rebased(result) if field.is_a("path") and place not in self.sources else result
 
     def _rebased(self, path: Any) -> Any:
-        """A path, or a list of paths, that the file means, seen from where we are."""
+        """Return a path, or a list of paths, from the file relative to the current folder."""
         if isinstance(path, tuple):
             return tuple(map(self._rebased, path))
         return str(self.folder / path) if self.folder is not None and path else path
 
     def _source(self, place: Place) -> str:
-        """Who said what is at a place: whoever set it or something around it last."""
+        """Return the source that last set this value or a table around it."""
         for length in range(len(place), 0, -1):
             if place[:length] in self.sources:
                 return self.sources[place[:length]]
@@ -198,7 +198,7 @@ def _dotted(place: Place | list[str | int]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as it was written, and not all of it if that is much."""
+    """Return a value as it was written, shortened if it is long."""
     text = {True: "true", False: "false"}.get(value, "") if isinstance(value, bool) else ""
     text = text or (f'"{value}"' if isinstance(value, str) else str(value))
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,8 +1,8 @@
-"""What can be configured, told by the types themselves.
+"""Describes what can be configured, from the types themselves.
 
-A configuration is a tree of msgspec Structs. A field is a key; its type and bounds say what is valid,
-the docstring under it says what it is for. From these alone come error lines, the commented default
-file, and the reference in the docs, so none of them can fall behind.
+A configuration is a tree of msgspec Structs. A field is a key; its type and bounds say what is valid, and the
+docstring under it explains the key. Error lines, the commented default file and the reference in the docs are
+generated from these, so all of them are up to date.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from msgspec.inspect import (
 )
 
 NONE_WORD = "none"
-"""How a file says that there is no limit or no value: TOML has no word of its own for it."""
+"""The word for "no limit" or "no value" in a file: TOML has no null."""
 
 ENTRY = "N"
-"""Stands for the number of an entry in the name of a key that belongs to a list of tables."""
+"""Stands for an index in the name of a key in a list of tables."""
 
 PathText = Annotated[str, msgspec.Meta(description="a path", extra={"path": True})]
-"""A file or folder; what is relative is meant relative to the configuration file."""
+"""A file or folder; a relative path starts at the folder of the configuration file."""
 
 
 SecretText = Annotated[str, msgspec.Meta(description="a text", extra={"secret": True})]
-"""What no log and no error line may show."""
+"""A text that must not appear in logs or error lines."""
 
 HIDDEN = "(hidden)"
 
 
 class Section(msgspec.Struct, frozen=True):
-    """One table of a configuration, which does not show its secrets."""
+    """One table of a configuration; its representation hides secrets."""
 
     def __repr__(self) -> str:
         values = {field.attribute: field.shown(self) for field in fields_of(type(self)).values()}
@@ -56,19 +56,19 @@ class Field(NamedTuple):
     """One key of a table."""
 
     name: str
-    """As files spell it."""
+    """Name in files."""
     attribute: str
     valid: Type
     annotation: Any
-    """The type as it was written."""
+    """The type as written in the source."""
     default: Any
     """`msgspec.NODEFAULT` for a key that must be given."""
     owner: type[msgspec.Struct]
-    """The table that the key is in."""
+    """The table that contains the key."""
 
     @property
     def doc(self) -> str:
-        """What the key is for."""
+        """Explanation of the key."""
         return docs_of(self.owner)[self.attribute]
 
     @property
@@ -77,12 +77,12 @@ class Field(NamedTuple):
 
     @property
     def table(self) -> type[msgspec.Struct] | None:
-        """The kind of table behind the key, if it is one."""
+        """Type of the table behind the key, if it is a table."""
         return self.valid.cls if isinstance(self.valid, StructType) else None
 
     @property
     def entry(self) -> type[msgspec.Struct] | None:
-        """The kind of the entries, if the key is a list of tables."""
+        """Type of the entries, if the key is a list of tables."""
         if isinstance(self.valid, VarTupleType) and isinstance(self.valid.item_type, StructType):
             return self.valid.item_type.cls
         return None
@@ -92,7 +92,7 @@ class Field(NamedTuple):
         return self.table is None and self.entry is None
 
     def is_a(self, mark: str) -> bool:
-        """Whether the type, or that of the entries of a list, is marked as a "path" or a "secret"."""
+        """Return whether the type, or the entry type of a list, is marked as a "path" or a "secret"."""
         valid = self.valid.item_type if isinstance(self.valid, VarTupleType) else self.valid
         return isinstance(valid, Metadata) and mark in (valid.extra or {})
 
@@ -102,7 +102,7 @@ class Field(NamedTuple):
 
 
 def shown_table(table: msgspec.Struct) -> dict[str, Any]:
-    """The values of a table, by the names that files use, without its secrets."""
+    """Return the values of a table by their names in files, without its secrets."""
     found: dict[str, Any] = {}
     for field in fields_of(type(table)).values():
         value = getattr(table, field.attribute)
@@ -116,7 +116,7 @@ def shown_table(table: msgspec.Struct) -> dict[str, Any]:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """The full names of keys with different values in two tables of one kind."""
+    """Return the full names of keys whose values differ between two tables of one type."""
     for name, value in one.items():
         if isinstance(value, dict):
             yield from differences(value, other[name], f"{above}{name}.")
@@ -136,13 +136,13 @@ class Key(NamedTuple):
         return ".".join(self.path)
 
     def variable(self, prefix: str) -> str:
-        """The environment variable that sets it."""
+        """The environment variable that sets this key."""
         return "_".join([prefix, *self.path]).upper()
 
 
 @cache
 def fields_of(kind: type[msgspec.Struct]) -> dict[str, Field]:
-    """The keys of a table, by the names that files use."""
+    """Return the keys of a table, by their names in files."""
     return {
         info.encode_name: Field(
             info.encode_name, info.name, type_info(info.type), info.type, _default_of(info), kind
@@ -158,9 +158,9 @@ def _default_of(info: Any) -> Any:
 
 
 def keys_of(kind: type[msgspec.Struct], path: tuple[str, ...] = ()) -> Iterator[Key]:
-    """Every key below a table, in the order in which they are written down."""
+    """Return all keys below a table, in the order of the file."""
     fields = fields_of(kind).values()
-    # A table's own keys come first: in TOML, whatever follows the head of another table belongs to that.
+    # A table's own keys come first: in TOML, keys after the head of another table belong to that table.
     yield from (Key((*path, field.name), field, kind) for field in fields if field.is_value)
     for field in fields:
         if field.table is not None:
@@ -171,7 +171,7 @@ def keys_of(kind: type[msgspec.Struct], path: tuple[str, ...] = ()) -> Iterator[
 
 @cache
 def docs_of(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """What each field is for: the docstrings under the fields, also those of a parent."""
+    """Return the docstrings under the fields, including those of a parent."""
     docs = dict.fromkeys((info.name for info in msgspec.structs.fields(kind)), "")
     for part in reversed(kind.__mro__):
         if issubclass(part, msgspec.Struct) and part is not msgspec.Struct:
@@ -180,7 +180,7 @@ def docs_of(kind: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def _written_docs(kind: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
-    # Only where they are shown: reading the source takes longer than all other code of a configuration.
+    # Only where they are shown: reading the source takes longer than everything else in this module.
     import ast
     import inspect
     import textwrap
@@ -197,7 +197,7 @@ def _written_docs(kind: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
 
 
 def describe(kind: Type) -> str:
-    """What would be valid, for a person."""
+    """Describe the valid values for a person."""
     match kind:
         case Metadata(type=inner, extra_json_schema=words):
             return str((words or {}).get("description") or describe(inner))
@@ -216,7 +216,7 @@ def describe(kind: Type) -> str:
         case VarTupleType(item_type=inner):
             return f"a list, each {describe(inner)}"
         case UnionType(types=types):
-            # "none" comes last, as the exception that it is.
+            # "none" comes last, because it is the exception.
             return " or ".join(map(describe, sorted(types, key=lambda one: isinstance(one, NoneType))))
     raise TypeError(f"a configuration cannot hold {kind}")
 
@@ -235,7 +235,7 @@ def _number(value: float) -> str:
 
 
 def convert(value: Any, field: Field) -> Any:
-    """A value of a file as the type it must have; ValueError if it is none."""
+    """Convert a value of a file to this type; raise ValueError if it does not fit."""
     if value == NONE_WORD and allows_none(field.valid):
         return None
     if isinstance(value, float) and not math.isfinite(value):
@@ -247,17 +247,18 @@ def convert(value: Any, field: Field) -> Any:
 
 
 def convert_text(text: str, field: Field) -> Any:
-    """The same for text that came without quotes: from a variable or from a command line."""
+    """Convert unquoted text of a variable or a command line to this type; raise ValueError if it does not
+    fit."""
     return convert(_read(text, field.valid), field)
 
 
 def _read(text: str, kind: Type) -> Any:
-    """A text as the simplest value that the type may take; what cannot be read stays text."""
+    """Parse a text as the simplest value that the type accepts; otherwise return the text."""
     match kind:
         case Metadata(type=inner):
             return _read(text, inner)
         case UnionType(types=types):
-            # Where a text or a list of them may stand, only a comma makes a list.
+            # Where a text or a list of texts is valid, only a comma makes a list.
             lists = "," in text or not any(isinstance(one, StrType) for one in types)
             readings = [_read(text, one) for one in types if lists or not isinstance(one, VarTupleType)]
             return next((value for value in readings if value != text), text)

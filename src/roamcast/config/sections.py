@@ -1,6 +1,6 @@
 """The tables of a broker's configuration: every key, its type, its bounds and its default.
 
-The docstring under a field is what users read, in the default file and in the reference.
+Users read the docstring under a field in the default file and in the reference.
 """
 
 from __future__ import annotations
@@ -72,35 +72,36 @@ class Listener(Section, frozen=True):
     address: Host = "127.0.0.1"
     """Address to listen on; "0.0.0.0" or "::" stands for all interfaces."""
     port: Port = 1883
-    """1883 is usual for tcp, 8883 for tls; 0 takes any free port."""
+    """Port to listen on. 1883 is usual for tcp, 8883 for tls; 0 takes any free port."""
     kind: ListenerKind = "tcp"
     """MQTT over TCP, over TLS, or over WebSocket without (ws) and with (wss) TLS."""
     anonymous: bool | None = None
-    """Whether clients may come without a password or certificate; "none" leaves it to access.anonymous,
-    which concerns loopback addresses only. On any other address only true opens a listener to everyone."""
+    """Whether clients may connect without a password or certificate; "none" uses access.anonymous, which
+    applies to loopback addresses only. On any other address only true opens a listener to everyone."""
     certificate: PathText = ""
     """For tls and wss: the certificate chain, PEM."""
     key: PathText = ""
-    """For tls and wss: the private key, PEM; other users of the machine may not be able to read it."""
+    """For tls and wss: the private key, PEM; the file must not be readable by other users of the machine."""
     client_ca: PathText = ""
-    """For tls and wss: client certificates signed by these are accepted, PEM; empty asks for none."""
+    """For tls and wss: PEM file of certificate authorities; client certificates that they signed are
+    accepted. Empty requests none."""
     crl: PathText = ""
     """For tls and wss: revocation lists of the signers in client_ca, PEM. Certificates in them are refused,
     and so are all certificates of a signer whose list is missing or out of date."""
     require_certificate: bool = False
     """Whether a client must show a certificate."""
     certificate_name: Literal["common_name", "dns", "email", "uri"] = "common_name"
-    """Which part of a client's certificate is its name in access rules."""
+    """Which part of a client's certificate is the client's name in access rules."""
     proxy_protocol: bool = False
     """Whether every connection begins with a header of the PROXY protocol, version 2, that names the client's
     address; for a listener behind a load balancer."""
     trusted_proxies: tuple[str, ...] = ()
     """With proxy_protocol: addresses or networks, such as "10.0.0.0/8", that may connect; nobody else can."""
     path: Annotated[str, Meta(pattern="^/", description="a path that begins with /")] = "/mqtt"
-    """For ws and wss: the path that clients ask for."""
+    """For ws and wss: the URL path that clients request."""
     origins: tuple[str, ...] = ()
-    """For ws and wss: web pages that may connect, such as "https://example.org"; empty allows only pages
-    of this very host, so that a page someone happens to visit cannot use a broker on loopback."""
+    """For ws and wss: origins of web pages that may connect, such as "https://example.org"; empty allows
+    only pages of this host, so that a page of another site cannot use a broker on loopback."""
     hosts: tuple[str, ...] = ()
     """For ws and wss: names that clients call this machine by, such as "broker.example.org", besides
     localhost, the address and the host name of this machine; "*" allows any. With wss, where the certificate
@@ -117,46 +118,47 @@ class Listener(Section, frozen=True):
 
 class Peer(Section, frozen=True):
     """A neighbouring broker; write one [[peer]] for each. The overlay must not contain a cycle, unless the
-    mobility protocol is for brokers that move: then name everyone who may come into reach."""
+    mobility protocol is for brokers that move: then list every broker that may come into reach."""
 
     id: Name
     """The id of that broker. Only brokers that are listed may be linked, see link.unlisted."""
     address: PeerEndpoint = ""
-    """Where its link listener is; empty waits for the peer to connect here."""
+    """Address of its link listener, HOST:PORT; empty waits for the peer to connect here."""
     addresses: tuple[Endpoint, ...] = ()
-    """Where the link listeners of its other replicas are, if the peer is a replicated site."""
+    """Addresses of the link listeners of its other replicas, if the peer is a replicated site."""
     secret_files: tuple[PathText, ...] = ()
-    """Files with the secrets of this link alone, the newest first; each of them is valid. To replace a
-    secret, add the new one at both ends, then remove the old one. Empty takes link.secret."""
+    """Files with secrets for this link only, the newest first; each secret is valid. To replace a secret,
+    add the new one at both ends, then remove the old one. Empty uses link.secret."""
     certificate_sha256: tuple[Fingerprint, ...] = ()
     """With link.tls: only these certificates of the peer are accepted, by the SHA-256 of their DER form
     (openssl x509 -outform DER | sha256sum); empty accepts any that link.ca signed for the peer's id."""
     clients: tuple[ClientPattern, ...] = ("*",)
-    """The client ids that the peer may speak for: whose sessions may move over the link, who may publish and
-    be subscribed behind it. "guest-*" stands for all that begin so. With anything but "*" the brokers behind
-    the peer are guests: share groups end at the link, and nobody here waits for the peer's word."""
+    """Client ids that the peer may act for: sessions that may move over the link, publishers and
+    subscribers behind the peer. "guest-*" means all ids that begin with "guest-". With anything but "*"
+    the brokers behind the peer are guests: share groups end at the link, and brokers here do not wait for
+    the peer's answers."""
     imports: tuple[TopicRule, ...] = field(name="import", default=("#",))
-    """Topic filters: what may come from the peer. "!FILTER" excludes what an earlier entry allows; "#" has
-    no topics that begin with "$"."""
+    """Topic filters of messages that may come from the peer. "!FILTER" excludes topics that an earlier
+    entry allows; "#" does not match topics that begin with "$"."""
     exports: tuple[TopicRule, ...] = field(name="export", default=("#",))
-    """Topic filters: what may go to the peer, written like `imports`."""
+    """Topic filters of messages that may go to the peer, in the syntax of `imports`."""
     prefix: TopicPrefix = ""
-    """For another organisation: its topics appear below PREFIX/ here, and what is published here below
-    PREFIX/ goes to it without the prefix; nothing else does. Needs clients = []."""
+    """For another organisation: its topics appear below PREFIX/ here. Messages published here below
+    PREFIX/ go to the peer without the prefix; other messages do not. Needs clients = []."""
     may: tuple[PeerRight, ...] = ("data", "subscriptions", "sessions", "groups")
-    """What the peer may send messages about. Without "sessions" or "groups" it is a guest, too. "forget" lets
-    its operators remove brokers for good, here too; without it that has to be said at each broker. "operate"
-    lets operators at brokers behind the peer drain this broker."""
+    """Kinds of messages that the peer may send. Without "sessions" or "groups" the peer is also a guest.
+    "forget" lets operators of the peer remove brokers permanently, here too; without it each broker must
+    be told. "operate" lets operators at brokers behind the peer drain this broker."""
     messages_per_s: Annotated[float, Meta(gt=0)] | None = None
-    """Messages per second that are taken from the peer; a faster one is read from more slowly."""
+    """Messages per second accepted from the peer; reading from a faster peer is slowed down."""
     bytes_per_s: Annotated[float, Meta(ge=1024)] | None = None
-    """Bytes per second that are taken from the peer; a faster one is read from more slowly."""
+    """Bytes per second accepted from the peer; reading from a faster peer is slowed down."""
     subscriptions_max: Count = 1_000_000
-    """Subscriptions that the peer may have here, for itself and all behind it."""
+    """Subscriptions of the peer here, including those of all brokers behind it."""
     retained_max: Count = 1_000_000
-    """Retained messages kept here that came from the peer; further ones are not kept."""
+    """Retained messages from the peer that are kept here; further ones are not kept."""
     sessions_max: Count = 1_000_000
-    """Sessions held here that came from the peer; further ones stay where they are."""
+    """Sessions from the peer that are held here; further ones stay where they are."""
 
     @property
     def is_guest(self) -> bool:
@@ -168,41 +170,42 @@ class Link(Section, frozen=True):
     """Links to peers: the listener, and how both ends authenticate."""
 
     address: Host = "127.0.0.1"
-    """What to listen on for peers. An address that is not loopback needs a secret, or TLS with a CA."""
+    """Address to listen on for peers. An address that is not loopback needs a secret, or TLS with a CA."""
     port: Port | None = None
     """The port for peers; "none" only connects to peers and accepts no link; 0 takes any free port."""
     secret: SecretText = ""
-    """The secret that all brokers of the network share, at least 16 characters; better in a file."""
+    """The secret that all brokers of the network share, at least 16 characters; preferably kept in a file."""
     secret_file: PathText = ""
-    """A file whose content is the secret, without spaces and newlines around it."""
+    """A file with the secret, without spaces and newlines around it."""
     secret_variable: str = ""
     """The name of an environment variable that holds the secret."""
     tls: bool = False
     """Whether links are encrypted; then certificate, key and ca are needed."""
     certificate: PathText = ""
-    """This broker's certificate chain, PEM; it is shown in both directions."""
+    """This broker's certificate chain, PEM; used as client and as server."""
     key: PathText = ""
     """Its private key, PEM."""
     ca: PathText = ""
-    """Who signs the certificates of peers, PEM. A peer's certificate must carry its broker id as a DNS name
-    or as its common name."""
+    """Certificate authorities of the peers, PEM. A peer's certificate must contain its broker id as a DNS
+    name or as its common name."""
     crl: PathText = ""
-    """Certificates of peers that are revoked: the lists of all who sign them, PEM; empty for none."""
+    """Revocation lists of all authorities in link.ca, PEM: peers with revoked certificates are refused.
+    Empty for none."""
     unlisted: Literal["auto", "accept", "refuse"] = "auto"
-    """Brokers that no [[peer]] lists: "accept" lets in whoever knows link.secret, or has a certificate of
-    link.ca; "auto" accepts only where nobody proves anything (on loopback, without secret and TLS) and where
-    brokers find each other (discovery)."""
+    """Brokers without a [[peer]] entry: "accept" links any broker that knows link.secret or has a
+    certificate of link.ca; "auto" does so only without authentication (on loopback, without secret and
+    TLS) and with discovery."""
     reconnect_min_s: Seconds = 0.2
-    """The first pause before connecting again; it doubles up to the longest."""
+    """The first pause before reconnecting; it doubles up to reconnect_max_s."""
     reconnect_max_s: Seconds = 15.0
-    """The longest pause before connecting again."""
+    """The longest pause before reconnecting."""
     heartbeat_s: Seconds = 2.0
     """Seconds of silence after which a heartbeat is requested from the peer."""
     timeout_s: Seconds = 10.0
     """Seconds of silence after which a link is closed and opened again."""
     unacknowledged_bytes_max: Bytes = 268_435_456
-    """Bytes buffered for an unreachable peer; past it clients that publish with QoS 1 or 2 wait, here
-    and at the brokers behind this one."""
+    """Bytes buffered for an unreachable peer; past it clients that publish with QoS 1 or 2 wait, here and
+    at the brokers behind this one."""
 
     @property
     def accepts_unlisted(self) -> bool:
@@ -210,73 +213,73 @@ class Link(Section, frozen=True):
 
 
 class Detour(Section, frozen=True):
-    """A broker that may carry links of this one; write one [[detour]] for each. While the direct way to a
-    peer is cut, this broker and the peer, which needs such an entry too, meet there. Both still prove to
-    each other who they are, and what they say is protected as on the direct way."""
+    """A broker that may carry links of this one; write one [[detour]] for each. While the direct
+    connection to a peer is cut, this broker and the peer, which needs such an entry too, connect through
+    that broker. Both ends still authenticate each other, and their traffic is protected as on the direct
+    connection."""
 
     id: Name
-    """The id of that broker. Neither needs to be a peer of the other; that one lists this broker in
-    relay.brokers."""
+    """The id of that broker. The two need not be peers; that broker lists this one in relay.brokers."""
     address: Endpoint
-    """Where its link listener is."""
+    """Address of its link listener, HOST:PORT."""
     addresses: tuple[Endpoint, ...] = ()
-    """Where the link listeners of its other replicas are, if it is a replicated site."""
+    """Addresses of the link listeners of its other replicas, if it is a replicated site."""
     peers: tuple[DetourPeer, ...] = ("*",)
-    """The peers whose links may take this way; "*" stands for all."""
+    """Peers whose links may take this detour; "*" means all."""
     secret_files: tuple[PathText, ...] = ()
-    """Files with the secrets that this broker and that one prove to each other, the newest first; empty takes
-    those of the [[peer]] with this id, or link.secret."""
+    """Files with the secrets between this broker and that one, the newest first; empty uses those of the
+    [[peer]] with this id, or link.secret."""
     certificate_sha256: tuple[Fingerprint, ...] = ()
     """With link.tls: only these certificates of that broker are accepted, by the SHA-256 of their DER form;
     empty accepts any that link.ca signed for its id."""
 
 
 class Relay(Section, frozen=True):
-    """Links of other brokers that this one carries while their direct way is cut. It can delay them or break
-    them off. It cannot read what TLS protects, and cannot change or add anything unless it knows the secret
-    of their link: give links that take detours secrets of their own, or use TLS."""
+    """Links of other brokers that this one carries while their direct connection is cut. A relay can delay
+    or end these links. It cannot read TLS traffic, and cannot change or add anything unless it knows the
+    secret of the link: give links that take detours their own secrets, or use TLS."""
 
     brokers: tuple[Name, ...] = ()
-    """The brokers that may meet here, each with each; empty carries nothing. Each proves who it is as a peer
-    does."""
+    """Brokers that may be connected through this one, each with each other; empty carries nothing. Each
+    authenticates as a peer does."""
     secret_files: tuple[PathText, ...] = ()
-    """Files with the secrets of these brokers, the newest first; empty takes those of the [[peer]] with the
+    """Files with the secrets of these brokers, the newest first; empty uses those of the [[peer]] with the
     same id, or link.secret."""
     bytes_per_s: Annotated[float, Meta(ge=1024)] | None = None
-    """Bytes per second that are taken from each of them; a faster one is read from more slowly."""
+    """Bytes per second accepted from each of these brokers; reading from a faster one is slowed down."""
     connections_max: Count = 64
-    """Connections of these brokers at once; a link that is carried has two."""
+    """Concurrent connections of these brokers; a carried link has two."""
 
 
 class Discovery(Section, frozen=True):
-    """Brokers that look for each other on the local network, with protocols whose brokers may move. Each says
-    by multicast where it can be reached, signed with link.secret; who hears it connects."""
+    """Discovery of brokers on the local network, with protocols whose brokers may move. Each broker
+    announces its address by multicast, signed with link.secret; receivers connect to it."""
 
     enabled: bool = False
-    """Whether to announce this broker, and to connect to those that are heard."""
+    """Whether to announce this broker, and to connect to discovered brokers."""
     interface: Interface = "127.0.0.1"
-    """Where to announce and to listen: "wlan0", say, or its address. With a name, an address that changes is
-    noticed and announced. Anything but loopback needs link.secret."""
+    """Network interface for announcements: a name such as "wlan0", or its address. With a name, a changed
+    address is noticed and announced. Any interface but loopback needs link.secret."""
     group: Group = "239.255.73.70"
     """The multicast group; datagrams do not leave the local network."""
     port: Annotated[int, Meta(ge=1, le=65_535)] = 7370
-    """Its port, the same at every broker."""
+    """UDP port of the announcements, the same at every broker."""
     interval_s: Seconds = 1.0
-    """How often this broker announces itself."""
+    """Interval between announcements of this broker."""
     forget_s: Seconds = 60.0
-    """Seconds after which a broker that is neither heard nor connected is not looked for any more."""
+    """Seconds after which a broker that is neither heard nor connected is forgotten."""
     brokers_max: Count = 256
-    """Brokers that are remembered."""
+    """Number of discovered brokers remembered."""
     clock_error_max_s: Seconds | None = 300.0
-    """How far the clocks of two machines may differ; what is older is not believed, since somebody may have
-    recorded it. "none" for machines without a clock that is right."""
+    """Largest clock difference between two machines; older announcements are refused, since they may be
+    replayed. "none" disables the check, for machines without a correct clock."""
 
 
 class ProtocolSettings(Settings, frozen=True):
-    """What a user can set for a protocol; each reads what concerns it."""
+    """Settings of mobility protocols; each protocol reads those that concern it."""
 
     fetch_max: Annotated[int, Meta(ge=64, le=65_536)] = 1024
-    """Notifications fetched at a time for a client that reads without pause."""
+    """Notifications fetched at once for a client that reads without pause."""
 
 
 class Mobility(Section, frozen=True):
@@ -285,29 +288,30 @@ class Mobility(Section, frozen=True):
     protocol: str = "multi_hop_handoff"
     """The mobility protocol; docs/protocols.md compares them."""
     routing: str = ""
-    """The routing strategy; empty takes the protocol's own."""
+    """The routing strategy; empty uses the protocol's default."""
     unreachable: Literal["refuse", "serve"] = "refuse"
-    """When a broker that may hold the session cannot be asked: refuse the client (nothing is lost), or
-    serve it at once and deliver what is missing later (QoS 1 may repeat, QoS 2 is refused)."""
+    """What to do for a client whose session may be at a broker that cannot be reached: refuse the client
+    (nothing is lost), or serve it at once and deliver missing messages later (QoS 1 may be duplicated, QoS
+    2 is refused)."""
     locate_timeout_s: Seconds = 5.0
     """How long to look for a session before a broker counts as unreachable."""
     meet_timeout_s: Seconds = 5.0
     """After a start: how long clients wait for the first link, over which a peer confirms that this broker
-    has its newest history, and how long questions about sessions wait for a peer that is new in the
-    configuration. A broker that began with an empty folder and has met no peer waits until it meets one, or
-    an operator decides."""
+    has its newest history; also how long searches for sessions wait for a peer that is new in the
+    configuration. A broker that started with an empty folder and has met no peer waits until it meets one,
+    or an operator decides."""
     unmet: Literal["wait", "serve"] = "wait"
-    """While a broker that began with an empty folder has never met all its peers, one of them may hold the
-    session: refuse clients that have none here with 0x88, until all peers were met once, are removed from the
-    configuration or an operator accepts the history; or serve them with a new session after
-    meet_timeout_s."""
+    """What to do for clients without a session here, while a broker that started with an empty folder has
+    not met all its peers, since one of them may hold the session: refuse the clients with 0x88 until all
+    peers were met once or removed from the configuration, or an operator accepts the history; or serve
+    them with a new session after meet_timeout_s."""
     seen_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1024
-    """For brokers that move: deliveries remembered for each client, so that none is repeated."""
+    """For brokers that move: deliveries remembered for each client, to prevent duplicates."""
     model: PathText = ""
     """Where clients go next, for proactive and roam: a file of 'roamcast pipeline neighbours'. If the file is
     missing, too old or of other brokers, a warning says so, and the broker learns from moves alone."""
     model_age_s_max: Seconds | None = 2_592_000.0
-    """Greatest age of the model; "none": any."""
+    """Greatest age of the model; "none" accepts any age."""
     settings: ProtocolSettings = field(default_factory=ProtocolSettings)
 
 
@@ -317,21 +321,21 @@ class Journal(Section, frozen=True):
     folder: PathText = ""
     """Folder of the journal; empty is the folder "journal" in the data folder."""
     sync: Literal["process", "group"] = "group"
-    """"process" survives a crash or kill of the broker; "group" also survives a power failure, and
-    syncs the disk once for all inputs that arrived meanwhile."""
+    """"process" survives a crash or kill of the broker; "group" also survives a power failure, with one
+    disk sync for all inputs that arrived meanwhile."""
     segment_bytes: Annotated[int, Meta(ge=65_536, le=1_073_741_824)] = 16_777_216
-    """The size of one file of the journal; files are recycled."""
+    """Size of one journal file; files are recycled."""
     snapshot_after_bytes: Annotated[int, Meta(ge=65_536)] = 67_108_864
     """Bytes of journal after which a snapshot is written and older files are recycled."""
     bytes_max: Annotated[int, Meta(ge=1_048_576)] = 1_073_741_824
-    """Greatest size of the journal without a snapshot; past it the broker acknowledges nothing
-    until a snapshot is written. Snapshots and spare files come on top."""
+    """Largest size of the journal without a snapshot; past it the broker acknowledges nothing until a
+    snapshot is written. Snapshots and spare files take additional space."""
     snapshot_retry_s: Seconds = 30.0
     """Seconds between a failed snapshot and the next attempt."""
 
 
 class Mqtt(Section, frozen=True):
-    """Limits of MQTT; CONNACK tells them to clients of version 5."""
+    """Limits of MQTT; CONNACK reports them to clients of version 5."""
 
     packet_bytes_max: Annotated[int, Meta(ge=1024, le=268_435_455)] = 1_048_576
     """The largest packet that a client may send."""
@@ -356,7 +360,7 @@ class Mqtt(Section, frozen=True):
     session_expiry_v3_s: Annotated[int, Meta(ge=0, le=4_294_967_295)] = 604_800
     """Time that the session of a disconnected MQTT 3.1.1 client is kept."""
     keep_alive_max_s: Annotated[int, Meta(ge=1, le=65_535)] = 3600
-    """The longest keep-alive; clients that ask for more, or for none, are told to use this one."""
+    """The longest keep-alive; clients that request a longer one, or none, are told to use this one."""
     connect_timeout_s: Seconds = 10.0
     """Time limit of a new connection, for TLS, WebSocket and CONNECT together."""
     settle_timeout_s: Annotated[float, Meta(ge=0, le=300)] = 5.0
@@ -374,28 +378,28 @@ class Mqtt(Section, frozen=True):
 
 
 class Quotas(Section, frozen=True):
-    """Limits of resources, for one client and for all together."""
+    """Resource limits, per client and in total."""
 
     connections_max: Count = 20_000
-    """Connections at once, of all clients and strangers; fewer where the system's limit of open files leaves
-    no room for as many beside the broker's own."""
+    """Concurrent connections of all clients and strangers; fewer if the system's limit of open files does
+    not allow as many beside the broker's own files."""
     connections_per_address_max: Count | None = 1000
-    """Connections at once from one address; loopback addresses are not counted."""
+    """Concurrent connections from one address; loopback addresses are not counted."""
     connecting_max: Count = 1000
-    """Connections that have not sent CONNECT yet; past it one from the address with the most of them is
-    closed: the oldest of the silent ones, or of the others if these are more."""
+    """Connections that have not sent CONNECT yet; past it one connection of the address with the most of
+    them is closed: the oldest of the silent ones, or of the others if these are more."""
     connecting_per_address_max: Count | None = 250
-    """Connections from one address that have not sent CONNECT yet; past it the oldest of them is closed.
+    """Connections from one address that have not sent CONNECT yet; past it the oldest one is closed.
     Loopback addresses are not counted."""
     sessions_max: Count = 100_000
-    """Sessions held by this broker, also of clients that are away. Past it a new session replaces one without
-    subscriptions whose client is away; if there is none, the client is refused."""
+    """Sessions held by this broker, including those of disconnected clients. Past it a new session evicts
+    one without subscriptions whose client is disconnected; if there is none, the client is refused."""
     sessions_per_user_max: Count = 10_000
-    """Sessions of one user, or of one name in certificates, at most half of sessions_max; anonymous clients
-    are not one user. A session that arrives here without its client, past the limit, ends."""
+    """Sessions of one user, or of one name in certificates, at most half of sessions_max; anonymous
+    clients do not count as one user. Past the limit a session that arrives here without its client ends."""
     handoffs_per_client_per_minute_max: Count | None = 60
-    """How often a client may bring its session here from another broker; past it CONNACK says "connection
-    rate exceeded" and the session stays where it is. Returning to that broker is not counted."""
+    """Handoffs per minute of one client's session to this broker; past it CONNACK says "connection rate
+    exceeded" and the session stays where it is. Returning to the previous broker is not counted."""
     wills_bytes_max: Bytes = 67_108_864
     """Memory of all wills; past it clients with a will are refused."""
     subscriptions_per_client_max: Count = 1000
@@ -404,31 +408,32 @@ class Quotas(Section, frozen=True):
     """Memory of the subscriptions of one client: for each 2 KiB, 160 bytes per level and 3 per character of
     the topic filter, and 150 bytes per character of its conditions."""
     subscription_bytes_max: Bytes = 2_147_483_648
-    """The same for all clients together, at most half of it for one user. Past it SUBACK says "quota
-    exceeded"."""
+    """Memory of the subscriptions of all clients together, at most half of it for one user. Past it SUBACK
+    says "quota exceeded"."""
     queue_notifications_max: Count = 100_000
-    """Notifications that wait for one client."""
+    """Notifications queued for one client."""
     queue_bytes_max: Bytes = 67_108_864
-    """Memory of the queue of one client: topic, payload, properties, and 320 bytes for each."""
+    """Memory of the queue of one client: topic, payload, properties, and 320 bytes per notification."""
     drop: Literal["oldest", "newest"] = "oldest"
     """Which notifications a full queue drops; each drop is counted and recorded."""
     publish_per_s: Annotated[float, Meta(gt=0)] | None = None
-    """Notifications per second that one client may publish; a faster one is read from more slowly."""
+    """Notifications per second that one client may publish; reading from a faster client is slowed down."""
     publish_burst: Count = 1000
-    """How many it may publish at once after a pause, where publish_per_s is set."""
+    """Number of notifications that a client may publish at once after a pause, if publish_per_s is set."""
     publish_bytes_per_s: Annotated[float, Meta(ge=1024)] | None = None
     """Bytes per second that one client may send."""
     output_bytes_max: Bytes = 4_194_304
-    """Unsent bytes for a client that reads slowly. Past this, QoS 0 is dropped; past twice this, the broker
-    stops reading from it. It also limits QoS 1 and 2 in flight: the rest waits in the queue."""
+    """Unsent bytes for a client that reads slowly. Past this, QoS 0 messages are dropped; past twice this,
+    the broker stops reading from the client. The limit also applies to QoS 1 and 2 messages in flight:
+    further ones wait in the queue."""
     retained_messages_max: Count = 100_000
-    """Retained messages."""
+    """Number of retained messages."""
     retained_bytes_max: Bytes = 268_435_456
-    """Memory of retained messages: twice the topic, payload, properties, and some 800 bytes each."""
+    """Memory of retained messages: twice the topic, payload, properties, and about 800 bytes per message."""
     buffered_bytes_max: Bytes = 2_147_483_648
-    """Bytes in all queues and buffers together; a message for several clients counts once. Past it the
-    longest queues are dropped from first; if that is not enough, clients that acknowledge nothing are
-    disconnected. Past half of it, output_bytes_max shrinks, most for slow readers."""
+    """Bytes in all queues and buffers together; a message for several clients counts once. Past it
+    messages are dropped, from the longest queues first; if that is not enough, clients that acknowledge
+    nothing are disconnected. Past half of it, output_bytes_max shrinks, most for slow readers."""
 
 
 class Jwt(Section, frozen=True):
@@ -441,13 +446,13 @@ class Jwt(Section, frozen=True):
     ] = ("RS256", "ES256", "EdDSA")
     """Accepted signature algorithms; shared-secret algorithms are never accepted."""
     issuer: str = ""
-    """What the claim `iss` must say; empty accepts any."""
+    """Required value of the claim `iss`; empty accepts any."""
     audience: str = ""
-    """What the claim `aud` must say; empty accepts tokens for anybody."""
+    """Required value of the claim `aud`; empty accepts any."""
     user_claim: str = "sub"
     """The claim that names the user."""
     leeway_s: Annotated[float, Meta(ge=0, le=300)] = 0.0
-    """Clock difference to the signer that is tolerated."""
+    """Tolerated clock difference to the signer."""
 
 
 class HttpHook(Section, frozen=True):
@@ -456,46 +461,50 @@ class HttpHook(Section, frozen=True):
     url: str = ""
     """URL to POST to; empty disables the hook. http:// is accepted for loopback addresses only."""
     ca: PathText = ""
-    """Who signs the certificate of the service, PEM; empty trusts the authorities of this machine."""
+    """Certificate authorities of the service, PEM; empty uses those of this machine."""
     timeout_s: Seconds = 3.0
-    """How long an answer may take; a client whose answer does not come in time is refused."""
+    """Timeout of a request; past it the client is refused."""
     cache_s: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
-    """How long an answer that accepts is remembered (as a keyed hash); 0 asks every time."""
+    """How long an accepting answer is cached (as a keyed hash); 0 asks every time."""
     requests_max: Count = 64
     """Concurrent requests; further clients are refused as "server busy"."""
 
 
 class Access(Section, frozen=True):
-    """Which clients may connect, and what they may do. Read again on SIGHUP."""
+    """Which clients may connect, and what they may do. Reloaded on SIGHUP."""
 
     users: PathText = ""
-    """The file of users that `roamcast user add` writes; empty knows no passwords."""
+    """The file of users that `roamcast user add` writes; empty accepts no passwords."""
     realm: Annotated[
         str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$", description="a name, or nothing")
     ] = ""
-    """The name under which several brokers share their users: a user of the realm has the same session at all
-    of them. Empty: users are this broker's own, and one of the same name elsewhere is somebody else."""
+    """Name that several brokers share to have common users: a user of the realm has the same session at
+    all of them. Empty: users are known only at this broker, and a user of the same name elsewhere is a
+    different user."""
     realm_brokers: tuple[str, ...] = ()
-    """The other brokers of the realm; their word about who a user is counts. * stands for anything."""
+    """The other brokers of the realm; they are trusted to authenticate its users. * means any characters."""
     anonymous: Literal["auto", "loopback", "never"] = "auto"
     """Clients without password or certificate: "loopback" accepts them on loopback listeners, "never"
-    refuses them, "auto" accepts them there as long as nobody can log in. A listener can
-    override this."""
+    refuses them, "auto" accepts them on loopback listeners as long as no logins are configured. A listener
+    can override this."""
     default: Literal["auto", "allow", "deny"] = "auto"
     """Verdict if no rule matches; "auto" allows if there are no rules, and denies otherwise."""
     rules: tuple[Rule, ...] = field(name="rule", default=())
-    """Access rules, in order: the first that matches decides."""
+    """Access rules in order; the first matching rule decides."""
     verifications_max: Annotated[int, Meta(ge=1, le=64)] = 2
-    """Passwords checked at once, each on a thread of its own; one takes 19 MiB and some 40 ms of a core."""
+    """Passwords checked concurrently, each on its own thread; one check takes 19 MiB and about 40 ms of a
+    core."""
     verifications_waiting_max: Count = 1000
     """Passwords waiting for their check; more are refused as "server busy"."""
     verified_max: Annotated[int, Meta(ge=0)] = 10_000
-    """Checked credentials remembered (as keyed hashes), so that reconnecting costs nothing; 0 for none."""
+    """Number of checked credentials remembered (as keyed hashes), so that reconnecting needs no new check;
+    0 for none."""
     verified_s: Seconds = 3600.0
-    """How long they are remembered."""
+    """Seconds that checked credentials are remembered."""
     failures_max: Count = 5
-    """Failed logins from one address with one user name before it has to wait. With 20 times as many with any
-    name, users who have not logged in from there before get this many tries each backoff_s between them."""
+    """Failed logins from one address with one user name before the next login has to wait. After 20 times
+    as many failures from one address, users who have not logged in from there before share this many tries
+    per backoff_s."""
     backoff_s: Seconds = 1.0
     """First waiting time; it doubles with each further failure."""
     backoff_max_s: Seconds = 60.0
@@ -505,7 +514,7 @@ class Access(Section, frozen=True):
 
     @property
     def has_logins(self) -> bool:
-        """True if a user name and a password can prove something."""
+        """Return whether clients can authenticate with a user name and a password."""
         return bool(self.users or self.jwt.keys or self.http.url)
 
 
@@ -513,19 +522,20 @@ class Metrics(Section, frozen=True):
     """The HTTP listener: /metrics for Prometheus, /healthz, and what [view] says."""
 
     enabled: bool = False
-    """Whether to listen at all."""
+    """Whether to start the HTTP listener."""
     address: Host = "127.0.0.1"
-    """What to listen on. /metrics and /healthz have no password: keep them on loopback, or behind something
-    that has one."""
+    """Address to listen on. /metrics and /healthz have no password: keep them on loopback, or behind a
+    proxy that asks for one."""
     port: Port = 9883
-    """The port; 0 takes any free one."""
+    """Port to listen on; 0 takes any free port."""
     certificate: PathText = ""
     """The certificate chain, PEM, for HTTPS; empty is plain HTTP."""
     key: PathText = ""
-    """Its private key, PEM; other users of the machine may not be able to read it."""
+    """Its private key, PEM; the file must not be readable by other users of the machine."""
     hosts: tuple[str, ...] = ()
     """Host names of this machine in URLs, besides localhost, the address and the host name of this
-    machine; "*" allows any. A web page that has its own name point here is refused."""
+    machine; "*" allows any. Requests with other host names are refused, as protection against DNS
+    rebinding."""
 
 
 class ViewToken(Section, frozen=True):
@@ -547,17 +557,18 @@ class View(Section, frozen=True):
     """Whether to serve the view and the API; "none": only if metrics.address is a loopback address. On any
     other address readers must log in."""
     anonymous: Literal["auto", "never"] = "auto"
-    """Reading without a login: "auto" allows it on loopback addresses, "never" does not."""
+    """Reading without a login: "auto" allows it on loopback addresses, "never" forbids it."""
     readers: tuple[UserPattern, ...] = ("*",)
-    """Users of this broker (see access) that may read. "ops-*" stands for all that begin so."""
+    """Users of this broker (see access) that may read. "ops-*" means all names that begin with "ops-"."""
     operators: tuple[UserPattern, ...] = ()
-    """Users that may operate, too: disconnect clients, drain and forget brokers."""
+    """Users that may also operate: disconnect clients, drain and forget brokers."""
     names: Literal["operators", "readers"] = "operators"
-    """Who sees the names of clients; others see pseudonyms (with events.pseudonym_key if there is one)."""
+    """Who sees the names of clients; other readers see pseudonyms (made with events.pseudonym_key, if
+    set)."""
     streams_max: Annotated[int, Meta(ge=1, le=1000)] = 32
-    """Open pages that are updated at the same time."""
+    """Open pages that are updated concurrently."""
     latitude: Annotated[float, Meta(ge=-90, le=90)] | None = None
-    """Where this broker is on the map, in degrees; "none": it is drawn as part of a tree."""
+    """Latitude of this broker on the map, in degrees; "none" draws the broker as part of a tree."""
     longitude: Annotated[float, Meta(ge=-180, le=180)] | None = None
     """Longitude of this broker on the map, in degrees."""
     tokens: tuple[ViewToken, ...] = field(name="token", default=())
@@ -567,7 +578,7 @@ class Log(Section, frozen=True):
     """The broker's log, on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level that is written."""
+    """Lowest level that is logged."""
     format: Literal["text", "json"] = "text"
     """Lines for people, or one JSON object per line."""
 
@@ -579,13 +590,13 @@ class Events(Section, frozen=True):
     level: Level = "none"
     """"none" writes nothing; "counters" what an audit needs; "full" also every hop."""
     folder: PathText = ""
-    """Where the files go; empty is the folder "events" in the data folder."""
+    """Folder for the files; empty is the folder "events" in the data folder."""
     pseudonym_key: SecretText = ""
     """With a key, client names are replaced by keyed pseudonyms; use the same at every broker."""
     pseudonym_key_file: PathText = ""
-    """A file whose content is that key."""
+    """A file with that key."""
     attributes: bool = False
-    """Whether attributes of notifications are written, and filters with them; the audit needs them."""
+    """Whether attributes of notifications, and filters on them, are written; the audit needs them."""
     file_s: Seconds = 60.0
     """Seconds after which a file is closed and can be read."""
     retention_days: Annotated[float, Meta(gt=0)] | None = 30.0
@@ -598,15 +609,16 @@ class StateSection(Section, frozen=True):
     name: VariableName
     """NAME, which filters write as my.NAME."""
     graph: PathText = ""
-    """Its values and the steps between them, in a file like the movement graph; empty: it is a number."""
+    """File of its values and the steps between them, in the format of the movement graph; empty: the state
+    is a number."""
     fall: Change = 0.0
-    """By how much a number falls in one step, at most."""
+    """Largest decrease of a number in one step."""
     rise: Change = 0.0
-    """By how much it rises in one step, at most."""
+    """Largest increase of a number in one step."""
     lowest: Bound = -1e12
-    """The lowest value it can have."""
+    """Lowest possible value."""
     highest: Bound = 1e12
-    """The highest value it can have."""
+    """Highest possible value."""
 
 
 PlaceText = Annotated[
@@ -618,23 +630,24 @@ class SteeringBroker(Section, frozen=True):
     """A broker that clients can be sent to; write one [[steering.broker]] for each."""
 
     id: Name
-    """Its id."""
+    """The id of that broker."""
     address: Endpoint
-    """Where clients reach it."""
+    """Address at which clients reach that broker."""
     position: PlaceText = ""
-    """Where it is, as 43.263,-2.935, for clients that say where they are; empty: distance does not count."""
+    """Position of that broker, as 43.263,-2.935, for clients that report their position; empty: distance
+    does not count."""
 
 
 class Steering(Section, frozen=True):
-    """Where clients are told to go next (docs/client.md)."""
+    """Steering: to which broker clients are sent (docs/client.md)."""
 
     signals: PathText = ""
     """A file with a line `NAME BROKER` for each access point (BSSID) or cell that clients can hear."""
     clients_max: Count | None = None
-    """With this many clients connected, those without a session here are sent to `overflow`: CONNACK says
-    "use another server", and where."""
+    """With this many connected clients, further clients without a session here are sent to `overflow`:
+    CONNACK says "use another server" with its address."""
     overflow: str = ""
-    """The id of that broker, which must be one of those below."""
+    """The id of that broker, which must be one of [[steering.broker]]."""
     brokers: tuple[SteeringBroker, ...] = field(name="broker", default=())
 
 
@@ -642,68 +655,68 @@ class Location(Section, frozen=True):
     """Logical mobility: filters that depend on where the client is; the same at every broker."""
 
     movement_graph: PathText = ""
-    """The file of the movement graph; empty allows no filters on myloc, but for positions."""
+    """The file of the movement graph; empty allows filters on myloc only with positions."""
     position_step_m: Distance | None = None
-    """Locations are positions on the earth: how many metres a client may get between two of its reports;
-    "none": they are names."""
+    """For locations that are positions on the earth: the largest distance in metres between two reports of
+    a client; "none": locations are names."""
     attributes: Annotated[tuple[str, ...], Meta(max_length=2)] = ()
-    """Attributes of clients' own notifications that say where they are: ["lat", "lon"] (two numbers), or one
-    name of a location or a position; empty: they say so on $roamcast/move alone."""
+    """Attributes of clients' own notifications that contain their location: ["lat", "lon"] (two numbers),
+    or one name of a location or position; empty: clients report only on $roamcast/move."""
     topics: tuple[str, ...] = ()
-    """Only what is published to these topics counts for that; empty: all topics."""
+    """Topics of the notifications whose attributes are read as locations; empty: all topics."""
     at: str = ""
-    """Where clients of this broker are that have not said where they are: a location, or a position as
-    43.263,-2.935; empty: unknown. The one key that differs between brokers."""
+    """Location of clients of this broker that have not reported one: a name, or a position as
+    43.263,-2.935; empty: unknown. Only this key may differ between brokers."""
     zones: PathText = ""
-    """A GeoJSON file of polygons, each with a property "name": filters may say INSIDE 'that name'."""
+    """A GeoJSON file of polygons, each with a property "name"; filters may say INSIDE 'that name'."""
     zone_dwell_s: Stay = 0.0
-    """How long a client must have been in a zone before $roamcast/zones/NAME/enter is published."""
+    """Seconds that a client must have been in a zone before $roamcast/zones/NAME/enter is published."""
     zone_hysteresis_m: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
-    """How far outside a zone a client must be before $roamcast/zones/NAME/leave is published."""
+    """Distance in metres outside a zone from which $roamcast/zones/NAME/leave is published."""
     stay_s: Stay | None = None
-    """How long clients stay at a location at least; "none" learns it from the moves of each."""
+    """Shortest time that clients stay at a location; "none" learns it from the moves of each client."""
     stay_first_s: Stay = 1.0
-    """What to assume until a client has moved twice."""
+    """Assumed stay until a client has moved twice."""
     states: tuple[StateSection, ...] = field(name="state", default=())
 
 
 class Replication(Section, frozen=True):
-    """Replicas of this broker on other machines. All replicas of a site have the same id, network, peers and
-    secrets, and a data folder of their own. etcd says which of them leads."""
+    """Replicas of this broker on other machines. All replicas of a site have the same id, network, peers
+    and secrets, and their own data folders. etcd decides which of them leads."""
 
     name: Annotated[str, Meta(pattern=NAME_PATTERN + "|^$")] = ""
     """The name of this replica, different from those of the other replicas; empty: no replication."""
     address: Host = "127.0.0.1"
-    """What to listen on for the other replicas. An address that is not loopback needs a secret."""
+    """Address to listen on for the other replicas. An address that is not loopback needs a secret."""
     port: Port = 7883
     """The port for the other replicas; 0 takes any free one."""
     advertise: PeerEndpoint = ""
-    """Where the other replicas reach this one; empty is the address and the port."""
+    """Address at which the other replicas reach this one; empty uses address and port."""
     reference: str = ""
-    """Where clients reach this replica, as HOST:PORT: a follower tells its clients where the leader is."""
+    """HOST:PORT at which clients reach this replica: a follower refers its clients to the leader's."""
     secret: SecretText = ""
-    """What the replicas prove to each other, at least 16 characters. Better kept in a file of its own."""
+    """Shared secret of the replicas, at least 16 characters; preferably kept in a file."""
     secret_file: PathText = ""
-    """A file whose content is the secret."""
+    """A file with the secret."""
     etcd: tuple[str, ...] = ("http://127.0.0.1:2379",)
-    """The members of etcd, as URLs of their client ports."""
+    """URLs of the client ports of etcd's members."""
     etcd_ca: PathText = ""
-    """For https: who signs the certificates of etcd, PEM; empty takes those of the system."""
+    """For https: certificate authorities of etcd, PEM; empty uses those of the system."""
     etcd_certificate: PathText = ""
-    """For https: the certificate that etcd is shown, PEM; empty shows none."""
+    """For https: client certificate for etcd, PEM; empty sends none."""
     etcd_key: PathText = ""
     """Its private key, PEM."""
     etcd_user: str = ""
-    """The user at etcd; empty uses no password."""
+    """User name at etcd; empty logs in without one."""
     etcd_password: SecretText = ""
-    """The password of that user. Better kept in a file of its own."""
+    """The password of that user; preferably kept in a file."""
     etcd_password_file: PathText = ""
-    """A file whose content is the password."""
+    """A file with the password."""
     lease_s: Annotated[int, Meta(ge=2, le=300)] = 3
-    """Time that a silent leader stays the leader. Clients wait for about this long after it is
-    gone."""
+    """Seconds after which a silent leader is replaced. Clients wait for about this long after a leader
+    fails."""
     patience_s: Seconds = 1.0
-    """How long an in-sync follower may keep acknowledgements waiting before the site goes on without it."""
+    """How long an in-sync follower may delay acknowledgements before the site continues without it."""
 
 
 class Config(Section, frozen=True):
@@ -714,10 +727,10 @@ class Config(Section, frozen=True):
     network: Name = "roamcast"
     """The network's name; brokers of another network are refused as peers."""
     data: PathText = "roamcast-data"
-    """The folder for everything that must survive a restart; for one broker alone."""
+    """The folder for all persistent data; used by one broker only."""
     workers: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Processes that serve clients together behind the same listeners: one for each core at most. Quotas are
-    those of the site; each worker has a share."""
+    """Number of processes that serve clients behind the same listeners: at most one per core. Quotas apply
+    to the site; each worker has a share."""
     listeners: tuple[Listener, ...] = field(name="listener", default=(Listener(),))
     peers: tuple[Peer, ...] = field(name="peer", default=())
     link: Link = Link()
@@ -740,7 +753,7 @@ class Config(Section, frozen=True):
 
     @property
     def serves_view(self) -> bool:
-        """Whether the live view and the HTTP API are served."""
+        """Return whether the live view and the HTTP API are served."""
         if not self.metrics.enabled or self.view.enabled is False:
             return False
         return self.view.enabled is True or is_loopback(self.metrics.address)
@@ -755,22 +768,22 @@ class Config(Section, frozen=True):
 
     @property
     def site(self) -> str:
-        """What qualifies the users that prove themselves here."""
+        """Qualifier for the users that authenticate here."""
         return site_name(self.id, self.access.realm)
 
     @property
     def access_rules(self) -> AccessRules:
-        """The rules as the broker's state machine takes them."""
+        """Return the rules in the form of the broker's state machine."""
         default: Default = "deny" if self.access.rules else "allow"
         if self.access.default != "auto":
             default = self.access.default
         return AccessRules(self.access.rules, default)
 
     def allows_anonymous(self, listener: Listener) -> bool:
-        """Whether clients may come in over this listener without saying who they are."""
+        """Return whether clients may connect to this listener without authentication."""
         if listener.anonymous is not None:
             return listener.anonymous
-        # Behind a load balancer on this machine there are clients of anywhere.
+        # A load balancer on this machine forwards clients from anywhere.
         is_local = is_loopback(listener.address) and not listener.proxy_protocol
         if self.access.anonymous == "auto":
             return is_local and not self.access.has_logins

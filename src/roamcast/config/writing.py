@@ -1,4 +1,4 @@
-"""A configuration written down: the commented default file, and the reference table of all keys."""
+"""Writes a configuration: the commented default file, and the reference table of all keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH = 100
 
 
 def default_file(kind: type[msgspec.Struct], examples: Mapping[str, msgspec.Struct]) -> str:
-    """A TOML file that says what holds anyway, with comments; entries of empty lists are examples."""
+    """Return a TOML file with all defaults and comments; entries of empty lists are examples."""
     return "\n".join(_table(kind, (), kind(), examples)).strip("\n") + "\n"
 
 
@@ -42,7 +42,7 @@ def _table(
                 yield from _table(field.entry, below, entry, examples)
             if not inner:
                 lines = [f"[[{name}]]", *_table(field.entry, below, examples[name], examples)]
-                # Nothing of an example may take effect, so it is commented out with its comments.
+                # Examples must have no effect, so they are commented out with their comments.
                 yield from (f"#{line}" if line else "#" for line in lines)
 
 
@@ -57,7 +57,7 @@ def _comment(text: str) -> list[str]:
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it; large numbers in groups of three digits."""
+    """Return a value in TOML; large numbers have groups of three digits."""
     if value is None:
         return f'"{NONE_WORD}"'
     if isinstance(value, bool):
@@ -67,13 +67,13 @@ def toml_value(value: Any) -> str:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, str):
-        # JSON's escapes are a part of TOML's.
+        # JSON's escapes are valid in TOML.
         return msgspec.json.encode(value).decode()
     return f"[{', '.join(map(toml_value, value))}]"
 
 
 def reference_table(kind: type[msgspec.Struct]) -> str:
-    """Every key as rows of Markdown tables, one table for each section."""
+    """Return Markdown tables with a row for every key, one table for each section."""
     lines: list[str] = []
     section: tuple[str, ...] | None = None
     for key in keys_of(kind):

@@ -25,10 +25,10 @@ log = logging.getLogger("roamcast")
 API = "/api/v1/"
 LIMIT_MAX = 10_000
 PULSE_S = 0.25
-"""Handoffs are told this often, clients every second time, and the network every fourth time."""
+"""Handoffs are sent in every pulse, clients in every second one, and the network in every fourth one."""
 CLIENTS_PER_EVENT = 5_000
 STREAM_BYTES_MAX = 4 << 20
-"""Buffered bytes for one page."""
+"""Maximum size of the unsent updates of one page, in bytes."""
 ACTIONS = ("drain", "kick", "forget", "promote")
 
 Names = Callable[[str], str]
@@ -38,7 +38,7 @@ Act = Callable[[str, dict[str, str]], Awaitable[str]]
 
 
 class Action(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request to act."""
+    """Body of a request for an operator's action."""
 
     broker: str = ""
     client: str = ""
@@ -46,7 +46,7 @@ class Action(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Api:
-    """Answers all requests but those for /metrics and /healthz."""
+    """Answers all HTTP requests except those for /metrics and /healthz."""
 
     def __init__(self, config: Callable[[], Config], watching: Watching, gate: Gate, act: Act) -> None:
         self._config = config
@@ -187,7 +187,7 @@ class Api:
 
 
 class Pulse:
-    """Tells all open pages what changed: each change is encoded once for all who see the same names."""
+    """Sends changes to all open pages. Each change is encoded once for all readers who see the same names."""
 
     def __init__(self, watching: Watching, names: Callable[[Reader], Names]) -> None:
         self._watching = watching
@@ -204,11 +204,11 @@ class Pulse:
         await self._watching.gathered()
         page = Page(reader.sees_names, self._names(reader))
         if not self._pages:
-            # What happened while no page was open is no news.
+            # Changes made while no page was open are not sent.
             self._watching.network.take_changes()
             self._watching.network.take_handoffs()
         everything = self._everything(page)
-        self._pages[page] = None  # From now on changes wait for it.
+        self._pages[page] = None  # From here on the new page waits for changes.
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._beat())
         try:
@@ -238,7 +238,7 @@ class Pulse:
                 number += 1
                 await asyncio.sleep(PULSE_S)
         except Exception:
-            log.exception("open pages cannot be told what changes")
+            log.exception("changes cannot be sent to open pages")
         finally:
             self._task = None
 
@@ -272,13 +272,13 @@ class Page:
         self._bytes = 0
 
     def put(self, event: bytes) -> None:
-        if self._bytes <= STREAM_BYTES_MAX:  # A page that is behind further is about to be dropped.
+        if self._bytes <= STREAM_BYTES_MAX:  # Otherwise the page is about to be closed.
             self._bytes += len(event)
             self._waiting.put_nowait(event)
 
     async def next(self) -> bytes:
         if self._bytes > STREAM_BYTES_MAX:
-            raise TooSlow(f"{self._bytes} bytes wait for it")
+            raise TooSlow(f"{self._bytes} bytes are unsent")
         event = await self._waiting.get()
         self._bytes -= len(event)
         return event
@@ -320,7 +320,7 @@ def _limit(request: Request) -> int:
 
 
 def in_words(found: dict[str, Any]) -> list[str]:
-    """A session in sentences."""
+    """Describe a session in sentences."""
     client, broker = found["id"], found["broker"]
     state = "attached to" if found["attached"] else "away; its session is at"
     lines = [f"{client} is {state} broker {broker}."]

@@ -1,4 +1,4 @@
-"""The files of the live view: part of the package, read once, and found by their names alone."""
+"""The files of the live view: part of the package, read once, and addressed by their names alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOR_EVER = ("Cache-Control", "public, max-age=31536000, immutable")
 
 
 def files(folder: Path = FOLDER) -> dict[str, Path]:
-    """Paths of the site, and the files behind them. Nothing else can be read, whatever a request says."""
+    """Map paths of the site to their files. No request can read any other file."""
     found = {
         f"/{path.relative_to(folder).as_posix()}": path
         for path in sorted(folder.rglob("*"))

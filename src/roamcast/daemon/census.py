@@ -1,7 +1,7 @@
-"""The clients of this broker as operators see them, and which of them changed since the last look.
+"""The clients of this broker as operators see them, and which of them changed since the last examination.
 
-A look goes over a bounded number of sessions, so that it never delays a turn for long: with many sessions one
-round takes several looks. Clients that came, went or moved are looked at at once (`touch`).
+One call of `look` examines a bounded number of sessions, so that no turn is delayed for long: with many
+sessions one round takes several calls. Clients that came, went or moved are examined first (`touch`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Census:
     def __init__(self, site: AnyMachine) -> None:
         self._site = site
         self.queued = 0
-        """Notifications that wait for all clients, as of the last round, and …"""
+        """Number of notifications queued for all clients, as of the last round."""
         self.queued_bytes = 0
-        """… their bytes."""
+        """Size of these notifications in bytes."""
         self.begin()
 
     def begin(self) -> None:
@@ -83,7 +83,7 @@ class Census:
             and sessions.is_asleep(name)
             and (known.attached, known.queued) == (False, self._queued.get(name, 0))
         ):
-            return  # Its client is away, and says nothing.
+            return  # The client is disconnected and sends nothing.
         mqtt = sessions.get(name)
         if mqtt is None:
             if known is not None:
@@ -107,7 +107,7 @@ class Census:
             self._changed[name] = None
 
     def take(self) -> tuple[list[ClientRow], list[str], bool]:
-        """Clients to report, clients that are gone, and whether more follow."""
+        """Return the clients to report, the clients that are gone, and whether more follow."""
         names = list(islice(self._changed, REPORTED_MAX))
         rows, gone = [], []
         for name in names:
@@ -122,7 +122,8 @@ class Census:
 
 
 def shown(name: str) -> str:
-    """The client id for operators: never the name of a stand-in for a session that cannot be reached."""
+    """Return the client id to show operators: never the name of a stand-in for a session that cannot be
+    reached."""
     client = client_of(name)
     return client if len(client) <= CLIENT_BYTES_MAX else client[:CLIENT_BYTES_MAX]
 
@@ -175,8 +176,8 @@ def detail_of(site: AnyMachine, client: str) -> dict[str, object] | None:
 
 
 def subscriptions_of(site: AnyMachine, wanted: Mapping[str, str]) -> dict[str, Any]:
-    """Subscriptions of sessions here, by client: those after `after`, of clients whose id contains `search`,
-    that get what is published to `topic`. `next` is the `after` of the next page; "" at the end."""
+    """List subscriptions of local sessions by client: clients after `after` whose id contains `search`, with
+    subscriptions that match `topic`. `next` is the `after` of the next page; "" at the end."""
     search, topic = wanted.get("search", "").lower(), wanted.get("topic", "")
     sessions = site.endpoint.sessions
     first, _, after = wanted.get("after", "").partition(" ")
@@ -222,7 +223,7 @@ def _fitting(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _selector(subscription: Subscription) -> str | None:
-    """The whole filter, if it has conditions beyond the topic."""
+    """Return the whole filter if it has conditions beyond the topic."""
     shared = split_shared(subscription.name)
     try:
         plain = subscription_filter(shared[1] if shared is not None else subscription.name).text

@@ -1,13 +1,13 @@
-"""The broker's time: it passes as a clock that nobody can set, and follows the system's clock slowly.
+"""The broker's time: it advances with the monotonic clock, and approaches the system clock slowly.
 
 Sessions, messages and wills expire by this time. A system clock that is set eight days ahead for a moment
-must end none of them, so a step of that clock is noticed, logged and made up for by at most a tenth of the
-time that really passes. Small corrections are lost in that tenth.
+must end none of them, so a step of that clock is detected and logged, and the broker's time runs at most a
+tenth faster or slower until it agrees again.
 
-Over a restart the question is how long the broker was down. While the operating system runs, its own count
-of the time since it was started answers that, whatever the system clock says. After a reboot the system clock
-is believed for up to a day, and for longer if the system says that the clock is synchronised (NTP); what is
-beyond that is made up for slowly.
+At a restart the broker must know how long it was down. If the operating system was not rebooted, its time
+since boot tells that, whatever the system clock says. After a reboot the system clock is believed for up to a
+day, and for longer if the system says that the clock is synchronised (NTP); the broker's time approaches the
+rest slowly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FOLLOW_PACE = 0.1
 STEP_S = 1.0
 """Jump in seconds from which the system clock counts as having been set."""
 DOWN_S_MAX = 86_400.0
-"""After a reboot: how long a broker was down, at most, if nothing but the system clock says so."""
+"""Longest downtime that is believed after a reboot if only the system clock says so."""
 LOOK_EVERY_S = 0.01
 """Seconds between two readings of the system clock; in between, the monotonic clock counts."""
 _TIME_ERROR = 5
@@ -56,14 +56,14 @@ class Reading(msgspec.Struct, frozen=True):
     """The broker's time at a moment of the monotonic clock."""
 
     boot: int
-    """The start of the operating system that `steady` counts from."""
+    """Identifies the boot of the operating system that `steady` counts from."""
     steady: float
     now: float
     """The broker's time."""
 
 
 class BrokerClock:
-    """The broker's time, which never goes back; call the object to read it."""
+    """The broker's time, which never goes back. Call the object to read the time."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class BrokerClock:
         self._wall = wall
         self._steady = steady
         self._now = self._told = now
-        """The last time that was given out."""
+        """The last time that was returned."""
         self._at = steady()
         self._ahead = wall() - self._at
         """Difference between the system clock and the monotonic clock."""
@@ -88,13 +88,13 @@ class BrokerClock:
         return self._look(at, passed)
 
     def _look(self, at: float, passed: float) -> float:
-        """The time, brought closer to that of the system clock."""
+        """Return the time, moved closer to the system clock."""
         wall = self._wall()
         ahead = wall - at
         if abs(ahead - self._ahead) > STEP_S:
             log.warning(
                 "the system clock was set by %+.1f s: nothing expires because of that; the broker's time"
-                " follows it by %g %%", ahead - self._ahead, FOLLOW_PACE * 100,
+                " approaches it, at most %g %% faster or slower", ahead - self._ahead, FOLLOW_PACE * 100,
             )  # fmt: skip
         self._at, self._ahead = at, ahead
         most = FOLLOW_PACE * passed
@@ -103,7 +103,8 @@ class BrokerClock:
         return self._now
 
     def seconds_until(self, deadline: float) -> float:
-        """How long to wait for a deadline. Where the broker's time is slow it is not there yet by then."""
+        """Return how long to wait for a deadline. If the broker's time runs slow, the deadline is not reached
+        by then."""
         left = max(0.0, deadline - self())
         return left / (1.0 + FOLLOW_PACE) if self._at + self._ahead > self._now + STEP_S else left
 
@@ -113,7 +114,7 @@ class BrokerClock:
 
 
 def resume_clock(last: float, data: Path) -> BrokerClock:
-    """The clock of a broker whose journal ends at the time `last`; 0 if it has none yet."""
+    """Return the clock of a broker whose journal ends at the time `last`; 0 if the journal is empty."""
     now = time_after(last, read_reading(data), Reading(current_boot(), since_boot(), time.time()))
     return BrokerClock(now)
 
@@ -121,7 +122,7 @@ def resume_clock(last: float, data: Path) -> BrokerClock:
 def time_after(
     last: float, saved: Reading | None, system: Reading, is_sure: Callable[[], bool] = is_synchronised
 ) -> float:
-    """The broker's time at its start; `system` is what the system's clocks say."""
+    """Return the broker's time at its start; `system` is what the system's clocks say."""
     if not last:
         return system.now
     if saved is not None and saved.boot == system.boot:
@@ -130,7 +131,7 @@ def time_after(
     if down_s > DOWN_S_MAX and not is_sure():
         log.warning(
             "the system clock says that this broker was down for %.0f s, and nothing confirms that:"
-            " %.0f s are believed, and the broker's time follows the rest slowly", down_s, DOWN_S_MAX,
+            " %.0f s are believed, and the broker's time approaches the rest slowly", down_s, DOWN_S_MAX,
         )  # fmt: skip
         return last + DOWN_S_MAX
     return max(last, system.now)

@@ -1,8 +1,8 @@
-"""A broker's configuration: where it comes from, and what single keys cannot tell.
+"""A broker's configuration: its sources, and checks that involve several keys.
 
-What would open the broker to strangers, or could never work, is refused. What is allowed but unwise is
-told as a warning. Lines name the keys; the loader adds the file. Files are opened and read, so that a
-reload that would fail fails here, before anything has changed.
+Settings that would open the broker to strangers, or could never work, are refused. Allowed but unwise
+settings give a warning. Messages name the keys; the loader adds the file. Files are opened and read here, so
+that a reload with a bad file fails before anything has changed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ COMPARED = {"at most": operator.le, "less than": operator.lt, "at least": operat
 
 
 def check(config: Config, warn: Warn) -> None:
-    """Refuse what cannot work or would not be safe."""
+    """Refuse settings that cannot work or are not safe."""
     check_addresses(config)
     for number, listener in enumerate(config.listeners):
         check_listener(f"listener.{number}", listener, config, warn)
@@ -102,7 +102,8 @@ def check_replication(config: Config) -> None:
         return
     if config.mobility.protocol in MOBILE_PROTOCOLS:
         raise InputError(
-            f"replication.name: brokers with mobility.protocol = {config.mobility.protocol} have no replicas"
+            f"replication.name: brokers with mobility.protocol = {config.mobility.protocol}"
+            " cannot be replicated"
         )
     if replication.secret:
         check_secret("replication.secret", replication.secret)
@@ -128,7 +129,9 @@ def check_http(config: Config, warn: Warn) -> None:
     names = Counter(token.name for token in view.tokens)
     for number, token in enumerate(view.tokens):
         if names[token.name] > 1:
-            raise InputError(f"view.token.{number}.name = {token.name}: there is another one; rename it")
+            raise InputError(
+                f"view.token.{number}.name = {token.name}: another token has this name; rename one"
+            )
     if not metrics.enabled:
         return
     is_secure = bool(metrics.certificate or metrics.key)
@@ -138,7 +141,7 @@ def check_http(config: Config, warn: Warn) -> None:
         http_context(metrics)
     if is_loopback(metrics.address):
         return
-    warn(f"metrics.address = {metrics.address}: whoever reaches it can read the figures")
+    warn(f"metrics.address = {metrics.address}: anyone who can connect can read the metrics")
     if config.serves_view and not (config.access.has_logins or view.tokens):
         raise InputError(
             f"view.enabled: nobody could log in at metrics.address = {metrics.address}; "
@@ -172,7 +175,7 @@ def check_location(location: Location) -> None:
 
 
 def check_told_and_lent(location: Location) -> None:
-    """What clients say of where they are in what they publish, and where they are taken to be until then."""
+    """Check where clients report their position, and the position assumed until they do."""
     for number, topic in enumerate(location.topics):
         try:
             TopicPattern(topic)
@@ -233,7 +236,7 @@ def check_listener(key: str, listener: Listener, config: Config, warn: Warn) -> 
     if is_loopback(listener.address):
         return
     if anonymous:
-        warn(f"{where}: whoever reaches it is let in without a password ({key}.anonymous = true)")
+        warn(f"{where}: anyone who can connect is accepted without a password ({key}.anonymous = true)")
     elif config.access.has_logins and not listener.is_secure:
         warn(f"{where}: passwords travel unencrypted; kinds tls and wss encrypt them")
 
@@ -255,7 +258,7 @@ def check_listener_files(where: str, key: str, listener: Listener) -> None:
         return
     for name in ("require_certificate", "crl"):
         if getattr(listener, name) and not listener.client_ca:
-            raise InputError(f"{where}: {name} needs client_ca, a file of who signs certificates")
+            raise InputError(f"{where}: {name} needs client_ca, a file with the certificates of the signers")
     refuse_missing(where, key, files, needed=("certificate", "key"))
     listener_context(listener, key)
     if listener.crl:
@@ -273,9 +276,9 @@ def check_peers(config: Config) -> None:
     for number, peer in enumerate(config.peers):
         key = f"peer.{number}"
         if peer.id == config.id:
-            raise InputError(f"{key}.id = {peer.id}: that is this broker itself; name a neighbour")
+            raise InputError(f"{key}.id = {peer.id}: this is the id of this broker; name a neighbour")
         if ids[peer.id] > 1:
-            raise InputError(f"{key}.id = {peer.id}: there are {ids[peer.id]} peers of this id; keep one")
+            raise InputError(f"{key}.id = {peer.id}: {ids[peer.id]} peers have this id; keep one")
         check_border(key, peer, config)
         if not peer.address:
             continue
@@ -288,7 +291,7 @@ def check_peers(config: Config) -> None:
 
 
 def check_border(key: str, peer: Peer, config: Config) -> None:
-    """Check the rules of one peer."""
+    """Check the import and export rules of one peer."""
     read_secrets(peer.secret_files, key)
     if len(peer.secret_files) > SECRETS_MAX:
         raise InputError(f"{key}.secret_files: valid are {SECRETS_MAX} files at most")
@@ -301,7 +304,7 @@ def check_border(key: str, peer: Peer, config: Config) -> None:
             except InputError as error:
                 raise InputError(f"{key}.{name} = {rule}: {error}") from None
     if peer.prefix and (peer.clients or "groups" in peer.may):
-        # Sessions and their queues name topics everywhere; only notifications and subscriptions are renamed.
+        # Sessions and their queues contain topics; only notifications and subscriptions are renamed.
         raise InputError(
             f"{key}.prefix = {peer.prefix}: sessions cannot move where topics have other names; set "
             f'{key}.clients = [] and {key}.may = ["data", "subscriptions"]'
@@ -319,7 +322,7 @@ def check_detours(config: Config, warn: Warn) -> None:
     for number, detour in enumerate(config.detours):
         key = f"detour.{number}"
         if detour.id == config.id:
-            raise InputError(f"{key}.id = {detour.id}: that is this broker itself; name another one")
+            raise InputError(f"{key}.id = {detour.id}: this is the id of this broker; name another one")
         for peer in detour.peers:
             if peer != "*" and peer not in peers:
                 raise InputError(f"{key}.peers: {peer} is no [[peer]] of this broker")
@@ -340,7 +343,7 @@ def check_detours(config: Config, warn: Warn) -> None:
 
 
 def check_guest(key: str, peer: Peer, config: Config) -> None:
-    """Refuse rules that the mobility protocol does not keep to."""
+    """Refuse rules that the mobility protocol does not enforce."""
     name = config.mobility.protocol
     usual = Peer(id=peer.id)
     rules = {
@@ -398,7 +401,7 @@ def check_link_addresses(config: Config, link: Link, warn: Warn) -> None:
 
 
 def _listeners_prove(config: Config) -> bool:
-    """True if every peer that may connect has a secret."""
+    """Return true if every peer that may connect has a secret."""
     return bool(config.link.secret) or (
         bool(config.peers) and all(peer.secret_files for peer in config.peers)
     )
@@ -418,22 +421,22 @@ def check_discovery(config: Config) -> None:
     except ValueError:
         raise InputError(f"discovery.group = {discovery.group}: there is no such address") from None
     if link.port is None:
-        raise InputError("discovery.enabled: nobody could connect; set link.port, where 0 takes any free one")
+        raise InputError("discovery.enabled: nobody could connect; set link.port (0 takes any free port)")
     is_local = discovery.interface == "lo" or is_loopback(discovery.interface)
     if not is_local and not link.secret:
         raise InputError(
-            f"discovery.interface = {discovery.interface}: what is said there must be signed; "
+            f"discovery.interface = {discovery.interface}: announcements there must be signed; "
             f"set link.secret_file"
         )
     if not is_local and is_loopback(link.address):
         raise InputError(
             f"discovery.interface = {discovery.interface}: nobody there could connect to "
-            f'link.address = {link.address}; set link.address, where "0.0.0.0" is every network'
+            f'link.address = {link.address}; set link.address, where "0.0.0.0" means every network'
         )
 
 
 def _offered() -> dict[str, type[MobileProtocol]]:
-    """Protocols for brokers that move, as far as a network can rely on them."""
+    """Protocols for brokers that move, in networks that need a delivery guarantee."""
     return {name: one for name, one in MOBILE_PROTOCOLS.items() if one.keeps_promises}
 
 
@@ -442,7 +445,7 @@ def _names(protocols: Iterable[str]) -> str:
 
 
 def check_mobile(config: Config) -> None:
-    """The same as below for protocols whose brokers may move."""
+    """Check settings of protocols whose brokers may move."""
     mobility = config.mobility
     if mobility.protocol not in _offered():
         raise InputError(

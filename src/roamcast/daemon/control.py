@@ -1,6 +1,6 @@
 """The control channel of a running broker: a unix socket in its data folder, for the same user alone.
 
-A request is one line of JSON, {"command": …}; answers are lines of JSON, the last of which has "done".
+A request is one line of JSON, {"command": …}; answers are lines of JSON, the last one contains "done".
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class ControlServer:
 
     async def start(self) -> None:
         try:
-            # The journal's lock says that nobody else has the folder.
+            # Holding the journal's lock means that no other process uses the folder.
             self._server = await asyncio.start_unix_server(
                 self._serve, sock=bound(self.path), limit=LINE_BYTES_MAX
             )
         except OSError as error:
-            # The broker's work does not depend on it.
+            # The broker works without a control channel.
             log.warning("no control channel at %s: %s", self.path, error)
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class ControlServer:
                 writer.write(msgspec.json.encode(answer) + b"\n")
                 await writer.drain()
         except (TimeoutError, ValueError, OSError, asyncio.CancelledError):
-            pass  # Whoever asked has gone, or never said what it wanted; or the broker stops.
+            pass  # The sender disconnected or never completed its request, or the broker stops.
         finally:
             writer.close()
 
@@ -77,7 +77,7 @@ class ControlServer:
 
 
 def ask(data: Path, timeout_s: float, **request: object) -> Iterator[dict[str, Any]]:
-    """Send a command to the broker with this data folder; its answers, as they come."""
+    """Send a command to the broker with this data folder, and yield its answers as they arrive."""
     path = data / SOCKET_NAME
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
@@ -97,4 +97,4 @@ def ask(data: Path, timeout_s: float, **request: object) -> Iterator[dict[str, A
         except OSError as error:
             reason = error.strerror or error
             raise InputError(f"data folder {data}: no broker answers ({reason}); is it running?") from None
-    raise InputError(f"{path}: the broker went away before it was done")
+    raise InputError(f"{path}: the broker closed the connection before the command was done")

@@ -1,6 +1,7 @@
-"""Who made a turn raise: its inputs are stepped one by one, on a copy of the state before it.
+"""Finds whose input made a turn raise: the inputs are stepped one by one on a copy of the state before the
+turn.
 
-The copy is a child process, so whatever the inputs do, the state of this one is untouched.
+The copy is a child process, so the inputs cannot damage the state of this process.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from roamcast.storage.kept_out import Who
 
 CHILD_S_MAX = 60.0
 ROUNDS_MAX = 16
-"""Culprits that are looked for in one turn."""
+"""Maximum number of culprits searched for in one turn."""
 
 AnyInput = MachineInput | Input
 OF_CLIENTS = ClientConnected | ClientFrames | ConnectionLost
@@ -43,18 +44,18 @@ OF_PEERS = LinkUp | LinkDown | LinkRefused | LinkFrames
 class Verdict(msgspec.Struct):
     culprits: list[Who] = []
     is_found: bool = False
-    """True if single inputs raise, also if nobody brought them (a timer)."""
+    """True if single inputs raise, including inputs that no client or peer sent (a timer)."""
     suspects: list[Who] = []
-    """Everyone with input in the turn, if no single input raises."""
+    """All senders of the turn, if no single input raises."""
 
 
 def judge(site: AnyMachine, entry: Entry) -> Verdict:
-    """Find who brought the inputs that raise in this turn. `site` is as it was before it."""
+    """Find who sent the inputs that raise in this turn. `site` is the state before the turn."""
     clients = {id: connection.client for id, connection in site.endpoint.connections.items()}
     for one in entry.inputs:
         if isinstance(one, ClientConnected):
             clients[one.connection] = one.identity.client
-    # As `step` takes them: what came over links comes first.
+    # In the order of `step`: input from links comes first.
     left: list[tuple[Who | None, AnyInput]] = sorted(
         ((_who_brought(one, clients), one) for one in entry.inputs),
         key=lambda brought: isinstance(brought[1], OF_CLIENTS),
@@ -78,9 +79,9 @@ def judge(site: AnyMachine, entry: Entry) -> Verdict:
 
 
 def with_beginnings(site: AnyMachine, inputs: Sequence[AnyInput]) -> list[AnyInput]:
-    """The inputs of a failed turn, with the beginnings of packets that had come in turns before.
+    """Return the inputs of a failed turn, with the beginnings of packets that arrived in earlier turns.
 
-    The journal holds whole packets, so the state that is recovered from it lacks these beginnings.
+    The journal holds whole packets, so the state recovered from it lacks these beginnings.
     """
     came: dict[int, bytes] = {}
     for one in inputs:
@@ -98,7 +99,7 @@ def with_beginnings(site: AnyMachine, inputs: Sequence[AnyInput]) -> list[AnyInp
 
 def _beginning(site: AnyMachine, id: int, came: bytes) -> bytes:
     connection = site.endpoint.connections.get(id)
-    # What was read last ends with what came in this turn, if the connection was read before the exception.
+    # If the connection was read before the exception, its buffer ends with the bytes of this turn.
     if connection is None or not connection.taken.endswith(came):
         return b""
     return connection.taken[: len(connection.taken) - len(came)]
@@ -113,7 +114,7 @@ def _who_brought(item: AnyInput, clients: dict[int, str]) -> Who | None:
 
 
 def _first_that_raises(site: AnyMachine, now: float, inputs: Iterable[AnyInput]) -> int | None:
-    """The place of the first input that raises; None if none does, or if that cannot be found out."""
+    """Return the index of the first input that raises; None if none does, or if that cannot be determined."""
     reading, telling = os.pipe()
     child = os.fork()
     if child == 0:
@@ -136,7 +137,7 @@ def _step_in_child(site: AnyMachine, now: float, inputs: Iterable[AnyInput], tel
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         gc.disable()
-        # The journal's lock must not outlive the parent.
+        # The child must not hold the journal's lock after the parent has ended.
         os.closerange(3, telling)
         os.closerange(telling + 1, os.sysconf("SC_OPEN_MAX"))
         for place, item in enumerate(inputs):  # noqa: B007

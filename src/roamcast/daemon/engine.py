@@ -1,9 +1,8 @@
-"""The turns of a daemon: gather what happened, step the site once, journal, then let the effects out.
+"""The turns of a daemon: gather inputs, step the site once, write the journal, then release the effects.
 
-Everything that arrives in one round of the event loop is one turn. What a turn
-promises is in the journal before anything of it can be seen. If the site raises,
-wherever it is asked, no other turn follows: the process starts again from its
-journal. If that happens in `step` or `deadline`, nothing of the turn is journalled,
+Everything that arrives in one round of the event loop is one turn. The inputs of a turn are in the journal
+before any of its effects leaves the process. If any call of the site raises, no other turn follows: the
+process restarts from its journal. If that happens in `step` or `deadline`, nothing of the turn is journalled,
 written, sent or told.
 """
 
@@ -52,21 +51,23 @@ log = logging.getLogger("roamcast")
 JOURNAL_RETRY_S = 1.0
 SNAPSHOT_POLL_S = 1.0
 TURN_S = 0.02
-"""How long a turn should take at most. Packets differ: what is taken in one turn is adapted to it."""
+"""Target duration of a turn. The number of packets per turn is adapted to it, because packets differ in cost.
+"""
 PACKETS_PER_TURN = 512
-"""What is taken of all clients in one turn at first, in single packets or bursts, and …"""
+"""Initial number of packets or bursts that one turn takes from all clients together."""
 PACKETS_PER_TURN_MIN, PACKETS_PER_TURN_MAX = 8, 4096
-"""… at least and at most."""
+"""Bounds of this number."""
 MARK_S = 0.02
 """How long the watermark of the journal may stay behind: moving it costs a block of the next sync."""
 ACKNOWLEDGED_S = 0.005
-"""How long the acknowledgement of a client may wait for another turn, if nothing follows from it."""
+"""Maximum time that a client's acknowledgement waits for another turn, if it has no effect."""
 TURN_BYTES_MAX = 4 << 20
-"""A turn begins at once when so much of it has been read: until it is over, all of that is here twice."""
+"""A turn begins at once when this many bytes have been read: these bytes are held twice until the turn is
+over."""
 LARGE_READ_BYTES = 16 << 10
-"""Reads of this size count for that; smaller ones are as many as the clients, at most."""
+"""Reads of at least this size count towards TURN_BYTES_MAX. Smaller reads are at most one per client."""
 PAUSE_S = 0.0002
-"""After a pause like this a message is alone; where more are coming, they share a turn and a sync."""
+"""After a longer idle time a message gets a turn at once. Otherwise messages share a turn and a sync."""
 
 
 class Output(Protocol):
@@ -80,9 +81,10 @@ class Output(Protocol):
         """Pause reading from this client: its input cannot be processed now."""
 
     def hold_back(self, connection: int) -> bool:
-        """Read nothing more from this client before the next turn is over.
+        """Stop reading from this client until the next turn is over.
 
-        False if that turn must not go on with what it has sent: it is pushed when the answers are read.
+        False if this turn must not continue with the client's input: that input is pushed when the answers
+        are read.
         """
 
     def hold_link(self, peer: str) -> None: ...
@@ -110,16 +112,16 @@ class Output(Protocol):
 
 
 class ReleaseGate(Protocol):
-    """Where a site is replicated: what must be elsewhere too before anything of a turn may be seen."""
+    """Decides, for a replicated site, when the effects of a turn may be released."""
 
     def writing(self, entry: bytes) -> None:
         """Note that this entry is about to be written to the local journal."""
 
     def releasable(self) -> int:
-        """The last entry whose effects may be sent; -1 if none."""
+        """Number of the last entry whose effects may be released; -1 if none."""
 
     def failed(self, why: str) -> None:
-        """The journal here cannot be written: another replica has to go on."""
+        """Report that the local journal cannot be written: another replica has to take over."""
 
 
 class Waiting(NamedTuple):
@@ -128,9 +130,9 @@ class Waiting(NamedTuple):
     sequence: int
     effects: MachineEffects
     promised: dict[str, tuple[int, int]]
-    """Of each link: the last message sent, and the last received."""
+    """For each link: the last message sent, and the last received."""
     position: int
-    """Of the history."""
+    """Position in the history."""
 
 
 OnFailure = Callable[[Exception, float, list[MachineInput]], NoReturn]
@@ -138,9 +140,10 @@ OnFailure = Callable[[Exception, float, list[MachineInput]], NoReturn]
 
 
 def shared(packets: int, turn_s: float, is_flooded: bool) -> int:
-    """How many packets the next turn takes, so that nobody waits long for others; 0 is any number.
+    """Return how many packets the next turn takes from all clients; 0 means no limit, and stays.
 
-    A turn that was flooded could not take all. Without such turns it goes back to where it began.
+
+    The number is halved after a slow turn. It moves back to PACKETS_PER_TURN after turns without a flood.
     """
     if not packets:
         return 0
@@ -184,28 +187,28 @@ class Engine:
         gate: ReleaseGate | None = None,
         look_at_memory: Callable[[], int] | None = None,
     ) -> None:
-        """`before_snapshot` writes down whatever could not be made again from the journal afterwards.
+        """`before_snapshot` writes whatever could not be recovered from the journal after the snapshot.
 
-        `look_at_memory` looks at what queues and connections hold; says when to look again: when so many
-        more bytes have been added to queues.
+        `look_at_memory` examines the memory of queues and connections. It returns how many bytes may be added
+        to queues before the next call.
         """
         self._gate = gate
         self._waiting: deque[Waiting] = deque()
         self.on_snapshot: Callable[[], None] = _nothing
-        """Called when a snapshot has been written, or could not be."""
+        """Called when a snapshot has been written or has failed."""
         self.site = site
         self.journal = journal
         if journal is not None:
             journal.mark_after_s = MARK_S
         self.turns = 0
         self.snapshots: dict[str, int] = {"written": 0, "failed": 0}
-        """How often, since the process began."""
+        """Number of snapshots since the process began, by result."""
         self.pressure = Pressure(site, self.push, output.hold, output.release, kept_bytes_max)
         self._look_at_memory = look_at_memory
         self._look_at_bytes = 0 if look_at_memory is not None else sys.maxsize
-        """What the site's queues may have taken by then."""
+        """Size of the site's queues at which memory is examined again."""
         self._large_bytes = 0
-        """Large reads of the next turn."""
+        """Bytes of large reads for the next turn."""
         self._output = output
         self._records = records
         self._endpoint = site.endpoint
@@ -213,7 +216,7 @@ class Engine:
         self._on_failure = on_failure
         self._before_snapshot = before_snapshot or _nothing
         self._has_failed = False
-        """True once the site has raised: it is in no state that anybody may see."""
+        """True once the site has raised: its state must not be shown to anybody."""
         self._inputs: list[MachineInput] = []
         """Inputs of the present turn that are not journalled yet."""
         self._now = self._endpoint.now
@@ -221,9 +224,9 @@ class Engine:
         self._held: MachineEffects | None = None
         """Effects of a turn that is not in the journal yet."""
         self._late: list[tuple[bytes, MachineEffects]] = []
-        """What came of turns after that one, and what of them must be journalled."""
+        """Effects of later turns, and the inputs of these turns that must be journalled."""
         self._failure = ""
-        """Why new acknowledgements are refused."""
+        """Reason why new acknowledgements are refused."""
         self._retry: asyncio.TimerHandle | None = None
         self._poll: asyncio.TimerHandle | None = None
         self._marking: asyncio.TimerHandle | None = None
@@ -233,12 +236,12 @@ class Engine:
         """When the last turn ended, on the monotonic clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
-        """For which the timer is set, and …"""
+        """Deadline that the timer is set for."""
         self._wanted_at: float | None = None
-        """… the one that the site named last."""
+        """Deadline that the site named last."""
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
-        """One for all turns, so that none has to be made for each."""
+        """Context that all turns share, so that no turn has to create one."""
 
     @property
     def is_promising(self) -> bool:
@@ -257,9 +260,10 @@ class Engine:
             self._loop.call_soon(self.turn, context=self._context)
 
     def take(self, item: ClientFrames, now_s: float) -> None:
-        """As `push`; but at once, if the loop had nothing to do for a while: then nobody waits behind it.
+        """Like `push`, but begin the turn at once if the loop was idle for a while, since nobody waits behind
+        it.
 
-        A lone PUBACK from which nothing follows waits for the next turn: one of its own would cost as much as
+        A lone PUBACK without further effects waits for the next turn: a turn of its own would cost as much as
         the message did, and with `sync = "group"` a sync. After a crash the message may be sent again.
         """
         self._pending.append(item)
@@ -282,7 +286,7 @@ class Engine:
             self._loop.call_soon(self.turn, context=self._context)
 
     def _is_awaited(self, connection: int) -> bool:
-        """True if something is sent to the client as soon as it has acknowledged what it has."""
+        """True if something is sent to the client as soon as it acknowledges."""
         found = self._endpoint.connections.get(connection)
         return found is None or self.site.awaits_acknowledgement(found.client)
 
@@ -307,10 +311,10 @@ class Engine:
             self.fail(error)
 
     def fail(self, error: Exception) -> NoReturn:
-        """Stop because the site raised: none of its effects may get out."""
+        """Stop because the site raised: none of its effects may be released."""
         inputs, self._inputs = self._inputs, []
         if isinstance(error, InputError) and inputs and isinstance(inputs[0], Started):
-            raise error  # The settings do not fit the state: the operator can put that right.
+            raise error  # The settings do not fit the state: the operator can correct the settings.
         self._has_failed, self._failure = True, "a turn failed, and the broker starts again"
         self._on_failure(error, self._now, inputs)
 
@@ -409,7 +413,7 @@ class Engine:
             output.prove_again(connection, packet)
 
     def _go_on(self, effects: MachineEffects) -> None:
-        """What the next turns take up; nobody sees anything of it."""
+        """Queue the inputs that the next turns continue with. They have no visible effect."""
         for connection in effects.unread:
             if self._output.hold_back(connection):
                 self.push(ClientFrames(connection, b""))
@@ -451,7 +455,7 @@ class Engine:
     # --- while the journal cannot be written ---
 
     def _stop_promising(self, why: str) -> None:
-        """The site may be ahead of the journal: nothing of that turn may be seen before it is written."""
+        """Hold back all effects of the turn: the site may be ahead of the journal."""
         if not self._failure:
             log.error("journal unavailable, refusing new acknowledgements; stored messages are safe: %s", why)
             if self._timer is not None:
@@ -461,7 +465,7 @@ class Engine:
         self._failure = why
 
     def _turn_without_promises(self) -> None:
-        """Take what needs no journal; whoever sends anything else has to wait."""
+        """Process input that needs no journal. Clients that send anything else have to wait."""
         taken: list[MachineInput] = []
         held: list[MachineInput] = []
         waiting: set[int] = set()
@@ -561,11 +565,12 @@ class Engine:
             self._poll_later(journal, child.fileno())
 
     def _poll_later(self, journal: Journal, file: int) -> None:
-        """A child that hangs never says so, and one that has spoken may take a moment to end."""
+        """Poll the child later: a child that hangs never reports, and one that has reported may need a moment
+        to end."""
         self._poll = self._loop.call_later(SNAPSHOT_POLL_S, self._on_snapshot, journal, file)
 
     def _on_snapshot(self, journal: Journal, file: int) -> None:
-        # Before the file is closed, or the loop would watch whatever gets its number.
+        # Before the file is closed: otherwise the loop would watch the next file with this number.
         self._loop.remove_reader(file)
         if self._poll is not None:
             self._poll.cancel()
@@ -582,7 +587,7 @@ class Engine:
             self.on_snapshot()
 
     def stop(self) -> None:
-        """Finish what is pending and leave a snapshot, so that the next start has nothing to replay."""
+        """Finish pending turns and write a snapshot, so that the next start has nothing to replay."""
         self.turn()
         for timer in (self._timer, self._retry, self._poll, self._marking, self._acknowledging):
             if timer is not None:

@@ -1,9 +1,8 @@
 """The event log of a broker: rows go to a thread that turns them into Parquet files.
 
-What is on disk is told by the highest sequence in the last file. Rows up to it are passed over, so that
-those of a replay are written only if a crash had kept them from the disk. Logs are movement traces of
-people: names become keyed pseudonyms, attributes and filters are left out unless asked for, and files
-are deleted when they are old enough.
+The highest sequence in the last file says which rows are on disk. Rows up to it are skipped, so that a replay
+writes only the rows that a crash had lost. Logs are movement traces of people: names become keyed pseudonyms,
+attributes and filters are left out unless configured, and old files are deleted.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class EventLog:
         self.written = 0
         """Rows in files that are closed."""
         self.lost = 0
-        """Rows that could not be written, or had no room to wait."""
+        """Rows that could not be written, or that the queue had no room for."""
         self._folder = config.events_folder
         self._prefix = f"events-{config.id}"
         self._pseudonym = pseudonyms(events.pseudonym_key) if events.pseudonym_key else None
@@ -51,7 +50,7 @@ class EventLog:
         except OSError as error:
             raise InputError(f"events.folder {self._folder}: {error.strerror}") from None
         for path in self._folder.glob(f".{self._prefix}-*.unfinished"):
-            path.unlink()  # A crash left it; its rows are in the journal, or nowhere.
+            path.unlink()  # A crash left this file; its rows are in the journal, or lost.
         self._writer: LogWriter | None = LogWriter(self._folder, config.network, continued=self._prefix)
         self._run = config.network
         self._on_disk = self._highest(config.id)
@@ -85,11 +84,12 @@ class EventLog:
             self.flush()
 
     def replayed(self) -> None:
-        """From now on every row is new, also if the journal was begun anew and counts from the start."""
+        """Treat every row from now on as new, even if the journal was started anew and counts from the
+        beginning."""
         self._on_disk = 0
 
     def flush(self) -> None:
-        """Hand to the thread what is waiting."""
+        """Pass waiting rows to the thread."""
         rows, self._waiting = self._waiting, []
         if self._queued_rows > ROWS_WAITING_MAX:
             self.lost += len(rows)
@@ -98,7 +98,8 @@ class EventLog:
             self._batches.put(rows)
 
     def sync(self) -> None:
-        """Wait until every row so far is in a closed file: a snapshot cuts off the journal behind them."""
+        """Wait until every row so far is in a closed file: a snapshot removes the journal entries of these
+        rows."""
         self.flush()
         done = threading.Event()
         self._batches.put(done)
@@ -147,7 +148,7 @@ class EventLog:
 
     def _write(self, rows: list[Row]) -> None:
         if self._writer is None:
-            # What the last one could not write is gone; this one begins a file of its own.
+            # Rows that the last file could not store are lost; this row begins a new file.
             self._writer = LogWriter(self._folder, self._run, continued=self._prefix)
         self._writer.write([self._private(row) for row in rows])
 
@@ -181,7 +182,7 @@ class EventLog:
         if self._retention_s is None:
             return
         oldest = time.time() - self._retention_s
-        # The last file stays: it tells what has been written.
+        # The last file stays: it says which rows have been written.
         for path in log_files(self._folder, self._prefix)[:-1]:
             if path.stat().st_mtime < oldest:
                 path.unlink()

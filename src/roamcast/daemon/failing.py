@@ -1,4 +1,5 @@
-"""Fail-stop of a broker: from the exception that the machine raised to those who are kept out for it."""
+"""Fail-stop of a broker: from the exception that the machine raised to keeping out the clients that caused
+it."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from roamcast.storage.restarting import FailStop, reported
 
 
 def restarting(fail_stop: FailStop, site: AnyMachine, journal: Journal | None) -> OnFailure:
-    """What the engine calls when the machine raises."""
+    """Return the function that the engine calls when the machine raises."""
 
     def restart(error: Exception, now: float, inputs: list[MachineInput]) -> NoReturn:
         last = journal.last_sequence if journal is not None else 0
         try:
             failure = _failure(error, site.id, now, with_beginnings(site, inputs), last)
         except Exception:
-            # The site is in no good state, and inputs may be what no encoder takes.
+            # The state of the site may be invalid, and some inputs may not be encodable.
             failure = _failure(error, site.id, now, [], last)
         fail_stop.restart(failure)
 
@@ -38,14 +39,15 @@ def _failure(error: Exception, id: str, now: float, inputs: Sequence[AnyInput], 
 
 
 def settle(fail_stop: FailStop, site: AnyMachine) -> None:
-    """After a fail-stop: keep out who brought it. `site` is as the journal left it."""
+    """After a fail-stop, keep out whoever caused it. `site` is the state that the journal gave."""
     if fail_stop.before is not None:
         verdict = judge(site, decode_entry(fail_stop.before.failure.entry))
         fail_stop.settle(verdict.culprits, verdict.suspects)
 
 
 def cannot_replay(config: Config, error: Exception, data: bytes) -> InputError:
-    """A journal entry that raises now would raise again after every restart: the broker ends instead."""
+    """Raise an error: a journal entry that raises now would raise at every restart, so the broker ends
+    instead."""
     if isinstance(error, InputError):
         return error
     entry = decode_entry(data)

@@ -1,4 +1,4 @@
-"""The figures of a running broker, read from its parts when someone asks: nothing is counted twice."""
+"""The figures of a running broker, read from its parts on request: nothing is counted twice."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class LinkFigures(msgspec.Struct, frozen=True):
     refused: dict[str, int] = {}
     """Messages of the peer that were refused at the border, by reason (see `broker.links.border.REASONS`)."""
     over: str = ""
-    """The broker that carries the link while the direct way is cut."""
+    """The broker that carries the link while the direct connection is cut."""
 
 
 class BrokerFigures:
-    """Everything that /metrics, /healthz and $SYS tell."""
+    """All figures that /metrics, /healthz and $SYS show."""
 
     def __init__(
         self,
@@ -66,11 +66,12 @@ class BrokerFigures:
         self.is_listening: Callable[[], bool] = lambda: False
         self.failed_logins: Callable[[], int] = lambda: 0
         self.reports: Callable[[], int] = lambda: 0
-        """Reports to operators, made while somebody looks at the network."""
+        """Reports to operators, created while an operator watches the network."""
         self.pages: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Pages of the live view that are open, and those that were dropped because they were slow."""
+        """Number of open pages of the live view, and number of pages that were closed because they were slow.
+        """
         self.refused: Callable[[], Mapping[str, int]] = dict
-        """Clients that were refused, by reason."""
+        """Number of refused clients, by reason."""
         self.client_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Bytes received from clients, and bytes sent to them."""
         self._peers = peers
@@ -110,14 +111,15 @@ class BrokerFigures:
         return results | site.figures.handoffs
 
     def away(self) -> list[str]:
-        """Brokers of the network that cannot be asked now, as far as this one knows: they may hold sessions
-        that clients ask for here."""
+        """Brokers of the network that this broker cannot reach now: they may hold sessions that clients ask
+        for here."""
         site = self.engine.site
         down = {link.peer for link in self.links() if not link.is_up}
         return sorted(down | {name for name, is_reached in site.members().items() if not is_reached})
 
     def links(self) -> list[LinkFigures]:
-        """To every peer that is configured, connected, or has been and is not forgotten."""
+        """Figures of the links to all peers that are configured, connected, or were connected and not
+        forgotten."""
         ends = self.engine.site.links.ends
         found = []
         for status in self._peers.statuses(ends):

@@ -1,4 +1,5 @@
-"""What a follower shows: clients are sent to the leader, load balancers too, and operators see its state."""
+"""What a follower serves: it refers clients and load balancers to the leader, and shows operators its
+state."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ LEADERS_COMMANDS = (
 
 
 async def follow(replicating: Replicating) -> bool:
-    """Follow until this replica is promoted; False if it is told to stop before."""
+    """Follow until this replica is promoted; return False if the process is told to stop before that."""
     config, loop = replicating.config, asyncio.get_running_loop()
     stopping = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -63,7 +64,7 @@ async def follow(replicating: Replicating) -> bool:
 
 
 class Refusal:
-    """Implements `clients.Door`: nobody comes in here, and everybody is told where the leader is."""
+    """Implements `clients.Door`: refuses every client and tells it where the leader is."""
 
     def __init__(self, config: Config, replicating: Replicating) -> None:
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
@@ -133,19 +134,19 @@ class Refusal:
             raise ConnectionRefused(
                 Reason.USE_ANOTHER_SERVER, f"replica {leader.leader} leads", leader.reference
             )
-        raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, "no replica of this broker leads now")
+        raise ConnectionRefused(Reason.SERVER_UNAVAILABLE, "this broker has no leader now")
 
     def lost(self, client: ClientConnection) -> None:
         self._strangers.settle(client.stranger)
 
     def push(self, item: MachineInput) -> NoReturn:
-        raise AssertionError("nobody comes in at a follower")
+        raise AssertionError("a follower accepts no clients")
 
     def take(self, item: MachineInput, now_s: float) -> NoReturn:
         self.push(item)
 
     def count_refusal(self, reason: Reason) -> None:
-        """Everybody is refused."""
+        """Do nothing: a follower refuses every client."""
 
     def came_in(self, id: int) -> Budget | None:
         return None
@@ -170,6 +171,6 @@ class Refusal:
     async def _serve(self, request: Request) -> Answer:
         if request.path == "/metrics":
             return Answer(HTTPStatus.OK, "text/plain; version=0.0.4", metrics_of(self._replicating).encode())
-        # A load balancer looks for the leader.
+        # Load balancers look for the leader, so a follower reports unhealthy.
         told = {"status": "follower", "broker": self._config.id, "replication": self._replicating.status()}
         return as_json(told, HTTPStatus.SERVICE_UNAVAILABLE)

@@ -1,7 +1,7 @@
-"""Who may look at the live view and operate from there: users of the broker, tokens, readers on loopback.
+"""Access to the live view and its operator actions: users of the broker, tokens, readers on loopback.
 
-Users log in with the password that they use for MQTT, and get a cookie that ends with the process. Programs
-send a token, whose hash is in the configuration. What a user or a token may do is looked up with each
+Users log in with the password that they use for MQTT, and get a cookie that is valid until the process ends.
+Programs send a token, whose hash is in the configuration. The rights of a user or token are looked up at each
 request, so that a reload (SIGHUP) takes effect at once.
 """
 
@@ -60,7 +60,7 @@ class Gate:
         log_in: Callable[[str, str, str], Awaitable[Admitted]],
         objection: Callable[[Admitted], str],
     ) -> None:
-        """`log_in` checks user, password and address; `objection` says why a login does not hold any more."""
+        """`log_in` checks user, password and address; `objection` says why a login is no longer valid."""
         self._config = config
         self._log_in = log_in
         self._objection = objection
@@ -68,7 +68,7 @@ class Gate:
         """Sessions by the hash of their cookies."""
 
     def who(self, request: Request) -> Reader:
-        """Identify the reader behind a request, and its rights."""
+        """Identify the reader behind a request, and the reader's rights."""
         authorization = request.headers.get("authorization", "")
         if authorization:
             return self._by_token(authorization)
@@ -78,15 +78,15 @@ class Gate:
     def _by_token(self, authorization: str) -> Reader:
         scheme, _, token = authorization.strip().partition(" ")
         if scheme.lower() != "bearer" or not 0 < len(token) <= TOKEN_CHARACTERS_MAX:
-            raise Problem(HTTPStatus.UNAUTHORIZED, "valid is: Authorization: Bearer TOKEN")
+            raise Problem(HTTPStatus.UNAUTHORIZED, "expected Authorization: Bearer TOKEN")
         digest = hashlib.sha256(token.strip().encode()).hexdigest()
         found = None
         for one in self._config().view.tokens:
-            # All are compared, so that time tells nothing.
+            # All hashes are compared, so that the response time reveals nothing.
             if hmac.compare_digest(one.sha256.replace(":", "").lower(), digest):
                 found = one
         if found is None:
-            raise Problem(HTTPStatus.UNAUTHORIZED, "this token is not known here")
+            raise Problem(HTTPStatus.UNAUTHORIZED, "unknown token")
         may_operate = found.may == "operate"
         return Reader(found.name, True, may_operate, may_operate or self._shows_names)
 
@@ -111,7 +111,7 @@ class Gate:
         config = self._config()
         host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
         is_here = is_loopback(config.metrics.address) and is_loopback(request.host)
-        # A proxy on this machine speaks for people elsewhere.
+        # A proxy on this machine forwards requests of people elsewhere.
         is_passed_on = "x-forwarded-for" in request.headers or "forwarded" in request.headers
         is_local = is_here and not is_passed_on and is_loopback(host.strip("[]") or "localhost")
         may_read = is_local and config.view.anonymous == "auto"
@@ -146,7 +146,7 @@ class Gate:
         return as_json({"done": True}, HTTPStatus.OK, ("Set-Cookie", _cookie("", 0, request)))
 
     def told(self, reader: Reader) -> dict[str, object]:
-        """What a page is told about its reader."""
+        """Return what a page may know about its reader."""
         return {
             "user": reader.user,
             "may_operate": reader.may_operate,
@@ -179,10 +179,10 @@ def _is_among(user: str, patterns: Sequence[str]) -> bool:
 
 
 def read_body(request: Request, kind: type[Body]) -> Body:
-    """The body of a request, as JSON; pages of other sites cannot send that type."""
+    """Read the body of a request as JSON. Pages of other sites cannot send this content type."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
-        raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "valid is Content-Type: application/json")
+        raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected Content-Type: application/json")
     try:
         return msgspec.json.decode(request.body or b"{}", type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not what was expected: {error}") from None
+        raise Problem(HTTPStatus.BAD_REQUEST, f"invalid body: {error}") from None

@@ -1,4 +1,4 @@
-"""/healthz, $SYS/broker/… and parts of `roamcast broker status`: what this broker says of itself."""
+"""/healthz, $SYS/broker/… and parts of `roamcast broker status`: the broker's report about itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ SYS = "$SYS/broker"
 
 
 def health(figures: BrokerFigures) -> dict[str, Any]:
-    """Well if clients can come in and what they are told is promised; links that are down are only named."""
+    """Report healthy if clients can connect and acknowledgements are given; links that are down are only
+    named."""
     engine = figures.engine
     refusal = engine.site.history.refusal
     is_well = engine.is_promising and figures.is_listening() and not refusal
@@ -41,12 +42,13 @@ def health(figures: BrokerFigures) -> dict[str, Any]:
 
 
 def health_page(told: dict[str, Any]) -> Answer:
-    """200 if it is well."""
+    """Return status 200 if the broker is healthy."""
     return as_json(told, HTTPStatus.OK if told["status"] == "ok" else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def history_of(site: AnyMachine, refused: Mapping[str, tuple[Offer, str]]) -> dict[str, object]:
-    """How far this broker has come, why it must not go on, and whose history it refuses."""
+    """Return the broker's history: how far it has come, why it may not continue, and whose history it
+    refuses."""
     history = site.history
     return {
         "epoch": history.epoch,
@@ -60,19 +62,19 @@ def history_of(site: AnyMachine, refused: Mapping[str, tuple[Offer, str]]) -> di
 
 
 def fail_stops_of(figures: BrokerFigures) -> dict[str, object]:
-    """How often a turn raised, and who is kept out for it."""
+    """Return how often a turn raised, and who is kept out for it."""
     out = [msgspec.structs.asdict(one) for one in figures.kept_out.now().values()]
     return {"fail_stops": figures.kept_out.fail_stops, "kept_out": out}
 
 
 def tree_of(figures: BrokerFigures) -> dict[str, object]:
-    """For people and programs; nothing where links are made for good."""
+    """Describe the tree for people and programs; empty if links are permanent."""
     tree = figures.engine.site.tree
     return {} if tree is None else {"tree": msgspec.structs.asdict(tree)}
 
 
 def announcements(figures: BrokerFigures) -> dict[str, str]:
-    """Topic to value, by the names that Mosquitto made usual, where they fit."""
+    """Map topics to values, with the topic names that Mosquitto established where they fit."""
     site, queues = figures.engine.site, figures.queues()
     attached, sessions, traffic = figures.attached(), site.session_count, site.endpoint.traffic
     values: dict[str, object] = {
@@ -105,7 +107,8 @@ def announcements(figures: BrokerFigures) -> dict[str, str]:
 
 
 def memory_bytes() -> int:
-    """Memory of this process that is in use now; where the system does not tell, the most it ever was."""
+    """Return the resident memory of this process; its peak where the system does not report the current
+    value."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,7 @@
-"""A small HTTP server: one request per connection, little patience, and answers that browsers cannot misuse.
+"""A small HTTP server: one request per connection, short timeouts, and answers that browsers cannot misuse.
 
-What is served is the handler's business. Here are the limits against strangers, the check of `Host` and
-`Origin`, and streams of events, which last as long as their reader keeps up.
+The handler produces the content. This module has the limits against strangers, the check of `Host` and
+`Origin`, and event streams, which last as long as their reader keeps up.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ HEAD_BYTES_MAX = 8192
 BODY_BYTES_MAX = 65_536
 REQUEST_S_MAX = 5.0
 ANSWER_S_MAX = 60.0
-"""How long an answer may take to be made, and …"""
+"""Time limit for producing an answer."""
 WRITING_S_MAX = 30.0
-"""… to be read."""
+"""Time limit for the client to read the answer."""
 CONNECTIONS_MAX = 64
-"""Connections at once; the one that has been silent for longest gives way."""
+"""Maximum number of open connections; a new one replaces the one that has been silent for longest."""
 STREAM_BUFFER_BYTES = 65_536
 STREAM_WRITING_S_MAX = 10.0
-"""Seconds after which the reader of a stream that takes nothing is dropped."""
+"""Seconds after which a stream is closed if its reader reads nothing."""
 
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
@@ -55,19 +55,19 @@ SECURITY_HEADERS = (
         "frame-ancestors 'none'",
     ),
 )
-"""With every answer: nothing of other sites is loaded, and no other site shows or reads this one."""
+"""Headers of every answer: nothing from other sites is loaded, and no other site shows or reads this one."""
 
 
 class Request(NamedTuple):
     method: str
     path: str
-    """Decoded; without the query."""
+    """Decoded path, without the query."""
     query: Mapping[str, str]
     headers: Mapping[str, str]
-    """By names in small letters."""
+    """Headers by lower-case name."""
     body: bytes
     host: str
-    """The address of whoever asks."""
+    """Address of the client."""
     is_secure: bool
 
 
@@ -79,7 +79,7 @@ class Answer(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """An answer that goes on: Server-Sent Events."""
+    """A continuing answer: Server-Sent Events."""
 
     events: AsyncIterator[bytes]
 
@@ -88,7 +88,7 @@ Handler = Callable[[Request], Awaitable[Answer | Stream]]
 
 
 class Problem(Exception):
-    """The request is answered with this status and one line."""
+    """Raised to answer the request with this status and one line."""
 
     def __init__(self, status: HTTPStatus, text: str = "") -> None:
         super().__init__(text or status.phrase)
@@ -96,7 +96,7 @@ class Problem(Exception):
 
 
 class TooSlow(Exception):
-    """The reader of a stream does not keep up; its text says how far it is behind."""
+    """Raised when the reader of a stream does not keep up; the text says how far it is behind."""
 
 
 def as_json(value: object, status: HTTPStatus = HTTPStatus.OK, *headers: tuple[str, str]) -> Answer:
@@ -116,7 +116,7 @@ class HttpServer:
         self._streams_max = streams_max
         self._streams: dict[asyncio.Task[None], None] = {}
         self.streams_dropped = 0
-        """Readers of streams that were too slow."""
+        """Number of streams closed because their readers were too slow."""
         self._context = ServerContext(lambda: http_context(settings)) if settings.certificate else None
         self._strangers = Strangers(lambda: CONNECTIONS_MAX)
         self._doorway = Doorway(self._strangers, self._enter, lambda: REQUEST_S_MAX)
@@ -130,7 +130,7 @@ class HttpServer:
         return len(self._streams)
 
     async def start(self) -> int:
-        """Listen; the port that it is."""
+        """Listen, and return the port."""
         address, port = self._settings.address, self._settings.port
         try:
             await self._doorway.open(address, port)
@@ -139,7 +139,7 @@ class HttpServer:
         return self._doorway.ports[0]
 
     def reload(self, settings: Metrics) -> None:
-        """Read the certificate again; InputError if it cannot be used."""
+        """Read the certificate again; raise InputError if it cannot be used."""
         if self._context is not None:
             self._context.reload(lambda: http_context(settings))
 
@@ -162,10 +162,10 @@ class HttpServer:
             if not has_stream:
                 await self._write(writer, answer, with_body)
         except (OSError, EOFError, TimeoutError):
-            pass  # Whoever asked has gone.
+            pass  # The client has disconnected.
         finally:
             if not has_stream:
-                writer.transport.abort()  # Nothing waits there any more, unless it took too long.
+                writer.transport.abort()  # The task has already ended, unless it took too long.
             self._strangers.settle(stranger)
 
     async def _write(self, writer: asyncio.StreamWriter, answer: Answer | Stream, with_body: bool) -> None:
@@ -173,21 +173,21 @@ class HttpServer:
             answer = problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open; close one")
         writer.write(_written(answer, with_body))
         writer.close()
-        # The connection counts until its reader has taken the answer, or has been silent for too long.
+        # The connection counts until the client has read the answer, or has been silent for too long.
         async with asyncio.timeout(WRITING_S_MAX):
             await writer.wait_closed()
 
     # --- requests ---
 
     async def _answer(self, reader: asyncio.StreamReader, stranger: Stranger) -> tuple[Answer | Stream, bool]:
-        """The answer, and whether its body is wanted."""
+        """Return the answer, and whether its body is wanted."""
         try:
             request = await self._read(reader, stranger.host)
         except Problem as error:
             return problem(error.status, str(error)), True
         except h11.RemoteProtocolError as error:
             return problem(HTTPStatus(error.error_status_hint)), True
-        # Whoever has said what it wants does not give way to others while the answer is made.
+        # A client that has sent its request is not replaced by others while the answer is produced.
         stranger.is_asking = True
         with_body = request.method != "HEAD"
         try:
@@ -225,7 +225,7 @@ class HttpServer:
                 raise Problem(HTTPStatus.BAD_REQUEST)
 
     def _checked(self, head: h11.Request, body: bytes, host: str) -> Request:
-        """The request, if no foreign page has made it."""
+        """Return the request, unless a page of another site sent it."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
         settings, named = self._settings, headers.get("host", "")
         foreign = named and host_objection(named, settings.address, settings.hosts, "metrics.hosts")
@@ -233,13 +233,13 @@ class HttpServer:
             raise Problem(HTTPStatus.MISDIRECTED_REQUEST, foreign)
         origin = headers.get("origin")
         if origin is not None and origin.lower() != f"{self.scheme}://{named}".lower():
-            raise Problem(HTTPStatus.FORBIDDEN, "pages of other sites may not ask here")
+            raise Problem(HTTPStatus.FORBIDDEN, "requests from pages of other sites are refused")
         target = head.target.decode("latin-1")
         try:
             parts = urlsplit(target)
             query = dict(parse_qsl(parts.query, keep_blank_values=True, max_num_fields=32, errors="strict"))
             path = unquote(parts.path, errors="strict")
-        except ValueError:  # UnicodeDecodeError among them.
+        except ValueError:  # This includes UnicodeDecodeError.
             raise Problem(HTTPStatus.BAD_REQUEST) from None
         is_secure = self._context is not None
         return Request(head.method.decode("latin-1"), path, query, headers, body, host, is_secure)
@@ -277,7 +277,7 @@ class HttpServer:
 
     def _drop(self, why: str) -> None:
         self.streams_dropped += 1
-        log.info("a page is dropped: %s", why)
+        log.info("closing a page of the live view: %s", why)
 
 
 def _head(status: HTTPStatus, content_type: str, headers: tuple[tuple[str, str], ...]) -> bytes:

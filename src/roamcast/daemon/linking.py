@@ -1,4 +1,4 @@
-"""Links to peers: what they say becomes inputs of the site, and what the site has for them is written."""
+"""Links to peers: their messages become inputs of the site, and the site's output for them is written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Answer = TypeVar("Answer")
 
 
 class Told(NamedTuple):
-    """What the log has said of refused messages of one kind."""
+    """Record of the log lines about refused messages of one kind."""
 
     refused: int = 0
     again_at_s: float = 0.0
@@ -58,14 +58,15 @@ class Linking:
         fail: Callable[[Exception], NoReturn],
         within: Path | None = None,
     ) -> None:
-        """`fail` ends the process because the site raised; `within` is where other workers connect."""
+        """`fail` ends the process because the site raised; `within` is the socket where other workers
+        connect."""
         terms = {
             "network": config.network,
             "mobility protocol": config.mobility.protocol,
             "routing strategy": site.strategy,
         }
         if site.links_may_cycle:
-            # A broker that waits for less than the others do would take each leader for gone.
+            # With a shorter timeout than the others, this broker would take each leader for lost.
             election = config.election
             terms["election"] = f"{election.missed_max} rounds of {election.period_s:g} s"
         contexts = link_contexts(config.link) if config.link.tls else None
@@ -79,14 +80,14 @@ class Linking:
         self._push = push
         self._kept_out = kept_out
         self._told: dict[tuple[str, str], Told] = {}
-        """What the log says of refusals, by peer and reason."""
+        """Log lines about refusals, by peer and reason."""
         self.refused: dict[str, tuple[Offer, str]] = {}
-        """Peers whose history was refused: what they came with last, and why it was refused."""
+        """Peers whose history was refused: their last position, and the reason."""
         self.has_met = asyncio.Event()
-        """Set once a peer was linked since this process began."""
+        """Set once a peer has connected since this process began."""
         self._fail = fail
         self.may_write: Callable[[], bool] = lambda: True
-        """False while the site may be ahead of its journal: its peers must not hear of that."""
+        """False while the site may be ahead of its journal: nothing may be sent to peers then."""
 
     async def start(self) -> None:
         await self.peers.start()
@@ -106,7 +107,7 @@ class Linking:
             self.discovery.secret = config.link.secret
 
     def report_refusals(self, now_s: float) -> None:
-        """Log what was refused of peers: at once, and again while it goes on, after ever longer pauses."""
+        """Log refused messages of peers: at once, and again after growing pauses while refusals continue."""
         for peer in self._site.links.ends:
             for reason, count in self._site.refused(peer).items():
                 told = self._told.get((peer, reason), Told())
@@ -119,13 +120,13 @@ class Linking:
                 self._told[peer, reason] = Told(count, now_s + told.pause_s, pause_s)
 
     def write(self, peer: str) -> None:
-        """Write what there is for the peer, as far as its connection takes it."""
+        """Write pending output for the peer, as much as its connection accepts."""
         end = self._site.links.ends.get(peer) if self.may_write() else None
         while end is not None and end.has_more and self.peers.is_writable(peer):
             self.peers.write(peer, self._ask(end.take))
 
     def _ask(self, question: Callable[..., Answer], *about: Any) -> Answer:
-        """What the site says outside of a turn; an exception stops the process as in a turn."""
+        """Ask the site outside a turn; an exception stops the process as it does in a turn."""
         try:
             return question(*about)
         except Exception as error:
@@ -151,7 +152,7 @@ class Linking:
         return self._kept_out.refusal("peer", peer) or self._ask(self._site.refusal, peer, offer)
 
     def on_refused(self, peer: str, why: str, is_fence: bool) -> None:
-        # A guest must not be able to stop this broker, whatever it says.
+        # No message from a guest may stop this broker.
         is_fence = is_fence and not self.peers.is_guest(peer)
         if is_fence and peer not in self._site.history.fences:
             log.error("clients are refused and links are closed: %s refuses this broker: %s", peer, why)
@@ -167,7 +168,8 @@ class Linking:
         self.has_met.set()
 
     def accept(self, broker: str) -> HistoryAccepted:
-        """What an operator's decision about a history means; InputError if there is nothing to decide."""
+        """Return the input for an operator's decision about a history; raise InputError if there is nothing
+        to decide."""
         history = self._site.history
         if broker == self._site.id:
             if not history.refusal and not self._site.unmet():
@@ -199,7 +201,7 @@ class Linking:
 
 
 def _link_of(config: Config) -> Link:
-    """Brokers that find each other by themselves cannot be listed."""
+    """Return the configuration of the link. Brokers that discover each other are not listed."""
     if config.discovery.enabled and config.link.unlisted == "auto":
         return msgspec.structs.replace(config.link, unlisted="accept")
     return config.link

@@ -40,22 +40,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("roamcast")
 
 COLLECT_AFTER = 50_000
-"""New objects that may hold others, more than were given up, before garbage is looked for."""
+"""Number of new container objects, minus freed ones, after which garbage is collected."""
 
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 OWN_PAGES_BYTES = 256 << 10
-"""A block of this size, the body of a large message, has pages of its own, which go when it does."""
+"""A block of at least this size, such as the body of a large message, gets its own pages, which are returned
+when it is freed."""
 KEPT_FREE_BYTES = 8 << 20
-"""What may stay at the end of the heap: what a turn takes is there for the next one."""
+"""Free memory that may stay at the end of the heap, so that the next turn can use it."""
 
 VERIFIED_HERE_BYTES = 4 << 20
-"""A larger snapshot is verified by another process: it takes as long again as reading it."""
+"""A larger snapshot is verified in another process: verifying takes as long as reading it."""
 VERIFY_POLL_S = 0.05
 EXIT_INPUT = 2
-"""As the command line has it: a start with this folder fails until someone does something."""
+"""The exit code of the command line for invalid input: starting with this folder fails until someone acts."""
 
 Warn = Callable[[str], None]
-"""Takes a line about a setting that is valid and yet not what one may want."""
+"""Takes a line about a setting that is valid but probably unwanted."""
 
 
 def serve(
@@ -64,9 +65,9 @@ def serve(
     warnings: Iterable[str] = (),
     worker: Worker | None = None,
 ) -> None:
-    """Run a broker until it is told to stop; `read` reads its configuration anew.
+    """Run a broker until it is told to stop; `read` reads its configuration again.
 
-    `worker` says which one of a site's it is, and `config` is that of the site.
+    `worker` says which worker of a site this is; `config` is the site's configuration.
     """
     logs.set_up(config.log)
     if worker is not None:
@@ -101,7 +102,7 @@ async def _serve(config: Config, reread: Callable[[], Config], worker: Worker | 
     verified: asyncio.Task[None] | None = None
     try:
         if config.events.level != "none":
-            # Arrow takes 40 MB and 0.2 s, and a broker without a log has no use for it.
+            # Arrow takes 40 MB and 0.2 s, and a broker without an event log does not use it.
             from roamcast.daemon.event_log import EventLog
 
             events = EventLog(config)
@@ -121,7 +122,7 @@ async def _serve(config: Config, reread: Callable[[], Config], worker: Worker | 
             state = load_state(config, recovered.lost, is_empty=journal.last_sequence == 0)
             take = events.take if events is not None else None
             replicating = Replicating(config, journal, site, state, take, fail_stop.closes)
-            _collect_seldom()  # A follower steps as much as its leader.
+            _collect_seldom()  # A follower steps the same inputs as its leader.
             if not await follow(replicating):
                 return
             site = replicating.site
@@ -152,7 +153,8 @@ def set_aside_damaged(folder: Path) -> None:
 
 
 def recover(config: Config, recovered: Recovered, events: EventLog | None) -> AnyMachine | None:
-    """The machine as it was, from the snapshot and the entries after it; None at the very first start."""
+    """Return the machine recovered from the snapshot and the entries after it; None at the very first
+    start."""
     machine: AnyMachine | None = None
     where = f"journal {config.journal_folder}"
     if recovered.snapshot is not None:
@@ -162,7 +164,7 @@ def recover(config: Config, recovered: Recovered, events: EventLog | None) -> An
                 _verify(machine, recovered)
         except InputError as error:
             raise InputError(f"{where}: {error}; version {recovered.snapshot_version} wrote it") from None
-        recovered.snapshot = None  # As large as the state itself.
+        recovered.snapshot = None  # The garbage is as large as the state itself.
     for number, data in enumerate(recovered.entries, recovered.sequence + 1):
         entry = decode_entry(data)
         if machine is None:
@@ -188,7 +190,7 @@ def recover(config: Config, recovered: Recovered, events: EventLog | None) -> An
 
 
 def _verify(machine: AnyMachine | None, recovered: Recovered) -> None:
-    """Compare the state with the one that was frozen: a large one in another process, beside this one."""
+    """Compare the state with the frozen one: for a large state in another process, concurrently."""
     data = recovered.snapshot or b""
     if len(data) <= VERIFIED_HERE_BYTES:
         verify_hash(machine, data)
@@ -197,7 +199,7 @@ def _verify(machine: AnyMachine | None, recovered: Recovered) -> None:
 
 
 async def _end_if_wrong(verifying: Child, where: Path) -> None:
-    """End the process if the state is not the one that was frozen: what it promises could be wrong."""
+    """End the process if the state differs from the frozen one: its acknowledgements could be wrong."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     loop.add_reader(verifying.fileno(), ended.set)
@@ -211,10 +213,10 @@ async def _end_if_wrong(verifying: Child, where: Path) -> None:
 
 
 def _keep_freed_memory_small() -> None:
-    """Give memory back when it is freed.
+    """Return freed memory to the system.
 
-    Otherwise the library raises the size from which a block has pages of its own to that of the largest
-    message, and what is freed between blocks that stay is kept.
+    Otherwise the C library raises the size from which a block gets its own pages to that of the largest
+    message, and free memory between long-lived blocks is never returned.
     """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -223,15 +225,15 @@ def _keep_freed_memory_small() -> None:
 
 
 def _trim_memory() -> None:
-    """Give back what starting has freed."""
+    """Return the memory that the start has freed."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _collect_seldom() -> None:
-    """Hardly anything here is garbage in a circle, and looking for it took a quarter of a busy broker's time.
+    """Collect garbage rarely: few objects form cycles, and collection took a quarter of a busy broker's time.
 
-    What is there now stays until the end, and is not looked at again.
+    Objects that exist now live until the end and are not examined again.
     """
     gc.collect()
     gc.freeze()

@@ -38,7 +38,7 @@ class Metrics(Collector):
         return Answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry))
 
     def describe(self) -> list[Metric]:
-        return []  # Names need no look at the broker's state before there is one.
+        return []  # Registering names must not read the broker's state, which may not exist yet.
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily(
@@ -204,7 +204,7 @@ class Metrics(Collector):
         yield out
 
     def _tree(self) -> Iterator[Metric]:
-        """Only where brokers move."""
+        """Metrics of the tree, only where brokers move."""
         tree, changes = self._figures.engine.site.tree, self._figures.trees.changes
         if tree is None:
             return
@@ -222,7 +222,7 @@ class Metrics(Collector):
 
 
 def process_metrics() -> Iterator[Metric]:
-    """By the names that Prometheus made usual."""
+    """Metrics of the process, with Prometheus's usual names."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu = "User and system CPU time spent in seconds."
     yield counter("process_cpu_seconds", cpu, used.ru_utime + used.ru_stime)

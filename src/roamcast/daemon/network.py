@@ -1,6 +1,6 @@
 """The whole network as this broker knows it while somebody looks: the reports of all brokers, merged.
 
-Nothing here is part of the broker's state. When nobody looks any more, all of it is forgotten.
+Nothing here is part of the broker's state. All of it is deleted when nobody looks any more.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SILENT_S = 4.0
 """Seconds without a report after which a broker counts as down."""
 HANDOFFS_KEPT = 4096
 RECENT_S = 60.0
-"""Seconds of handoffs that the percentiles of the network are taken from."""
+"""Age in seconds of the oldest handoff that the network's percentiles include."""
 CLOCK_ERROR_S = 2.0
-"""How far the clocks of brokers may differ before a handoff of now is taken for an old one."""
+"""Allowed clock difference between brokers: a handoff from longer before the watch began is not new."""
 CLIENTS_MAX = 500_000
-"""Clients of all brokers together; more are not shown."""
+"""Maximum number of clients of all brokers together; further ones are not shown."""
 
 
 class Seen(msgspec.Struct):
@@ -52,19 +52,19 @@ class Network:
     def forget(self) -> None:
         self.brokers: dict[str, Seen] = {}
         self.clients: dict[str, tuple[str, ClientRow]] = {}
-        """The broker of each client, and what it reported."""
+        """For each client: its broker, and what that broker reported."""
         self.handoffs: deque[Handoff] = deque(maxlen=HANDOFFS_KEPT)
         self.new_handoffs: list[Handoff] = []
-        """Those since `take_handoffs` that finished while somebody looked."""
+        """Handoffs since the last `take_handoffs` that finished while somebody looked."""
         self._looked_at = time.time()
         self._last_handoff: dict[str, float] = {}
-        """When the last handoff that each broker told had finished."""
+        """When the last reported handoff of each broker finished."""
         self.changed: dict[str, None] = {}
         """Clients that changed since `take_changes`."""
         self._down_since: dict[str, float] = {}
 
     def take(self, origin: str, report: Report) -> bool:
-        """Add what a broker reports; False if a report before it was lost."""
+        """Add a broker's report; return False if an earlier report was lost."""
         before = self.brokers.get(origin)
         is_next = report.is_first or (before is not None and report.number == before.number + 1)
         if report.is_first:
@@ -77,7 +77,7 @@ class Network:
                 self.clients[row.id] = origin, row
                 self.changed[row.id] = None
         for client in report.gone:
-            # The broker where the client is now may have said so before.
+            # The broker where the client is now may have reported first.
             if client in self.clients and self.clients[client][0] == origin:
                 del self.clients[client]
                 self.changed[client] = None
@@ -112,7 +112,7 @@ class Network:
         return seen is not None and time.monotonic() - seen.at_s < SILENT_S
 
     def told(self, members: Mapping[str, bool]) -> dict[str, object]:
-        """The network: its brokers, links, figures and alerts. `members` are the other brokers."""
+        """Return the network: its brokers, links, figures and alerts. `members` are the other brokers."""
         names = sorted({self.id, *members, *self.brokers})
         links = self.links()
         return {
@@ -158,7 +158,7 @@ class Network:
         }
 
     def links(self) -> list[dict[str, object]]:
-        """Each link once: up if both ends say so, as far as both can be heard."""
+        """List each link once: it is up if all ends that report say so."""
         found: dict[tuple[str, str], list[tuple[str, LinkRow]]] = {}
         for name, seen in self.brokers.items():
             for link in seen.links:
@@ -185,7 +185,8 @@ class Network:
         lost = sum(given_up.values())
         live = [seen.broker for name, seen in self.brokers.items() if self.is_up(name)]
         recent = time.time() - RECENT_S
-        # Nobody waited for a session that moved while its client was away, as when its broker was drained.
+        # Nobody waited for sessions that moved while their client was away, for example when a broker was
+        # drained.
         durations = [one.duration_ms for one in self.handoffs if one.at >= recent and one.duration_ms]
         return {
             "owed": delivered + queued + lost,
@@ -241,7 +242,7 @@ class Network:
         }
 
     def last_handoffs(self, limit: int) -> Iterator[Handoff]:
-        """The newest first."""
+        """List the last handoffs, the newest first."""
         yield from sorted(self.handoffs, key=lambda one: -one.at)[:limit]
 
 
@@ -266,4 +267,4 @@ EMPTY: dict[str, object] = {
     "role": "single", "site": "", "lag": 0, "latency_ms": None, "handoff_ms": None,
     "rates": {"received_per_s": 0, "delivered_per_s": 0, "handoffs_per_s": 0},
 }  # fmt: skip
-"""A broker that was never heard."""
+"""The figures of a broker that has never reported."""

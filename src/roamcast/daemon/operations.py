@@ -1,4 +1,4 @@
-"""What operators see and do: metrics and health over HTTP, $SYS, and the control channel's commands."""
+"""Operator functions: metrics and health over HTTP, $SYS, and the control channel's commands."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Running(Protocol):
         """Check a user's password; ConnectionRefused if it is wrong."""
 
     def login_objection(self, admitted: Admitted) -> str:
-        """Why a login does not hold any more; "" if it does."""
+        """Return why a login is no longer valid; "" if it is valid."""
 
 
 class Operations:
@@ -183,7 +183,7 @@ class Operations:
         return health_page(told)
 
     async def _of_worker(self, request: dict[str, Any]) -> Answers:
-        """What the first worker of a site asks the others."""
+        """Answer the first worker of a site."""
         left = self._engine.site.sessions_left()
         yield {"health": health(self._figures), "sessions_left": left, "done": True}
 
@@ -205,7 +205,7 @@ class Operations:
 
     @cached_property
     def _metrics(self) -> Metrics:
-        # Prometheus's library takes 3 MB: it is loaded where it has something to do.
+        # Prometheus's library takes 3 MB: it is loaded only where it is used.
         from roamcast.daemon.metrics import Metrics
 
         return Metrics(self._figures)
@@ -273,7 +273,7 @@ class Operations:
         yield {"removed": name, "done": True}
 
     def heard(self, peer: str, news: News) -> None:
-        """Another broker tells operators something."""
+        """Receive a message for operators from another broker."""
         self.watching.heard(peer, news)
 
     def answered(self, answer: IsHere) -> None:
@@ -285,7 +285,7 @@ class Operations:
         client = _text(request, "client")
         deadline = time.monotonic() + WHERE_S
         while time.monotonic() < deadline:
-            # A session that is on its way may be missed by a question; the next one finds it.
+            # A question may miss a session that is moving; the next question finds it.
             self._asked += 1
             number = self._asked
             self._answers[number] = asyncio.get_running_loop().create_future()
@@ -350,7 +350,7 @@ class Operations:
         if any(link.peer == broker and link.is_up for link in self._figures.links()):
             raise InputError(f"{broker} is connected: stop it first, what is forgotten must never come back")
         self._engine.push(BrokerForgotten(broker))
-        log.warning("broker %s is forgotten: what it held is given up", broker)
+        log.warning("broker %s is forgotten: its sessions and messages are given up", broker)
         is_configured = any(peer.id == broker for peer in self._server.config.peers)
         yield {"forgotten": broker, "configured": is_configured, "done": True}
 
@@ -399,20 +399,20 @@ class Operations:
             raise InputError(f"{destination} is a worker of this site, which all of it leaves")
         for id in siblings.folders() if siblings is not None else ():
             await self.watching.ask(id, "drain", to=destination, reference=drained.reference)
-        log.warning("draining: all sessions go to %s; no client is served until the next start", destination)
+        log.warning("draining: moving all sessions to %s; refusing clients until the next start", destination)
         again_at = 0.0
         while True:
             left = self._engine.site.sessions_left()
             if siblings is not None:
                 answers = await siblings.ask(command="worker")
-                # One that does not answer may have sessions: it is waited for.
+                # A peer that does not answer may have sessions: wait for it.
                 left += sum(one.get("sessions_left", 1) for one in answers.values())
             yield {"to": destination, "sessions": left, "done": not left and again_at > 0}
             if not left and again_at:
-                log.info("drained: no session is here any more")
+                log.info("drained: this broker holds no session any more")
                 return
             if time.monotonic() >= again_at:
-                # Sessions that were on their way here when it began have come since.
+                # Sessions that were moving here when the drain began have arrived since.
                 self._engine.push(drained)
                 again_at = time.monotonic() + DRAIN_AGAIN_S
             await asyncio.sleep(DRAIN_POLL_S)
@@ -420,7 +420,7 @@ class Operations:
     # --- from the HTTP API and from other brokers ---
 
     async def _act(self, name: str, arguments: dict[str, str]) -> str:
-        """Carry out what an operator wants, here or at another broker."""
+        """Carry out an operator's action, here or at another broker."""
         broker = arguments["broker"]
         match name:
             case "kick":
@@ -439,7 +439,7 @@ class Operations:
         return str(answer["text"])
 
     async def _carry_out(self, peer: str, ask: Ask) -> dict[str, Any]:
-        """Answer a question; of another broker if it came over a peer."""
+        """Answer a question; the question came from another broker if `peer` is given."""
         arguments = ask.arguments
         match ask.command:
             case "client":
@@ -450,7 +450,7 @@ class Operations:
             case "broker":
                 tables = shown_table(self._server.config)
                 if peer:
-                    for secret in ("access", "view"):  # Names of users are this broker's own business.
+                    for secret in ("access", "view"):  # User names are known only to this broker.
                         tables.pop(secret)
                 return {"status": self._own_status(), "configuration": tables}
             case "subscriptions":
@@ -460,7 +460,7 @@ class Operations:
             case "drain":
                 self._check_orders(peer)
                 return self._begin_drain(arguments.get("to", ""), arguments.get("reference", ""))
-        raise InputError(f"broker {self._config.id} cannot {ask.command}")
+        raise InputError(f"broker {self._config.id} does not know the command {ask.command}")
 
     def _check_orders(self, peer: str) -> None:
         rights = [one.may for one in self._server.config.peers if one.id == peer]
@@ -483,7 +483,7 @@ class Operations:
         return {"text": f"{client} was disconnected from {self._config.id}; its session stays"}
 
     def _takers(self) -> list[str]:
-        """Who could take all sessions: peers that are linked, and no workers of this site."""
+        """List brokers that could take all sessions: peers with a link, without workers of this site."""
         siblings = self._server.siblings or ()
         return [link.peer for link in self._figures.links() if link.is_up and link.peer not in siblings]
 

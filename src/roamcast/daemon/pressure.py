@@ -1,12 +1,12 @@
-"""Publishers wait while too much is kept for a peer that does not take it.
+"""Publishers wait while too much is buffered for a peer that does not acknowledge.
 
-What is numbered is kept until the peer has it, whatever happens. So when a link has more than it should,
-nothing more is read from clients whose messages go over it: those that publish with QoS 1 or 2 for
-subscribers behind it, and those that change their subscriptions. Everyone else goes on. What other peers
-send is taken, but not acknowledged, so that it counts at their end and their publishers have to wait in turn.
-Acknowledgements over the link itself go on, and nobody waits for a broker that waits: brokers form a tree,
-and at its leaves there is nobody else to wait for. What is retained is not kept message by message meanwhile:
-the machine is told, and tells the peer the last value of each topic afterwards.
+Numbered messages are always kept until the peer has them. So when the buffer of a link exceeds its limit, the
+broker stops reading from clients whose messages go over that link: those that publish with QoS 1 or 2 for
+subscribers behind it, and those that change their subscriptions. All other clients continue. Messages from
+other peers are accepted but not acknowledged, so that they fill the buffers of these peers, and their
+publishers have to wait, too. Acknowledgements over the link itself continue, and nobody waits for a broker
+that waits: brokers form a tree, and at its leaves there is nobody else to wait for. Retained messages are not
+buffered one by one meanwhile: afterwards the machine sends the peer the last value of each topic.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ log = logging.getLogger("roamcast")
 
 
 BURSTS_COUNTED_MAX = 50_000
-"""Where more are stored they are small, and looking at each would keep everybody waiting."""
+"""With more bursts stored than this they are small, and counting each would delay everybody."""
 SHARED_BYTES_MIN = 1024
-"""A body of this size that several queues have is counted once."""
+"""A body of at least this size that several queues share is counted once."""
 
 
 def held_bytes(bursts: Iterable[Burst], counted: int, buffered: Buffered) -> int:
-    """The bytes that queues and connections really hold, where several of them have the same in common.
+    """Return the bytes that queues and connections really hold, with shared bodies counted once.
 
-    `counted` is what queues hold if nothing is in two of them.
+    `counted` is the size of the queues if they share nothing.
     """
     seen: set[int] = set()
     twice = 0
@@ -56,25 +56,26 @@ class Pressure:
         bytes_max: int,
     ) -> None:
         self.bytes_max = bytes_max
-        """What may be kept for one peer; when it was more, half of it is little enough."""
+        """Limit of the bytes buffered for one peer. Publishers resume when the buffer has shrunk to half of
+        it."""
         self.over: dict[str, None] = {}
-        """Peers for whom more is kept."""
+        """Peers whose buffers exceed the limit."""
         self._site = site
         self._push = push
         self._hold = hold
         self._release = release
         self._asked: dict[int, int] = {}
-        """Connections that were read from meanwhile, and how many requests they had made before."""
+        """Connections that were read from meanwhile, and their number of requests before that."""
 
     @property
     def is_extreme(self) -> bool:
-        """Whether twice as much is kept as should be. Only wills, for which nobody can be made to wait, lead
-        to that."""
+        """True if a buffer has twice the limit. Only wills can cause that, since nobody can be made to wait
+        for them."""
         ends = self._site.links.ends
         return any(ends[peer].kept_bytes > 2 * self.bytes_max for peer in self.over if peer in ends)
 
     def look(self, inputs: Iterable[MachineInput], effects: MachineEffects) -> None:
-        """After a turn with these inputs, all of which are in the journal, and its effects."""
+        """Update after a turn with these inputs, all of which are journalled, and its effects."""
         before = self.over
         self.over = {
             peer: None
@@ -86,7 +87,7 @@ class Pressure:
         self._site.journalled(self.over)
         for peer in self.over:
             if peer not in before:
-                log.warning("more than %d bytes are kept for %s: publishers wait", self.bytes_max, peer)
+                log.warning("more than %d bytes are buffered for %s: publishers wait", self.bytes_max, peer)
                 self._push(LinkSlowed(peer, is_slow=True))
         for peer in before:
             if peer not in self.over:

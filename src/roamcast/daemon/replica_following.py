@@ -1,7 +1,7 @@
 """A follower's side of the stream: it writes, syncs and acknowledges entries, and steps its own copy.
 
-Clients of the leader wait for the acknowledgement, nobody for the copy. So what has come is written first,
-and the copy takes one entry in each round of the event loop.
+Clients of the leader wait for the acknowledgement; nobody waits for the copy. So received entries are written
+first, and the copy steps one entry in each round of the event loop.
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ log = logging.getLogger("roamcast.replication")
 
 RETRY_S = 0.2
 BEHIND_MAX = 500
-"""Entries that the copy may be behind the journal: what a promotion may have to wait for."""
+"""Maximum number of entries that the copy is behind the journal: a promotion may have to wait for these."""
 
 
 class Following:
     """The stream to the leader."""
 
     def __init__(self, host: Replicating, is_foreign: bool) -> None:
-        """`is_foreign`: what is in the folder was never part of a replicated site."""
+        """`is_foreign`: the data in the folder was never part of a replicated site."""
         self._host = host
         self._is_foreign = is_foreign
         self._released = 0
-        """How far the leader's effects have left, as far as it has told."""
+        """Last entry whose effects the leader has released, as far as it has reported."""
         self._behind: deque[bytes] = deque()
-        """Entries that are written, and that the copy has not taken."""
+        """Entries that are written but not yet stepped by the copy."""
         self._rows: deque[tuple[int, list[Row]]] = deque()
-        """What the copy has recorded with an entry, until it is known that the entry's effects may be seen:
-        a leader that was lost before may be followed by one without its last entries."""
+        """Rows that the copy recorded, by entry, until the entry's effects are known to be released. A leader
+        that was lost before that may be succeeded by one without its last entries."""
         self._stepping: asyncio.Handle | None = None
         self._marking: asyncio.TimerHandle | None = None
         host.journal.mark_after_s = MARK_S
         self._leader: ReplicaStream | None = None
         self._snapshot: bytearray | None = None
-        """What has come of a snapshot, …"""
+        """The parts of a snapshot received so far."""
         self._welcome: Welcome | None = None
-        """… and what the leader said of it."""
+        """The leader's message that announced this snapshot."""
         self._complaints = Complaints()
 
     @property
@@ -81,7 +81,7 @@ class Following:
             self._leader.close(why)
 
     async def run(self) -> None:
-        """Be connected to whoever leads."""
+        """Stay connected to the current leader."""
         replica = self._host.replica
         while True:
             view = replica.view
@@ -157,14 +157,14 @@ class Following:
             self._snapshot, self._welcome = bytearray(), welcome
 
     def _on_snapshot_part(self, data: bytes) -> None:
-        """Once the snapshot is whole, it replaces everything here."""
+        """Collect parts of a snapshot. The complete snapshot replaces all local data."""
         snapshot, welcome = self._snapshot, self._welcome
         if snapshot is None or welcome is None:
             return
         snapshot += data
         if len(snapshot) < welcome.snapshot_bytes:
             return
-        # What is here is not what an id in etcd stands for any more, and nobody knows who wrote it.
+        # The local data no longer belongs to an id in etcd, and its origin is unknown.
         self._host.replica.disks, self._host.replica.terms = [secrets.token_hex(8)], Terms()
         self._host.save()
         try:
@@ -176,7 +176,7 @@ class Following:
         self._host.begin_anew(f"the leader has sent a snapshot up to entry {welcome.last}")
 
     def _take(self, stream: ReplicaStream, entries: list[bytes]) -> None:
-        """Write, sync, acknowledge; the own copy follows."""
+        """Write, sync and acknowledge entries; the local copy steps them later."""
         journal, replica = self._host.journal, self._host.replica
         try:
             if len(entries) == 1:
@@ -210,7 +210,7 @@ class Following:
         self._stepping = asyncio.get_running_loop().call_soon(self._go_on) if self._behind else None
 
     def catch_up(self, entries: int | None = None) -> None:
-        """Let the copy take entries that are written; all of them, if it is not said how many."""
+        """Let the copy step written entries; all of them if no number is given."""
         for _ in range(len(self._behind) if entries is None else entries):
             if self._behind:
                 self._step(self._behind.popleft())
@@ -225,14 +225,14 @@ class Following:
         try:
             effects = host.site.step(entry.now, entry.inputs)
         except Exception as error:
-            # Its leader has taken the entry, so the copy is not what the journal says.
+            # The leader has stepped this entry, so the copy differs from what the journal says.
             log.exception("the copy of the site has failed")
             host.begin_anew(f"the copy of the site has failed: {error}")
         if effects.records and host.records is not None:
             self._rows.append((host.replica.last - len(self._behind), effects.records))
 
     def tell_rows(self, released: int) -> None:
-        """Write to the event log what was recorded up to this entry."""
+        """Write the rows recorded up to this entry to the event log."""
         while self._rows and self._rows[0][0] <= released and self._host.records is not None:
             self._host.records(self._rows.popleft()[1])
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("roamcast.replication")
 
 RECORDS_BYTES = 128 * 1024
-"""Entries that are sent together to a follower that catches up."""
+"""Bytes of entries sent together to a follower that catches up."""
 PART_BYTES = 256 * 1024
 
 
@@ -38,16 +38,16 @@ class Leading:
     def __init__(self, host: Replicating) -> None:
         self._host = host
         self._streams: dict[str, ReplicaStream] = {}
-        """To each follower that gets every entry as it is written."""
+        """Streams to followers that get every entry as it is written."""
         self._waiting: dict[str, ReplicaStream] = {}
-        """To followers that wait for a snapshot."""
+        """Streams to followers that wait for a snapshot."""
 
     def close(self, why: str) -> None:
         for stream in list(self._streams.values()):
             stream.close(why)
 
     def take(self, stream: ReplicaStream) -> None:
-        """Another replica has connected, and proved who it is."""
+        """Accept a connection of another replica that has proved its identity."""
         host, lease_s = self._host, self._host.timing.lease_s
         stream.on_messages = lambda messages: self._on_follower_said(stream, messages)
         stream.on_lost = lambda: self._on_follower_lost(stream)
@@ -55,7 +55,7 @@ class Leading:
         stream.begin(lease_s / 10, lease_s)
 
     def writing(self, entry: bytes) -> None:
-        """Send an entry before this process writes it, so that both happen at the same time."""
+        """Send an entry before this process writes it, so that both happen in parallel."""
         recent = self._host.recent
         recent.append(entry)
         self._host.replica.on_written(time.monotonic(), recent.last)
@@ -119,7 +119,7 @@ class Leading:
                 batch, size = [], 0
 
     def _send_snapshots(self) -> None:
-        """Send the last snapshot to those who wait for one, if the entries behind it are in memory."""
+        """Send the last snapshot to waiting followers, if the entries after it are in memory."""
         if not self._waiting or self._host.engine is None:
             return
         found = numbered(self._host.journal.folder, SNAPSHOT_SUFFIX)
@@ -142,7 +142,7 @@ class Leading:
         self._waiting.clear()
 
     def drop(self, name: str) -> None:
-        """A follower was removed."""
+        """Close the stream to a follower that was removed."""
         stream = self._streams.get(name)
         if stream is not None:
             stream.send(Unwelcome(f"{name} was removed"))

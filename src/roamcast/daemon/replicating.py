@@ -1,8 +1,8 @@
-"""One replica of a site in its process: etcd, the clock, and what it shows to operators.
+"""One replica of a site in its process: etcd, the clock, and its status for operators.
 
-What is decided is decided by `replication.replica`; here it is performed. A process follows until it is
-promoted, and then serves until it stops. A leader that stops, and a follower that was sent another state,
-begin anew as the program does at its start: from what is on the disk.
+`replication.replica` decides; this module acts. A process follows until it is promoted, and then serves until
+it stops. A leader that stops, and a follower that was sent another state, restart as a new process does: from
+the data on the disk.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ log = logging.getLogger("roamcast.replication")
 
 STRANGERS_MAX = 16
 REQUESTS_MAX = 8
-"""Requests to etcd at once."""
+"""Maximum number of concurrent requests to etcd."""
 
 
 class Replicating:
@@ -67,7 +67,7 @@ class Replicating:
         records: Callable[[list[Row]], None] | None,
         closes: list[Callable[[], None]],
     ) -> None:
-        """`closes` is what to close before the process begins anew."""
+        """`closes` is what to close before the process restarts."""
         settings = config.replication
         self.config = config
         self.journal = journal
@@ -89,7 +89,7 @@ class Replicating:
         self.recent = Recent(journal.last_sequence)
         self.engine: Engine | None = None
         self.etcd_failure = ""
-        """Why etcd gave no answer to the last request; "" if it did."""
+        """Why the last request to etcd failed; "" if it succeeded."""
         self._etcd = Etcd(settings, config.network, config.id, self.timing.lease_s / 4)
         self._threads = ThreadPoolExecutor(REQUESTS_MAX, "etcd")
         self._news = asyncio.Event()
@@ -120,7 +120,7 @@ class Replicating:
             task.add_done_callback(_must_not_end)
 
     async def until_promoted(self) -> AnyMachine | None:
-        """Follow; the copy of the site's machine, once it is the one that counts."""
+        """Follow until promoted; return the copy of the site's machine, which is then the valid one."""
         await self._promoted.wait()
         self.following.close("this replica leads now")
         self.following.catch_up()
@@ -134,14 +134,15 @@ class Replicating:
         return self.site
 
     async def until_released(self) -> None:
-        """Everything that was written so far is on all disks of the in-sync set."""
+        """Wait until everything written so far is on all disks of the in-sync set."""
         while self.releasable() < self.journal.last_sequence:
             self._released.clear()
             await self._released.wait()
         self.following.tell_rows(self.journal.last_sequence)
 
     async def resign(self) -> None:
-        """A leader stops in good order: another one need not wait for the end of the lease."""
+        """Give up leadership in an orderly stop, so that the next leader need not wait for the end of the
+        lease."""
         for task in self._tasks:
             task.remove_done_callback(_must_not_end)
             task.cancel()
@@ -152,7 +153,7 @@ class Replicating:
                 await asyncio.get_running_loop().run_in_executor(self._threads, self._etcd.resign)
 
     def begin_anew(self, why: str) -> NoReturn:
-        """End this process, and begin it anew under its process id from what is on the disk."""
+        """Restart the program under the same process id from the data on the disk."""
         log.warning("replica %s begins anew: %s", self._settings.name, why)
         for close in self._closes:
             with suppress(Exception):
@@ -181,7 +182,7 @@ class Replicating:
                     await self._news.wait()
 
     def _look_at(self) -> None:
-        """Follow what the replica has decided."""
+        """Carry out the replica's decisions."""
         replica = self.replica
         if replica.role == "stopped":
             self.begin_anew(replica.why)
@@ -227,7 +228,7 @@ class Replicating:
         self._news.set()
 
     def _ask(self, request: Request) -> Any:
-        """In a thread."""
+        """Send a request to etcd in a thread."""
         match request:
             case Look():
                 return self._etcd.look()
@@ -253,7 +254,7 @@ class Replicating:
         self.begin_anew(why)
 
     async def _enter(self, one: socket.socket, stranger: Stranger) -> None:
-        """Another replica connects."""
+        """Accept the connection of another replica."""
         stream = self.new_stream(is_dialer=False)
         try:
             if await self._doorway.hand_over(one, stranger, stream.connection) is None:
@@ -298,7 +299,7 @@ class Replicating:
 
 
 def metrics_of(replicating: Replicating) -> str:
-    """What /metrics tells of replication."""
+    """Return the metrics of replication."""
     status = replicating.status()
     lags = {name: one["lag"] for name, one in status["followers"].items()}  # type: ignore[attr-defined]
     lines = [
@@ -319,7 +320,7 @@ def metrics_of(replicating: Replicating) -> str:
 
 
 def load_state(config: Config, lost: int, is_empty: bool) -> ReplicaState:
-    """What the replica remembers; it has no id any more if its journal has lost what it promised."""
+    """Load the replica's state; it has no id if its journal has lost acknowledged entries."""
     state = read_state(Path(config.data))
     if is_empty:
         return ReplicaState()
@@ -329,7 +330,7 @@ def load_state(config: Config, lost: int, is_empty: bool) -> ReplicaState:
 
 
 def _must_not_end(task: asyncio.Task[None]) -> None:
-    """An exception here would leave a replica that decides nothing any more."""
+    """Fail the process on an exception here: otherwise the replica would never decide anything again."""
     if not task.cancelled():
         log.critical("the replica has failed", exc_info=task.exception())
         os._exit(70)

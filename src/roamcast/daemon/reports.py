@@ -1,4 +1,4 @@
-"""What brokers tell each other for operators: figures, links, clients that changed, finished handoffs.
+"""Messages between brokers for operators: figures, links, changed clients, finished handoffs.
 
 A report travels as news (`broker/news.py`), once a second while somebody looks at the network. Fields are
 added at the end, with defaults: brokers of different versions read each other's reports.
@@ -13,7 +13,7 @@ import msgspec
 from roamcast.errors import InputError
 
 CLIENT_BYTES_MAX = 1024
-"""A longer client id is cut in reports."""
+"""Longer client ids are cut to this size in reports."""
 
 
 class Percentiles(msgspec.Struct, frozen=True, array_like=True):
@@ -52,7 +52,7 @@ class HandoffRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AlertRow(msgspec.Struct, frozen=True, array_like=True):
-    """What an operator should know of the broker that reports."""
+    """A condition of the reporting broker that an operator should know."""
 
     level: str
     kind: str
@@ -74,7 +74,7 @@ class BrokerRow(msgspec.Struct, frozen=True, array_like=True):
     queued_bytes: int
     memory_bytes: int
     cpu: float
-    """Of one core, since the last report."""
+    """CPU use since the last report, as a share of one core."""
     journal: str
     received: int
     delivered: int
@@ -94,10 +94,10 @@ class BrokerRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
-    """Somebody looks at the network from the origin, for some seconds more."""
+    """An operator watches the network from the origin, for this many more seconds."""
 
     generation: int
-    """Another number asks everyone to begin with all clients."""
+    """A new number asks every broker to report all its clients."""
     seconds: float
 
 
@@ -111,7 +111,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     handoffs: list[HandoffRow]
     alerts: list[AlertRow]
     is_first: bool = False
-    """What was reported before does not count any more."""
+    """True for the first report: earlier reports no longer count."""
     has_more: bool = False
     """More clients follow in the next report."""
 

@@ -87,7 +87,7 @@ DENIED_AGAIN_S, DENIED_PAUSE_MAX_S = 10.0, 3600.0
 """A denial is logged once for each client and reason, then again after growing pauses."""
 OWNERS_LOGGED_MAX = 20
 SAVE_CLOCK_S = 60.0
-"""How often the broker's time is written down for the next start."""
+"""Interval in seconds at which the broker's time is saved for the next start."""
 FAREWELL_S = 2.0
 """Seconds that clients have to read their last bytes."""
 
@@ -131,9 +131,9 @@ class Server:
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
         self.buffered = Buffered(self.engine.look_soon)
         self._is_much_held = False
-        """Whether each client may have less in flight."""
+        """True while each client may have less in flight because much is held."""
         self._is_over_limit = False
-        """Whether too much was held when this was looked at last."""
+        """True if the memory limit was exceeded at the last check."""
         self.limits = Limits(config.mqtt.user_properties_max)
         self.keep_alive_max_s = config.mqtt.keep_alive_max_s
         self.ports: list[int] = []
@@ -146,7 +146,7 @@ class Server:
         self._handovers = handover_sockets(config, worker) if worker is not None else {}
         own = self._handovers.pop(config.id, None)
         self._hand_over = HandOver(own, self._take_handed) if own is not None else None
-        """Takes connections of the other workers, and gives them theirs."""
+        """Hands connections over to other workers, and receives theirs."""
         self._complaints = Complaints()
         self._denials = Complaints(DENIED_AGAIN_S, DENIED_PAUSE_MAX_S)
         self._opened = 0
@@ -168,7 +168,7 @@ class Server:
         self._bytes = [0, 0]
         """Bytes received from and sent to closed connections."""
         self._gone: dict[int, tuple[str, str]] = {}
-        """Address and reason of closed connections that the site does not know about yet."""
+        """Address and reason of closed connections that the site has not been told about."""
         self._held: dict[int, ClientConnection] = {}
         """Connections paused while the journal is unavailable or memory is full."""
         self.trees = Trees(config.id)
@@ -190,7 +190,7 @@ class Server:
         self._revoke(self._admission.unknown(list(owners)), {})
         self.engine.turn()
         if self.replicating is not None:
-            # Nobody may hear of this start before the other replicas have it.
+            # The other replicas must have this start before anybody learns of it.
             await self.replicating.until_released()
         self._save_clock()
         await self.operations.start()
@@ -220,7 +220,7 @@ class Server:
         return self._admission.failed_logins
 
     def client_bytes(self) -> tuple[int, int]:
-        """Received from clients, and sent to them."""
+        """Return the bytes received from clients, and the bytes sent to them."""
         here = self._clients.values()
         return (
             self._bytes[0] + sum(client.received_bytes for client in here),
@@ -233,7 +233,7 @@ class Server:
 
     @property
     def site_of_worker(self) -> str:
-        """The site of which this is a worker, if it is one."""
+        """Return the site of which this broker is a worker, if it is one."""
         return site_id(self.config, self._worker) if self._worker is not None else ""
 
     @property
@@ -301,7 +301,8 @@ class Server:
         await self._doorways[number].hand_over(one, stranger, protocol, context)
 
     def _hand_on(self, number: int, one: socket.socket, stranger: Stranger) -> bool:
-        """Hand a connection to the worker of this site that has the client's session, if that is another."""
+        """Pass a connection to the worker of this site that holds the client's session, if it is another
+        one."""
         if self._hand_over is None or stranger.is_handed:
             return False
         client_id = client_id_of(one)
@@ -382,9 +383,9 @@ class Server:
         self._revoke(self._admission.owners(gone), objections)
 
     def _revoke(self, owners: tuple[str, ...], objections: dict[int, str]) -> None:
-        """End the sessions of owners, and connections for the reasons that are named."""
+        """End the sessions of owners, and connections, with the given reasons."""
         if owners or objections:
-            # Who was let in a moment ago is there before it is looked for.
+            # Flush first, so that clients that were accepted a moment ago are found.
             self.engine.turn()
         if owners:
             names = ", ".join(owners[:OWNERS_LOGGED_MAX])
@@ -408,7 +409,7 @@ class Server:
             client.finish(self._farewell(client, Reason.SERVER_SHUTTING_DOWN), lingers=False)
         end = time.monotonic() + FAREWELL_S
         while self._clients and time.monotonic() < end:
-            await asyncio.sleep(0.01)  # What was written last goes out while the loop runs.
+            await asyncio.sleep(0.01)  # Last packets are sent while the loop runs.
         self.engine.turn()
         self.operations.stop()
         await self.linking.stop()
@@ -419,7 +420,7 @@ class Server:
         log.info("broker %s has stopped", self.config.id)
 
     def _farewell(self, client: ClientConnection, reason: Reason) -> bytes:
-        """The DISCONNECT packet for a client; MQTT 3.1.1 has none from the broker."""
+        """Return the DISCONNECT packet for a client; MQTT 3.1.1 has none from the broker."""
         connection = self.site.endpoint.connections.get(client.id)
         if connection is None or connection.version != 5:
             return b""
@@ -444,18 +445,20 @@ class Server:
             for client in list(self._clients.values()):
                 if client.id not in self._held and client.is_silent(now):
                     client.why = f"nothing heard for {now - client.last_heard_s:.0f} s"
-                    # Whether it takes note of the end or not, to the site it is gone now.
+                    # The site regards the connection as closed even if the client does not notice.
                     self.engine.push(ConnectionLost(client.id))
                     client.finish(self._farewell(client, Reason.KEEP_ALIVE_TIMEOUT))
 
     def _look_at_memory(self) -> int:
-        """Keep what queues and connections hold together within its limit.
+        """Keep the memory of queues and connections within its limit.
 
-        From half of the limit on each client has less in flight, since that cannot be given up. Past it
-        queues give up their oldest, and if that was not enough, those who do not read are disconnected.
+        From half of the limit on, each client has less in flight, since messages in flight cannot be dropped.
+        Past the limit queues drop their oldest messages, and if that is not enough, clients that do not read
+        are disconnected.
 
-        Says what may be added to queues before the next look. It may be held twice, since what is written for
-        a client that does not read waits in its connection, too; so connections may grow by as much.
+        Returns how many bytes may be added to queues before the next check. These bytes may be held twice,
+        since output for a client that does not read also waits in its connection; so connections may grow by
+        the same number.
         """
         limit, queued = self.config.quotas.buffered_bytes_max, self.site.queued_bytes
         held = queued + self.buffered.size_bytes
@@ -473,7 +476,7 @@ class Server:
         return room
 
     def _limit_in_flight(self, held: int, limit: int) -> None:
-        """Let each client have less in flight while much is held, until it is half of that."""
+        """Reduce what each client may have in flight while much is held, until only half of that is held."""
         is_much = held > (limit // 4 if self._is_much_held else limit // 2)
         if is_much != self._is_much_held:
             self._is_much_held = is_much
@@ -482,7 +485,7 @@ class Server:
             self.engine.push(QueuesOverLimit(sys.maxsize, limited))
 
     def _drop_non_readers(self, excess: int) -> None:
-        """Disconnect those who have most unacknowledged: then their queues can give that up, too."""
+        """Disconnect the clients with most unacknowledged bytes, so that their queues can be dropped, too."""
         in_flight, connections = self.site.in_flight_bytes(), self.site.endpoint.connections
         held = {
             id: max(client.waiting_bytes, in_flight.get(connections[id].client, 0))
@@ -493,7 +496,7 @@ class Server:
             if excess <= 0 or not held[id]:
                 return
             excess -= held[id]
-            self._clients[id].drop("it does not read, and too much waits for all clients together")
+            self._clients[id].drop("it does not read, and the buffers of all clients together are full")
 
     def _warn_of_memory(self, limit: int) -> None:
         why = f"more than {limit} bytes are queued: the longest queues give up their oldest"
@@ -504,7 +507,7 @@ class Server:
         """Connections whose token or service answer has expired."""
         now = time.time()
         return {
-            client.id: "what it has proved has expired"
+            client.id: "its credentials have expired"
             for client in self._clients.values()
             if client.admitted is not None and (client.admitted.expires_at or now) < now
         }
@@ -516,7 +519,7 @@ class Server:
 
     @property
     def output_bytes_max(self) -> int:
-        """Unsent bytes allowed for one client: fewer when all clients together have many."""
+        """Limit of unsent bytes for one client: lower when all clients together have many."""
         quotas = self.config.quotas
         if 2 * self.buffered.size_bytes > quotas.buffered_bytes_max:
             return min(quotas.output_bytes_max, HIGH_WATER_BYTES)
@@ -584,7 +587,7 @@ class Server:
         will = connect.will
         if will is not None and will.qos and self.engine.pressure.is_extreme:
             raise ConnectionRefused(
-                Reason.SERVER_BUSY, "too much is kept for a peer already: no will of QoS 1 or 2 now"
+                Reason.SERVER_BUSY, "the buffer of a peer is full: wills of QoS 1 or 2 are refused now"
             )
         refusal = self.kept_out.refusal("client", client_id)
         if refusal:
@@ -619,7 +622,7 @@ class Server:
         """Wait for a peer that confirms this broker's history; ConnectionRefused if it needs one."""
         has_met, history, mobility = self.linking.has_met, self.site.history, self.config.mobility
         has_peers = bool(self.config.peers or history.known)
-        # That the disk of a leader is the newest is in etcd. Its neighbours may be failing over, too.
+        # etcd guarantees that a leader has the newest history. Its neighbours may be failing over, too.
         is_confirmed = self.replicating is not None and history.is_settled
         if has_peers and not is_confirmed and not has_met.is_set() and not self.site.links_may_cycle:
             left_s = self._started_s + mobility.meet_timeout_s - time.monotonic()
@@ -699,7 +702,7 @@ class Server:
 
     def _note_denied(self, note: Note, client: ClientConnection | None) -> None:
         admitted = client.admitted if client is not None else None
-        # By user and host, since a client makes up topics and client ids at will.
+        # Counted by user and host, since clients choose topics and client ids.
         owner = f"{admitted.identity.owner} {client.host}" if admitted and client else note.client
         if self._denials.is_due(owner, note.reason.partition(" ")[0]):
             address = client.address if client is not None else "away"
@@ -734,14 +737,14 @@ class Server:
         proving.add_done_callback(lambda _: self._proving.pop(connection, None))
 
     async def _prove_again(self, client: ClientConnection, packet: Auth) -> None:
-        """Re-authenticate a client while it goes on; if it fails, close its connection."""
+        """Re-authenticate a client while its session continues; if that fails, close its connection."""
         assert client.admitted is not None
         identity, first = client.admitted.identity, packet.authentication_data or b""
         try:
             async with asyncio.timeout(self.config.mqtt.connect_timeout_s):
                 again = await self._admission.prove_again(identity, first, client.host, client.ask)
         except (ConnectionRefused, PacketError, TimeoutError) as error:
-            self._revoke((), {client.id: f"it did not prove again who it is: {error}"})
+            self._revoke((), {client.id: f"re-authentication failed: {error}"})
             return
         client.admitted = again
         client.write(auth(packet.authentication_method, again.answer, Reason.SUCCESS))

@@ -1,4 +1,4 @@
-"""From the configuration to what the site is told."""
+"""Builds the site's settings from the configuration."""
 
 from __future__ import annotations
 
@@ -116,14 +116,16 @@ def read_steering(section: SteeringSection) -> Steering:
 
 
 def protocol_settings(config: Config) -> Settings:
-    """What the mobility protocol is told, with the model of where clients go if that can be used."""
+    """Return the settings of the mobility protocol, with the model of clients' next brokers if that can be
+    used."""
     settings = Settings(**msgspec.structs.asdict(config.mobility.settings))
     model, _ = read_model(config)
     return msgspec.structs.replace(settings, neighbour_graph=model) if model else settings
 
 
 def read_model(config: Config) -> tuple[str, str]:
-    """The model of where clients go, or why it cannot be used; both are empty if there is none."""
+    """Return the model of clients' next brokers, or why it cannot be used; both are empty if there is
+    none."""
     path = config.mobility.model
     if not path:
         return "", ""
@@ -136,7 +138,7 @@ def read_model(config: Config) -> tuple[str, str]:
 
 
 def border_rules(config: Config) -> dict[str, PeerRules]:
-    """What each peer may do; "" stands for those that are not listed."""
+    """Return the rules of each peer; "" stands for peers that are not listed."""
     return {peer.id: _rules_of(peer) for peer in config.peers} | {"": _rules_of(Peer(id="any"))}
 
 
@@ -159,7 +161,7 @@ def _read_state(state: StateSection) -> StateSettings:
 
 
 def read_graph(path: str) -> MovementGraph:
-    """InputError says in one line what is wrong with it."""
+    """Read a movement graph; InputError says in one line what is wrong."""
     return parse_movement_graph(Path(path).read_text(encoding="utf-8"), path)
 
 

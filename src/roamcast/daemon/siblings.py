@@ -1,4 +1,4 @@
-"""What worker 1 of a site asks the other workers, over their control channels."""
+"""Requests of worker 1 of a site to the other workers, over their control channels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answer = dict[str, Any]
 
 
 class Siblings:
-    """The other workers, as they are configured now: ids and folders."""
+    """The other workers of the current configuration: ids and folders."""
 
     def __init__(self, folders: Callable[[], Mapping[str, Path]]) -> None:
         self.folders = folders
@@ -28,7 +28,8 @@ class Siblings:
         return id in self.folders()
 
     async def ask(self, **request: object) -> dict[str, Answer]:
-        """The last answer of each; one with "error" of a worker that refuses, or does not answer."""
+        """Return the last answer of each worker; one with "error" if the worker refuses or does not
+        answer."""
         folders = self.folders()
         answers = await asyncio.gather(*(_ask(folder, request) for folder in folders.values()))
         return dict(zip(folders, answers, strict=True))
@@ -61,7 +62,7 @@ async def _last_answer(path: Path, request: dict[str, object]) -> Answer:
 
 
 def merged(pages: Mapping[str, str]) -> str:
-    """The pages of all workers as one: each sample says of which worker it is."""
+    """Merge the pages of all workers into one: each sample carries a label with its worker."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for worker, page in pages.items():
@@ -90,14 +91,14 @@ def _labelled(sample: str, worker: str) -> str:
 
 
 def site_health(own: Answer, others: Mapping[str, Answer]) -> Answer:
-    """What worker 1 says of its health, and of that of the others: one that is away only takes nobody in."""
+    """Return the health of worker 1 and of the others: a worker that is away only accepts no clients."""
     told = {id: one["error"] if "error" in one else one["health"]["status"] for id, one in others.items()}
     is_failing = own["status"] == "failing" or "failing" in told.values()
     return {**own, "status": "failing" if is_failing else "ok", "workers": told}
 
 
 def site_status(own: Answer, others: Mapping[str, Answer]) -> Answer:
-    """What worker 1 says of itself, with the sums of all and a row for each."""
+    """Return the status of worker 1, with the sums of all workers and a row for each."""
     answered = [own, *(one for one in others.values() if "error" not in one)]
     failing = [f"{one['broker']}: {one['journal']}" for one in answered if one["journal"] != "ok"]
     counts = ("connections", "sessions", "queued", "fail_stops")

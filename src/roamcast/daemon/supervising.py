@@ -1,6 +1,7 @@
-"""The process above the workers of a site: it starts them, starts again who ends, and stops all together.
+"""The supervisor process of a site's workers: it starts them, restarts those that end, and stops all
+together.
 
-It holds the ports of the listeners, without listening, and the secret of the site's links; nothing passes
+It holds the ports of the listeners, without listening, and the secret of the site's links; no messages pass
 through it.
 """
 
@@ -38,16 +39,17 @@ from roamcast.storage.failures import write_private
 log = logging.getLogger("roamcast")
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.25, 30.0
-"""Before a worker is started again that has ended twice, or cleanly: it doubles."""
+"""Bounds of the pause before a worker is restarted that ended twice in a row, or cleanly; the pause doubles.
+"""
 STABLE_S = 10.0
-"""A worker that ran for so long is started again at once."""
+"""A worker that ran for at least this long is restarted at once."""
 SECRET_BYTES = 32
 ASK_S = 30.0
 ASK_AGAIN_S = 0.5
 
 
 def supervise(config: Config, warnings: Iterable[str] = ()) -> int:
-    """Run a site of workers until it is told to stop; its exit code."""
+    """Run a site of workers until it is told to stop; return its exit code."""
     logs.set_up(config.log)
     for line in warnings:
         log.warning("%s", line)
@@ -59,7 +61,7 @@ class Supervisor:
         self._config = config
         self._data = Path(config.data)
         self._held: list[socket.socket] = []
-        """Keep the ports for this site; nobody listens there."""
+        """Sockets that reserve the ports for this site; they do not listen."""
         self._ports: tuple[int, ...] = ()
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._unready: set[int] = set()
@@ -91,7 +93,8 @@ class Supervisor:
         return self._exit_code
 
     def _on_ready(self, number: int) -> None:
-        """A worker serves: when all do so for the first time, those that must leave can."""
+        """Record that a worker serves. When all workers serve for the first time, surplus workers can
+        leave."""
         self._unready.discard(number)
         if self._unready or self._is_up or self._stopping.is_set():
             return
@@ -102,13 +105,13 @@ class Supervisor:
         self._dismissing = [asyncio.create_task(self._dismiss(one)) for one in leavers]
 
     def _hold(self, number: int, listener: Listener) -> int:
-        """Take a port that the workers will share, if nobody else has it; the port."""
+        """Reserve a port that the workers will share, if no other process has it; return the port."""
         host, port = listener.address, listener.port
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             for family, _, _, _, (address, *_) in dict.fromkeys(found):
                 if port:
-                    # Sharing would not notice another site that shares the same port.
+                    # A shared bind would also succeed if another site already shares this port.
                     socket.create_server((str(address), port), family=family).close()
                 one = socket.socket(family, socket.SOCK_STREAM)
                 self._held.append(one)
@@ -142,7 +145,7 @@ class Supervisor:
     # --- one worker ---
 
     async def _keep(self, number: int) -> None:
-        """Run a worker, and again if it ends by itself."""
+        """Run a worker, and restart it if it ends by itself."""
         failures, name = 0, worker_id(self._config.id, number)
         while not self._stopping.is_set() and number not in self._dismissed:
             started_s = time.monotonic()
@@ -150,7 +153,7 @@ class Supervisor:
             if self._stopping.is_set() or number in self._dismissed:
                 return
             if not self._is_up and code > 0:
-                self._stop(code)  # As a broker alone would: it has said what is wrong.
+                self._stop(code)  # As with a single broker: the worker has logged the reason.
                 return
             failures = 0 if time.monotonic() - started_s > STABLE_S else failures + 1
             pause_s = 0.0 if code and failures <= 1 else min(PAUSE_MAX_S, PAUSE_MIN_S * 2.0**failures)
@@ -202,7 +205,7 @@ class Supervisor:
     # --- fewer workers than before ---
 
     async def _dismiss(self, number: int) -> None:
-        """Let a worker that is not needed any more hand over what it has, and end it for good."""
+        """Let a surplus worker hand over its sessions, then end it permanently."""
         id, folder = worker_id(self._config.id, number), worker_folder(self._data, number)
         if number in self._leavers:
             log.info("worker %s hands its sessions to the others", id)
@@ -212,22 +215,22 @@ class Supervisor:
             self._send(number, signal.SIGTERM)
             while number in self._processes:
                 await asyncio.sleep(ASK_AGAIN_S)
-            # What is forgotten must not be started again, whenever this process ends.
+            # A forgotten worker must not be restarted, even if this process ends now.
             folder.rename(gone_folder(self._data, number))
         while not await asyncio.to_thread(self._is_forgotten, id):
             await asyncio.sleep(ASK_AGAIN_S)
         shutil.rmtree(gone_folder(self._data, number))
-        self._send(1, signal.SIGHUP)  # It looks for this worker no longer.
-        log.info("worker %s had nothing left, and is no more", id)
+        self._send(1, signal.SIGHUP)  # Worker 1 no longer tries to reach it.
+        log.info("worker %s has handed over everything and is removed", id)
 
     def _is_emptied(self, folder: Path) -> bool:
-        """Whether the worker has handed over its sessions, and worker 1 has all that it said."""
+        """True if the worker has handed over its sessions, and worker 1 has all its messages."""
         try:
             for _ in ask(folder, ASK_S, command="drain", to=self._config.id):
                 pass
             *_, status = ask(folder, ASK_S, command="status")
         except InputError as error:
-            log.debug("%s", error)  # It has just been started, or was started again.
+            log.debug("%s", error)  # The worker has just been started or restarted.
             return False
         return not any(link["kept_bytes"] for link in status["links"])
 

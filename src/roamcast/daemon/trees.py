@@ -1,4 +1,4 @@
-"""The tree of brokers that move, as one of them sees it: told to the log, and counted for the figures."""
+"""The tree of brokers that move, as this broker sees it: logged, and counted for the figures."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ log = logging.getLogger("roamcast.tree")
 
 
 class Trees:
-    """What the election has made so far."""
+    """Results of the election so far."""
 
     def __init__(self, id: str) -> None:
         self._id = id
         self._last: Tree | None = None
         self.changes = {"leader": 0, "parent": 0, "children": 0}
-        """How often, since the process began."""
+        """Number of changes since the process began."""
 
     def take(self, tree: Tree) -> None:
         before, self._last = self._last or Tree(self._id, ""), tree

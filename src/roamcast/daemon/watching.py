@@ -1,8 +1,8 @@
-"""Looking at the whole network from one broker: reports are made, sent and gathered while somebody looks.
+"""Watching the whole network from one broker: reports are made, sent and gathered while somebody looks.
 
-Whoever looks (a page, a command) calls `look`, and the interest runs out by itself. While it lasts, the
-brokers of the organisation are told every few seconds (`Watch`), and each reports once a second. Otherwise
-nothing is computed and nothing is sent.
+A page or command that looks calls `look`, which starts a watch that expires by itself. During a watch this
+broker sends `Watch` every few seconds to the brokers of the organisation, and each of them reports once a
+second. Without a watch nothing is computed or sent.
 
 Where brokers move there is no tree to pass reports on: such a broker shows itself and its links.
 """
@@ -47,13 +47,14 @@ log = logging.getLogger("roamcast.view")
 REPORT_S = 0.5
 """Seconds between reports while an operator watches."""
 INTEREST_S = 10.0
-"""Seconds until a watch ends that is not renewed, and …"""
+"""Seconds after which a watch ends unless it is renewed."""
 RENEW_S = 3.0
-"""… seconds between renewals."""
+"""Seconds between renewals of a watch."""
 BEGIN_AGAIN_S = 5.0
 """Shortest time between two requests for all clients, after a report was lost."""
 GATHER_S = 5.0
-"""How long the first questions wait for the first reports of all brokers. Later ones take what is there."""
+"""Time that the first questions wait for the first reports of all brokers. Later questions use the reports at
+hand."""
 ASK_S = 10.0
 ANSWERED_AT_ONCE_MAX = 64
 """Concurrent questions of other brokers; further ones are refused."""
@@ -62,7 +63,7 @@ LINKS_REPORTED_MAX = 500
 REASONS_REPORTED_MAX = 50
 
 Orders = Callable[[str, Ask], Awaitable[dict[str, Any]]]
-"""Answers what another broker asks, over this peer; InputError to refuse."""
+"""Answers the question of another broker, which came over this peer; raises InputError to refuse."""
 
 
 class Watching:
@@ -75,7 +76,7 @@ class Watching:
         self.network = Network(self._site.id)
         self._census = Census(self._site)
         self._looks_until_s = 0.0
-        """Until when an operator watches from this broker."""
+        """Time until which an operator watches from this broker."""
         self._gather_until_s = 0.0
         self._watchers: dict[str, tuple[int, float]] = {}
         """Brokers from which an operator watches: generation of the watch, and its end."""
@@ -125,14 +126,14 @@ class Watching:
         self._run()
 
     async def gathered(self) -> Network:
-        """The network, once every broker that can be reached has reported, or a moment has passed."""
+        """Return the network once every broker that can be reached has reported, or after GATHER_S."""
         self.look()
         try:
             left_s = max(0.0, self._gather_until_s - time.monotonic())
             async with asyncio.timeout(left_s), self._reported:
                 await self._reported.wait_for(self._is_gathered)
         except TimeoutError:
-            pass  # Brokers that are down or older do not report.
+            pass  # Brokers that are down, or of an older version, do not report.
         return self.network
 
     def _is_gathered(self) -> bool:
@@ -158,7 +159,7 @@ class Watching:
             self._task = asyncio.get_running_loop().create_task(self._report_on())
 
     async def _report_on(self) -> None:
-        """Report while somebody looks."""
+        """Report until nobody watches any more."""
         try:
             while self.is_watched:
                 began_s = time.monotonic()
@@ -167,7 +168,7 @@ class Watching:
                     self._reported.notify_all()
                 await asyncio.sleep(max(0.0, began_s + REPORT_S - time.monotonic()))
         except Exception:
-            log.exception("figures for operators cannot be gathered")
+            log.exception("cannot gather figures for operators")
         finally:
             self._task = None
             self._watchers.clear()
@@ -246,7 +247,7 @@ class Watching:
         return [LinkRow(one.peer, one.is_up, one.why, one.kept_bytes) for one in links]
 
     def _handoffs(self) -> list[HandoffRow]:
-        """Those that finished since the last report; of many, the last ones."""
+        """Return handoffs that finished since the last report; if there are too many, the last ones."""
         figures, before = self._site.figures, self._before
         new = figures.finished_count - before.reported
         before.reported = figures.finished_count
@@ -290,7 +291,7 @@ class Watching:
         self._engine.push(NewsGiven(to, data))
 
     def heard(self, peer: str, news: News) -> None:
-        """Take a message of another broker that came over this peer."""
+        """Receive a message of another broker that came over this peer."""
         try:
             body = decode_body(news.body)
         except InputError as error:
@@ -337,7 +338,7 @@ class Watching:
     # --- questions to single brokers ---
 
     async def ask(self, broker: str, command: str, **arguments: str) -> dict[str, Any]:
-        """What a broker answers; InputError if it refuses, or does not answer."""
+        """Ask a broker and return its answer; raise InputError if it refuses or does not answer."""
         self._asked += 1
         ask = Ask(self._asked, command, arguments)
         if broker == self._site.id:
@@ -376,6 +377,6 @@ class _Before:
         self.delivered = 0
         self.finished = 0
         self.reported = 0
-        """How many finished handoffs were reported."""
+        """Number of finished handoffs reported so far."""
         self.alerts: dict[str, float] = {}
-        """Since when there are the alerts that there are."""
+        """When each present alert began."""

@@ -1,9 +1,9 @@
 """Workers: several processes that serve clients of one site behind the same listeners.
 
-Each worker is a broker of the overlay, and the machine knows nothing of this. Worker 1 is the broker that the
-site has always been: its id is the site's, its folder is the site's, it has the links to other sites, the
-control channel and the HTTP listener. Workers 2, 3, … have the ids ID.2, ID.3, …, folders inside the site's,
-and one link each: to worker 1. So a site can have another number of workers at every start.
+Each worker is a broker of the overlay, and the machine does not know about workers. Worker 1 has the id and
+the folder that the site would have with one process, the links to other sites, the control channel and the
+HTTP listener. Workers 2, 3, … have the ids ID.2, ID.3, …, folders inside the site's, and one link each: to
+worker 1. So the number of workers can change at every start.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from roamcast.mobility import MOBILE_PROTOCOLS
 from roamcast.net.unix_sockets import SCHEME
 
 VARIABLE = "_ROAMCAST_WORKER"
-"""Tells a worker which one it is. A worker that begins anew after a fail-stop is told again."""
+"""Names the environment variable that tells a worker its number, also when it restarts after a fail-stop."""
 PR_SET_PDEATHSIG = 1
 RECONNECT_MAX_S = 0.5
-"""Worker 1 is on the same machine: it is there again as soon as its process is."""
+"""Short, because worker 1 is on the same machine and available as soon as its process runs."""
 ALL_RIGHTS: tuple[PeerRight, ...] = ("data", "subscriptions", "sessions", "groups", "forget", "operate")
 
 
@@ -35,36 +35,37 @@ class Worker(msgspec.Struct, frozen=True):
 
     number: int
     count: int
-    """How many serve clients; one with a higher number hands its sessions to the others."""
+    """Number of workers that serve clients. A worker with a higher number hands its sessions to the others.
+    """
     ports: tuple[int, ...]
     """The ports of the listeners, which all workers share."""
     supervisor: int
-    """The process that has started it."""
+    """Process id of the supervisor that started this worker."""
 
     @property
     def is_leaving(self) -> bool:
         return self.number > self.count
 
     def variable(self) -> dict[str, str]:
-        """The environment variable that tells it."""
+        """Return the value of the environment variable for this worker."""
         return {VARIABLE: msgspec.json.encode(self).decode()}
 
 
 def this_worker() -> Worker | None:
-    """Which worker this process is; None if it is a broker of its own."""
+    """Return which worker this process is; None if it is a single broker."""
     told = os.environ.get(VARIABLE)
     return None if told is None else msgspec.json.decode(told, type=Worker)
 
 
 def end_with(supervisor: int) -> None:
-    """A worker stops when the process that has started it is gone, however that ended."""
+    """Stop the worker when its supervisor ends, for whatever reason."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != supervisor:
-        raise SystemExit(0)  # It was gone before it could be watched.
+        raise SystemExit(0)  # The supervisor ended before it could be watched.
 
 
 def tell_ready() -> None:
-    """To the supervisor: this worker serves clients."""
+    """Tell the supervisor that this worker serves clients."""
     with suppress(OSError):
         os.write(1, b"ready\n")
 
@@ -81,22 +82,22 @@ def worker_folder(data: Path, number: int) -> Path:
 
 
 def secret_file(data: Path) -> Path:
-    """What the workers prove to each other: made anew at every start of the site."""
+    """Path of the secret that the workers share: created anew at every start of the site."""
     return data / "workers.secret"
 
 
 def link_socket(data: Path) -> Path:
-    """Where worker 1 listens for the others."""
+    """Path of the socket where worker 1 listens for the others."""
     return data / "workers.socket"
 
 
 def leaving(data: Path, count: int) -> list[int]:
-    """Workers of an earlier start that may still hold sessions, and are not among those that serve now."""
+    """List workers of an earlier start that may still hold sessions and do not serve now."""
     return sorted(number for number in _numbered(data, r"worker-(\d+)") if number > max(1, count))
 
 
 def gone(data: Path) -> list[int]:
-    """Workers that have left, but may still be known to the others."""
+    """List workers that have left but may still be known to the others."""
     return _numbered(data, r"worker-(\d+)\.gone")
 
 
@@ -110,19 +111,20 @@ def _numbered(data: Path, pattern: str) -> list[int]:
 
 
 def siblings(config: Config) -> dict[str, Path]:
-    """The other workers beside worker 1, and their folders."""
+    """Map the workers other than worker 1 to their folders."""
     data = Path(config.data)
     numbers = [*range(2, config.workers + 1), *leaving(data, config.workers)]
     return {worker_id(config.id, number): worker_folder(data, number) for number in numbers}
 
 
 def site_id(config: Config, worker: Worker) -> str:
-    """The site of a worker, from the worker's configuration."""
+    """Return the site of a worker, from the worker's configuration."""
     return config.id if worker.number == 1 else config.peers[0].id
 
 
 def handover_sockets(config: Config, worker: Worker) -> dict[str, Path]:
-    """Where each worker that serves takes connections of the others; `config` is that of one worker."""
+    """Map each serving worker to the socket where it accepts handed-over connections; `config` is that of one
+    worker."""
     site = site_id(config, worker)
     data = Path(config.data) if worker.number == 1 else Path(config.data).parent
     numbers = range(1, worker.count + 1)
@@ -130,7 +132,7 @@ def handover_sockets(config: Config, worker: Worker) -> dict[str, Path]:
 
 
 def serves(config: Config, id: str) -> bool:
-    """Whether this is one of the workers that the site has now."""
+    """True if this is one of the site's present workers."""
     return id in [worker_id(config.id, number) for number in range(1, config.workers + 1)]
 
 
@@ -138,7 +140,7 @@ def serves(config: Config, id: str) -> bool:
 
 
 def check_workers(config: Config) -> None:
-    """Refuse what workers cannot do."""
+    """Refuse settings that workers do not support."""
     if config.workers == 1:
         return
     where = f"workers = {config.workers}"
@@ -167,7 +169,7 @@ def check_workers(config: Config) -> None:
 
 
 def worker_config(config: Config, worker: Worker) -> Config:
-    """The configuration of one worker, from that of the site."""
+    """Derive the configuration of one worker from that of the site."""
     config = msgspec.structs.replace(
         config,
         listeners=() if worker.is_leaving else tuple(_opened(config.listeners, worker.ports)),
@@ -216,7 +218,7 @@ def _other(config: Config, worker: Worker) -> Config:
 
 
 def _opened(listeners: tuple[Listener, ...], ports: tuple[int, ...]) -> list[Listener]:
-    """The listeners with the ports that they have."""
+    """Return the listeners with their actual ports."""
     return [
         msgspec.structs.replace(one, port=ports[number]) if not one.port and number < len(ports) else one
         for number, one in enumerate(listeners)
@@ -232,8 +234,8 @@ SHARED = (
     "connections_max", "connections_per_address_max", "connecting_max", "connecting_per_address_max",
     "sessions_max", "sessions_per_user_max", "wills_bytes_max", "buffered_bytes_max",
 )  # fmt: skip
-"""Quotas of the site of which each worker has a part. The others are for one client, or for what every worker
-keeps: retained messages."""
+"""Quotas of the site that are divided among the workers. Other quotas apply to one client, or to data that
+every worker keeps: retained messages."""
 
 
 def _share(quotas: Quotas, packet_bytes_max: int, count: int) -> Quotas:

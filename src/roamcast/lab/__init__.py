@@ -1,1 +1,1 @@
-"""Experiments: runs of whole networks, their figures in numbers and in pictures."""
+"""Experiments: runs of whole networks, with figures as numbers and pictures."""

@@ -46,7 +46,7 @@ QUIET_S = {"wired": 1.5, "narrow": 3.0, "gprs": 10.0}
 
 @dataclass(frozen=True)
 class Trip:
-    """One migration: what decides how it goes."""
+    """Parameters of one migration."""
 
     system: str
     option: SyncOption

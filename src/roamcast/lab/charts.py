@@ -42,11 +42,12 @@ class Panel:
     legend: Mapping[str, Any] | None = None
     """Where the legend is and how it looks; None: there is none here."""
     room: float = 0.0
-    """How many times as high as what is drawn, from 0, so that the legend covers none of it."""
+    """Height of the y axis as a multiple of the data's height, from 0, so that the legend covers none of
+    it."""
     grid: Literal["both", "x", "y"] = "both"
 
     def finish(self, axes: Axes) -> None:
-        """Label what is drawn."""
+        """Label the axes."""
         axes.set(**self.said)
         if self.title:
             axes.set_title(self.title, loc="left", fontsize=10.5)
@@ -109,7 +110,7 @@ class Chart:
 
 
 def curves(curves: Mapping[str, Curve], pens: Mapping[str, Pen], scale: float = 1.0) -> Drawing:
-    """Every curve that has a pen, in the pens' order, with its intervals; y is multiplied by `scale`."""
+    """Draw every curve that has a pen, in the pens' order, with its intervals; y is multiplied by `scale`."""
 
     def draw(axes: Axes) -> None:
         for name, pen in pens.items():
@@ -183,7 +184,7 @@ def named(names: Sequence[str]) -> dict[float, str]:
 
 
 def runs_of(curves: Mapping[str, Curve]) -> str:
-    """Of how many runs the points are means, in words."""
+    """Describe in words how many runs the points average."""
     runs = sorted({point.runs for curve in curves.values() for point in curve.points})
     return in_words(*runs[:1], *runs[1:][-1:])
 

@@ -1,4 +1,5 @@
-"""One page with all claims: what the documents say, what was measured, and why where it differs."""
+"""One page with all claims: the text of the documents, the measured values, and the reasons for
+differences."""
 
 from __future__ import annotations
 
@@ -23,17 +24,17 @@ DOCUMENTS = {
     "R": "our own: what decides a claim",
 }  # fmt: skip
 FIGURES_MAX = 40
-"""Measured values that a claim shows on the page."""
+"""Maximum number of measured values shown for a claim."""
 ROWS_MAX = 60
-"""Rows of a table that is written beside the page; tables of single runs have more."""
+"""Maximum number of rows of a table written beside the page."""
 DOTS_PER_INCH = 100
 NOT_RUN = "not run"
 PARTS = "parts.json"
-"""Beside the pictures: what the page says, experiment by experiment."""
+"""File beside the pictures with the page's content, by experiment."""
 
 
 class Shown(msgspec.Struct):
-    """What the page says of one claim."""
+    """Content of the page for one claim."""
 
     claim: str
     kind: str
@@ -48,7 +49,7 @@ class Shown(msgspec.Struct):
 
 
 class Part(msgspec.Struct):
-    """What one experiment has found, and how: kept beside the page, so that others may be added later."""
+    """Results of one experiment, kept beside the page, so that others can be added later."""
 
     experiment: str
     title: str
@@ -60,7 +61,7 @@ class Part(msgspec.Struct):
 
 
 def part_of(experiment: Experiment, findings: Findings, setting: str, commits: Mapping[str, int]) -> Part:
-    """`commits` says how many runs each has made."""
+    """`commits` is the number of runs made by each commit."""
     made = sum(commits.values())
     origin = setting
     if made:
@@ -82,7 +83,7 @@ def shown(text: str, outcome: Outcome) -> Shown:
 
 
 class ClaimsPage:
-    """Grows by an experiment at a time; those that an earlier page has and this one has not stay."""
+    """Grows by an experiment at a time; experiments of an earlier page stay until they are replaced."""
 
     def __init__(self, out: Path, command: str) -> None:
         self._out = out
@@ -92,7 +93,7 @@ class ClaimsPage:
     def add(
         self, experiment: Experiment, findings: Findings, setting: str, commits: Mapping[str, int]
     ) -> None:
-        """Take an experiment's findings and write its pictures and tables."""
+        """Add an experiment's findings, and write its pictures and tables."""
         folder = self._out / "claims"
         try:
             folder.mkdir(exist_ok=True)
@@ -111,7 +112,7 @@ class ClaimsPage:
         (self._out / "claims" / PARTS).write_bytes(msgspec.json.format(msgspec.json.encode(parts), indent=1))
 
     def _with_earlier(self) -> list[Part]:
-        """All parts in the order of the catalogue; one that was not run gives way to an earlier one."""
+        """Return all parts in the order of the catalogue; new parts replace earlier ones."""
         path = self._out / "claims" / PARTS
         try:
             earlier = msgspec.json.decode(path.read_bytes(), type=list[Part]) if path.exists() else []

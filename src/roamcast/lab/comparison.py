@@ -70,7 +70,7 @@ SAMPLE_EVERY_S = 1.0
 WARM_UP_S = 120.0
 TRACE_WARM_UP_S = 60.0
 TRACE_SPAN_S = 3600.0
-"""How much of a trace is replayed, at most: from the busiest part of its last third."""
+"""Longest part of a trace that is replayed: around the busiest time of its last third."""
 TRACE_CLIENTS_MAX = 300
 RECEIVED_PER_S = 0.2
 """What a client of a trace is sent, so that something may wait though clients are away for a second only."""
@@ -157,20 +157,20 @@ class ComparisonJob(Job):
 
 
 class Sampler:
-    """Looks at the queues of all brokers while a run goes on; times are the simulator's, in seconds."""
+    """Samples the queues of all brokers during a run; times are the simulator's, in seconds."""
 
     def __init__(self, from_s: float, until_s: float) -> None:
         self.next_s = from_s
         self.until_s = until_s
         self.stored: list[int] = []
-        """Notifications, for each broker and sample."""
+        """Stored notifications, for each broker and sample."""
         self._network: Network | None = None
 
     def prepare(self, network: Network) -> None:
         self._network = network
 
     def along(self, actions: Iterable[Action]) -> Iterator[Action]:
-        """The actions, which the network asks for as it comes to them."""
+        """Yield the actions as the network asks for them, sampling on the way."""
         for action in actions:
             if self._network is not None and self.next_s <= self._network.now < self.until_s:
                 self.next_s = self._network.now + SAMPLE_EVERY_S
@@ -272,7 +272,7 @@ class Watch(Window):
 
 
 def compare(job: ComparisonJob) -> Row:
-    """Run the scenario under one protocol, check every delivery, and give its figures."""
+    """Run the scenario under one protocol, check every delivery, and return its figures."""
     scenario = job.scenario()
     topology = scenario.make_topology()
     watch = Watch(job.warm_up_s, scenario.duration_s, topology, scenario.network)
@@ -376,7 +376,7 @@ def interval(rows: Sequence[Row], column: str) -> float | None:
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """One row for each protocol and way of moving: sums of counts, means over seeds of what is a rate."""
+    """Return one row for each protocol and way of moving: sums of counts, means of rates over seeds."""
     return [
         {
             "movement": movement,

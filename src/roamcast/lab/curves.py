@@ -1,4 +1,4 @@
-"""Measured curves: means over seeds with their intervals, and how they bend."""
+"""Measured curves: means over seeds with their intervals, and their shapes."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Curve:
         return [point.mean for point in self.points]
 
     def at(self, x: float) -> float:
-        """The mean there; it was measured."""
+        """Return the measured mean at this x."""
         return next(point.mean for point in self.points if point.x == x)
 
     @property
     def growth(self) -> float:
-        """From the first point to the last."""
+        """Return the growth factor from the first point to the last."""
         return self.means[-1] - self.means[0]
 
     def falls(self, level: float = 0.0) -> bool:
-        """Whether the curve ends lower than it begins, and never rises by more than `level`."""
+        """Return whether the curve ends lower than it begins, and never rises by more than `level`."""
         steps = itertools.pairwise(self.means)
         return self.growth < 0 and all(after <= before + level for before, after in steps)
 
@@ -70,7 +70,7 @@ class Curves(dict[str, Curve]):
     """One curve for each value of the column `by`: the means of column `y` against column `x`."""
 
     def __init__(self, rows: Iterable[Row], by: str, x: str, y: str) -> None:
-        """Rows without a y are passed over."""
+        """Skips rows without a y."""
         values: dict[str, dict[float, list[float]]] = {}
         for row in rows:
             if row[y] is not None:

@@ -31,19 +31,19 @@ from roamcast.simulator.scenario import Scenario
 from roamcast.simulator.topology import parse_topology
 
 MARK = ".roamcast-demo"
-"""The file that says: a demo made this folder, and the next one may replace what is in it."""
+"""Marker file of a folder that a demo made; the next demo may replace its content."""
 
 PICTURES = ("departure_arrival", "roaming_brokers", "audit")
 
 Progress = Callable[[float], None]
 """Called with the share of a scene's work that is done, 0 to 1."""
 Watch = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
-"""Given a scene's title, shows how far it is: how much is done, and of how much."""
+"""Given a scene's title, shows its progress: the amount done and the total."""
 
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """How large the demo is; times in seconds."""
+    """Size of the demo; times in seconds."""
 
     topology: str = "grid:4"
     clients: int = 80
@@ -55,7 +55,7 @@ class DemoSettings:
     duration_s: float = 120.0
     seed: int = 7
     brokers: bool = True
-    """Whether real broker processes are part of it."""
+    """Whether to include real broker processes."""
 
     def scenario(self, protocol: str) -> Scenario:
         return Scenario(
@@ -74,7 +74,7 @@ class DemoSettings:
 @dataclass(frozen=True)
 class Scene:
     name: str
-    """Under which its figures stand in the summary."""
+    """Key of its figures in the summary."""
     title: str
     play: Callable[[DemoSettings, Path, Progress], dict[str, Any]]
 
@@ -203,12 +203,12 @@ def scenes_of(settings: DemoSettings) -> list[Scene]:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether a demo may write there: nothing is there, or nothing but a former demo made it."""
+    """Return whether a demo may write there: the folder is missing, empty, or made by an earlier demo."""
     return not folder.is_dir() or not any(folder.iterdir()) or (folder / MARK).is_file()
 
 
 def clear(folder: Path) -> None:
-    """Mark the folder as a demo's, and remove what a former demo left, but nothing that a user added."""
+    """Mark the folder as a demo's, and remove files of an earlier demo, but no files of the user."""
     (folder / MARK).write_text("Made by `roamcast demo`, which replaces its own files here.\n")
     pictures = [file for name in PICTURES for file in folder.glob(f"{name}.*")]
     for file in (folder / "summary.json", folder / "report.html", *pictures):
@@ -220,13 +220,13 @@ def clear(folder: Path) -> None:
 
 @contextmanager
 def unwatched(title: str) -> Iterator[Callable[[int, int], None]]:
-    """For those who do not want to see how far a scene is."""
+    """Ignore progress."""
     yield lambda done, total: None
 
 
 def play(folder: Path, settings: DemoSettings, watch: Watch = unwatched) -> dict[str, Any]:
-    """Play all scenes; their files and `summary.json` are in the folder afterwards."""
-    # Whatever is wrong with the settings is said before a former demo is removed.
+    """Play all scenes; afterwards their files and `summary.json` are in the folder."""
+    # Invalid settings are reported before an earlier demo is removed.
     settings.scenario("none").check()
     clear(folder)
     started = time.perf_counter()

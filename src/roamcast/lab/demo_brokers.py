@@ -25,7 +25,7 @@ SETTINGS = (
     "events.level=full", "events.attributes=true",
 )  # fmt: skip
 RUN = "brokers"
-"""What the run is called in event logs."""
+"""Name of the run in event logs."""
 TOPIC = "road/parking"
 PUBLISH_EVERY_S = 0.02
 STAY_S = 0.7
@@ -39,13 +39,13 @@ TITLE = "A car roams between broker processes"
 
 @dataclass
 class Trip:
-    """What happened; times in seconds since the trip began."""
+    """Record of the trip; times in seconds since it began."""
 
     published: dict[int, float] = field(default_factory=dict)
-    """Those that a broker has acknowledged."""
+    """Publishes that a broker has acknowledged."""
     arrived: list[tuple[int, float]] = field(default_factory=list)
     moves: list[tuple[float, float, int]] = field(default_factory=list)
-    """When it left, when it was attached, and at which broker."""
+    """For each move: when the car left, when it was attached, and at which broker."""
     killed_s: float = 0.0
     back_s: float = 0.0
     began_s: float = field(default_factory=time.monotonic)
@@ -136,14 +136,14 @@ async def _kill(network: BrokerNetwork, trip: Trip) -> None:
 
 
 async def _wait_for(is_so: Callable[[], bool]) -> None:
-    """Until it is so, or too long: what is missing then is counted as lost."""
+    """Wait until the condition holds, or for too long: missing deliveries are then counted as lost."""
     deadline = time.monotonic() + DRAIN_S
     while not is_so() and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
 
 
 def violations_of(figures: dict[str, Any]) -> list[str]:
-    """What was promised for QoS 2, and not kept."""
+    """Return broken promises of QoS 2."""
     return [f"{figures[what]} {what.replace('_', ' ')}" for what in PROMISED if figures[what]]
 
 

@@ -35,7 +35,7 @@ class Claim:
     kind: Kind
     text: str
     paper: str = ""
-    """What the document says or prints, which the measurement is compared with."""
+    """Value in the document, for comparison with the measurement."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -45,7 +45,7 @@ class Claim:
         return Outcome(self.id, self.kind, holds, self.paper, dict(figures), note)
 
     def open(self, note: str) -> Outcome:
-        """The claim is undecided; the note says why."""
+        """Leave the claim undecided; the note says why."""
         return self.outcome(None, {}, note)
 
     def judge(
@@ -64,14 +64,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one claim."""
+    """Verdict on one claim."""
 
     claim: str
     kind: Kind
     holds: bool | None
     """None: undecided, and `note` says why."""
     paper: str
-    """What the document says or prints."""
+    """Value in the document."""
     figures: dict[str, object]
     """Measured values, and the thresholds they are compared with."""
     note: str = ""
@@ -182,5 +182,5 @@ def conduct(
 
 
 def as_row(outcome: Outcome, experiment: Experiment) -> dict[str, Any]:
-    """An outcome as plain data."""
+    """Return an outcome as plain data."""
     return {**asdict(outcome), "experiment": experiment.id}

@@ -49,7 +49,7 @@ class Size:
     warm_up_s: float
     window_s: float
     subscribers: int = 200
-    """Where their number is not what is varied."""
+    """Number of subscribers, unless the experiment varies it."""
 
     def jobs(self, movement: str = RND, /, **changes: float) -> list[BuildingJob]:
         """All three protocols in both settings with all seeds; what is not given is the default.
@@ -77,7 +77,7 @@ def size_of(quick: bool) -> Size:
 
 
 def over(rows: Sequence[Row], x: str, y: str, **wanted: object) -> Curves:
-    """One curve for each protocol: y against x, of the rows with these values."""
+    """Return one curve for each protocol: y against x, of the rows with these values."""
     return Curves(where(rows, **wanted), "protocol", x, y)
 
 

@@ -271,7 +271,7 @@ R8 = Claim(
 )  # fmt: skip
 
 CLOSE = 0.15
-"""Difference, as a share of what is measured."""
+"""Largest difference that counts as close, as a share of the measured value."""
 
 
 def throughput(quick: bool, sweep: Sweep) -> Findings:

@@ -91,7 +91,7 @@ PERCENTS = range(2, 101, 2)
 
 @dataclass(frozen=True)
 class Costs:
-    """What the thesis does not give."""
+    """Costs that the thesis does not give."""
 
     message_bytes: int = 2_000
     entry_s: float = 0.0
@@ -99,11 +99,11 @@ class Costs:
     transfer_s: float = 0.0
     """Work on a notification that is handed over, besides receiving it."""
     is_shared: bool = False
-    """Whether the subscribers of a broker share its bandwidth."""
+    """True if the subscribers of a broker share its bandwidth."""
     waits_for_all: bool = False
-    """Whether the publisher waits for all brokers."""
+    """True if the publisher waits for all brokers."""
     reactive_shares: bool = True
-    """Whether a message is stored once for all subscribers under the reactive protocol as well."""
+    """True if the reactive protocol also stores a message once for all subscribers."""
 
 
 OURS = Costs()
@@ -118,12 +118,12 @@ SETTINGS = {"the thesis's": THESIS, "ours": OURS}
 
 @dataclass(frozen=True)
 class Choices:
-    """What may be otherwise in a variant (`gaddah_variants`); in both settings it is as here."""
+    """Choices that variants change (`gaddah_variants`); both settings have these values."""
 
     own_queues: bool = False
-    """Whether each virtual subscriber of pro-active has the buffer's size for itself."""
+    """True if each virtual subscriber of pro-active has the whole buffer size for itself."""
     stores_aside: bool = False
-    """Whether caching and transfer slow down the publisher alone, and nobody waits for them at a broker."""
+    """True if caching and transfer slow down only the publisher."""
     neighbours_max: int | None = None
     """The upper bound on a broker's degree (3.3.3)."""
 
@@ -148,7 +148,7 @@ class BuildingJob(Job):
     seed: int = 1
     costs: Costs = OURS
     selects: bool = False
-    """Whether a subscriber that arrives takes the least occupied of the broker and its neighbours (7.2.1)."""
+    """True if an arriving subscriber takes the least occupied of the broker and its neighbours (7.2.1)."""
 
     @property
     def choices(self) -> Choices:
@@ -190,7 +190,7 @@ class BuildingJob(Job):
 
 
 def is_published(item: MachineInput | Input) -> bool:
-    """Whether a broker gets a message of the publisher, from it or from another broker."""
+    """Return whether a broker receives a message of the publisher, from it or from another broker."""
     if isinstance(item, Submitted):
         return item.client == PUBLISHER
     return isinstance(item, Received) and isinstance(item.message, Burst)
@@ -223,10 +223,10 @@ class LoadedNetwork(Network):
         self._on_taken = testbed.on_taken
         self._entered: Counter[str] = Counter()
         self._arrived_s: defaultdict[str, deque[float]] = defaultdict(deque)
-        """When the messages came that wait to be processed."""
+        """Arrival times of the messages that wait to be processed."""
         self._stores_aside = job.choices.stores_aside
         self._stored_at: defaultdict[str, float] = defaultdict(float)
-        """When a broker has done all its caching, where that is done aside."""
+        """Time at which a broker has finished its caching, if that is separate."""
         super().__init__(testbed.topology, job.network(), testbed.observe, testbed.meter.on_message)
         for broker in self.brokers.values():
             is_shared = job.costs.reactive_shares or job.protocol != "reactive"
@@ -306,7 +306,7 @@ class Testbed:
         self._taken_at = 0.0
         self.network = LoadedNetwork(self)
         self.publish_at_s: float | None = START_S if job.publishing else None
-        """None while the publisher waits for its last message to be taken."""
+        """Time of the next publish; None while the publisher waits for its last message to be accepted."""
 
     def run(self) -> Row:
         self.network.run(self.actions())
@@ -368,7 +368,7 @@ class Testbed:
                     yield (end_s + HOME_AFTER_S, client, AttachTo(visit.broker, 0))
 
     def chosen(self, broker: str) -> str:
-        """Where a subscriber that comes to a broker is served."""
+        """Return the broker that serves an arriving subscriber."""
         if not self.job.selects:
             return broker
         attached = Counter(node.broker for node in self.network.clients.values())
@@ -432,7 +432,7 @@ class Meter(Window):
         """How long each broker has worked."""
         self._worked_before: Mapping[str, float] = {}
         self.handed_over: Counter[str] = Counter()
-        """What each broker has handed over and not yet worked on."""
+        """Messages that each broker has handed over and not yet processed."""
         self._processed: Counter[str] = Counter()
         self._processing_s: defaultdict[str, float] = defaultdict(float)
         self._wanted_by: dict[int, list[str]] = {}
@@ -443,7 +443,7 @@ class Meter(Window):
         """Subscriber to which messages it has had, by their number."""
         self.expected = 0
         self.received: Counter[str] = Counter()
-        """By broker, duplicates included."""
+        """Received messages by broker, including duplicates."""
         self.duplicates = 0
         self.latency_s = 0.0
         self.transferred = 0
@@ -452,7 +452,8 @@ class Meter(Window):
         self.graph: list[Row] = []
         self._found: Counter[str] = Counter()
         self._found_before: Counter[str] = Counter()
-        """How pro-active's handoffs met the neighbour graph: `hit`, `hit_activating`, `miss`."""
+        """Counts of pro-active's handoffs by result in the neighbour graph: `hit`, `hit_activating`,
+        `miss`."""
 
     def wants(self, workload: Workload) -> None:
         for client, filters in workload.filters.items():
@@ -516,7 +517,7 @@ class Meter(Window):
             self._processing_s[broker] += duration_s
 
     def sample(self, network: Network) -> None:
-        """Where subscribers are by their own word, and how good the neighbour graph is."""
+        """Sample where subscribers say they are, and the quality of the neighbour graph."""
         if network.now < self.from_s:
             self._worked_before, self._found_before = dict(self.worked_s), graph_hits(network)
         else:
@@ -567,7 +568,7 @@ class Meter(Window):
 
 
 def graph_hits(network: Network) -> Counter[str]:
-    """Over all brokers, since the start."""
+    """Return hits over all brokers, since the start."""
     found: Counter[str] = Counter()
     for broker in network.brokers.values():
         if isinstance(broker.protocol, Proactive):

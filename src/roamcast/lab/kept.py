@@ -1,8 +1,8 @@
-"""Rows of finished runs in a file, so that a sweep that was stopped goes on where it was.
+"""Stores rows of finished runs in a file, so that a stopped sweep can resume.
 
-Every row is kept with the digest of the source and the commit that made it. Rows count only for the same
-source, unless all are asked for: then new judges look at old runs, and `Sweep.commits` says whose they are. A
-line that was being written when the power went is left out, and so is a row that JSON would change.
+Every row is kept with the digest of the source and the commit that made it. Rows are used only for the same
+source, unless all are requested: then new judges see old runs, and `Sweep.commits` says which commits made
+them. An incomplete line is ignored, and a row that JSON would change is not stored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class KeptRuns:
         return len(self._rows)
 
     def find(self, function: Callable[[Any], Row], job: Any) -> tuple[Row, str] | None:
-        """The row of a run and the commit that made it."""
+        """Return the row of a run, and the commit that made it."""
         return self._rows.get(_key(function, job))
 
     def keep(self, function: Callable[[Any], Row], job: Any, row: Row) -> None:
@@ -57,13 +57,13 @@ class KeptRuns:
 
 
 def _key(function: Callable[[Any], Row], job: Any) -> str:
-    """By names that stay when a module is renamed."""
+    """Return a key of names that stay the same when a module is renamed."""
     return f"{function.__qualname__} {job!r}"
 
 
 @cache
 def code_digest() -> str:
-    """The same for the same source."""
+    """Return a digest of the source."""
     folder = Path(roamcast.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
@@ -73,7 +73,8 @@ def code_digest() -> str:
 
 @cache
 def commit() -> str:
-    """The commit of a checkout, marked if files differ from it; of an installed package its version."""
+    """Return the commit of a checkout, marked if files differ from it; of an installed package its
+    version."""
     folder = Path(roamcast.__file__).parent
     said = [
         subprocess.run(["git", "-C", str(folder), *asked], capture_output=True, text=True, check=False)

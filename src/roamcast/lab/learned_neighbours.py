@@ -55,12 +55,12 @@ GRAPHS = {
 DEGREES = (1, 2, 3, 4)
 DEGREES_OF_GIVEN = (1, 2, 4, 8)
 MASSES = (0.4, 0.5, 0.6, 0.75, 0.9)
-"""Of the learned graph, besides its degrees: a variant, see `judge`."""
+"""Probability bounds of the learned graph, besides its degrees: a variant, see `judge`."""
 PART_S = 21_600.0
 SAME = 0.005
 """Hit rates that differ by less are the same."""
 LEARN_SHARE = 0.7
-"""Of the time of a given trace: what the graph is learned from."""
+"""Share of a given trace from which the graph is learned."""
 CLIENTS_MAX = 100_000
 PUBLISHES = 2_000
 """In the replay of a given trace, by all of its clients: enough to see that nothing is lost."""
@@ -123,7 +123,7 @@ class GraphJob(Job):
 
     @property
     def cut_s(self) -> float:
-        """When learning ends and the replay begins."""
+        """Return when learning ends and the replay begins."""
         return self.given.cut_s if self.given is not None else self.part_s
 
     def made_up(self, file: Path) -> Scenario:
@@ -172,7 +172,7 @@ def settings(job: GraphJob, trace: Path, topology: Topology) -> Settings:
 
 
 def model(job: GraphJob, trace: Path, topology: Topology) -> dict[str, Any]:
-    """What brokers know from the start."""
+    """Return the model that brokers have at the start."""
     if job.graph == OVERLAY:
         rows = {one: topology.neighbours[one] for one in topology.brokers}
         return graph_document(
@@ -212,7 +212,7 @@ def experiment_on(sweep: Sweep, trace: Path, overlay: Path) -> Findings:
 
 
 def mean_rows(rows: Sequence[Row]) -> list[Row]:
-    """Over the seeds; each graph's by what they cost."""
+    """Return means over the seeds, for each graph in the order of its cost."""
     means: list[Row] = [
         {
             "graph": graph, "degree": degree, "mass": mass, "runs": len(runs),

@@ -85,7 +85,7 @@ def measure(job: ScenarioJob) -> Row:
 
 
 COUNTED = ("published", "expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected")
-"""Over the whole run."""
+"""Figures counted over the whole run."""
 
 
 def _open_log(job: ScenarioJob) -> AbstractContextManager[LogWriter | None]:

@@ -37,7 +37,7 @@ from roamcast.simulator.radio.workload import SIDES_M
 
 PARAMETERS = RadioParameters()
 FRAME_BYTES = 51
-"""Of a notification with 32 bytes of content."""
+"""Frame size of a notification with 32 bytes of content."""
 BIN_M = 5.0
 SIDE_M = 110.0
 STATIONS = 60
@@ -77,7 +77,7 @@ class ReceptionJob(Job):
 
 
 def measure_reception(job: ReceptionJob) -> Row:
-    """By distance: how many links there were, and which share of the frames they received."""
+    """Measure, by distance, the number of links and the share of frames that they received."""
     rng = np.random.default_rng([job.seed, 7])
     bins = int(SIDE_M / BIN_M)
     totals = {name: np.zeros(bins) for name in ("links", "received", "mixed", "expected")}
@@ -241,7 +241,7 @@ def reception_curve(rows: Sequence[Row]) -> list[Row]:
 
 
 def edges_m() -> tuple[float, float]:
-    """Where the transitional region begins and ends: two deviations of shadowing to either side."""
+    """Return both edges of the transitional region: two deviations of shadowing to either side."""
     deviation_db = math.hypot(PARAMETERS.shadowing_db, PARAMETERS.asymmetry_db / 2.0)
     budget_db = PARAMETERS.power_dbm - PARAMETERS.sensitivity_dbm - PARAMETERS.path_loss_at_1m_db
     per_decade_db = 10.0 * PARAMETERS.path_loss_exponent

@@ -43,7 +43,7 @@ def drawn(draw: Callable[[Figure], None]) -> Figure:
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> list[Path]:
-    """The same table twice: for programs, and for people with a spreadsheet."""
+    """Write a table in two formats: for programs, and for people with a spreadsheet."""
     file = path.with_name(f"{path.name}.parquet")
     pq.write_table(pa.table({name: pa.array(values) for name, values in _cells(rows).items()}), file)
     return [file, write_csv(path, rows)]
@@ -65,7 +65,7 @@ def _cells(rows: Sequence[Row]) -> dict[str, list[str | int | float | bool | Non
 
 
 def _cell(value: Any) -> str | int | float | bool | None:
-    """What is not plain becomes JSON text: a cell holds one value."""
+    """Return a plain cell value; other values become JSON text."""
     if isinstance(value, str | int | float | bool | None):
         return value
     return json.dumps(value, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Rows of figures: chosen, grouped, averaged, and as a person reads them."""
+"""Rows of figures: selecting, grouping, averaging, and formatting for people."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Row = dict[str, Any]
 
 
 def where(rows: Iterable[Row], **wanted: object) -> list[Row]:
-    """The rows that have these values."""
+    """Return the rows that have these values."""
     return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
 
 
 def values_of(rows: Iterable[Row], column: str) -> list[float]:
-    """The values of a column, without those that are not known."""
+    """Return the values of a column, without unknown ones."""
     return [row[column] for row in rows if row[column] is not None]
 
 
 def mean_of(rows: Iterable[Row], column: str, digits: int | None = None) -> float | None:
-    """The mean of what is known of a column; None if nothing is."""
+    """Return the mean of the known values of a column; None if there is none."""
     values = values_of(rows, column)
     if not values:
         return None
@@ -33,7 +33,7 @@ def sums_of(rows: Sequence[Row], columns: Iterable[str]) -> dict[str, int]:
 
 
 def grouped(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:
-    """The rows by what they have in these columns, in the order in which each group first appears."""
+    """Group the rows by these columns, in the order in which each group first appears."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in columns), []).append(row)

@@ -18,11 +18,11 @@ from roamcast.simulator.run import Run
 from roamcast.simulator.scenario import Scenario
 
 CLOCK_KEYS = ("wall_s", "hops_per_wall_s")
-"""What depends on the machine and its load; everything else follows from the scenario and its seed."""
+"""Figures that depend on the machine and its load; all others follow from the scenario and its seed."""
 
 
 def summarise(scenario: Scenario, run: Run, wall_s: float, records: int = 0) -> dict[str, Any]:
-    """What a run showed; `records` is the number of rows written to its log."""
+    """Summarise a run; `records` is the number of rows written to its log."""
     result, traffic, settings = run.result, run.traffic, scenario.network
     delays_s = sorted(result.handoff_delays_s)
     return {
@@ -74,14 +74,14 @@ def neighbour_figures(network: Network) -> dict[str, int]:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least this share of the values does not exceed."""
+    """Return the smallest value that at least this share of the values does not exceed."""
     if not ordered:
         return None
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """One JSON object in a file, indented for people; never half of one under its name."""
+    """Write one JSON object to a file, indented for people; the write is atomic."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         unfinished.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -86,26 +86,26 @@ class Sweep:
         self.spread = spread
         """Runs the jobs elsewhere, such as on a cluster; None: on the cores of this machine."""
         self.kept = kept
-        """Runs of earlier sweeps, which are not run again, and the place for those of this one."""
+        """Stores runs: runs of earlier sweeps are not repeated, and those of this one are added."""
         self.repetitions = repetitions
-        """How many runs that differ by chance only are made, at most; None: as the experiment says."""
+        """Maximum number of runs that differ only by their seed; None: as the experiment says."""
         self.only_kept = only_kept
-        """Whether nothing is run: rows that are not kept are absent."""
+        """True to run nothing: rows that are not kept are absent."""
         self.absent = 0
-        """How many they were; whoever reads it may set it back."""
+        """Number of absent rows; a reader may reset it."""
         self.failures: list[Failure] = []
         self.commits: Counter[str] = Counter()
-        """How many of the rows that were given were made by which commit; whoever reads it may clear it."""
+        """Number of returned rows by the commit that made them; a reader may clear it."""
         self._made_by: dict[tuple[Callable[..., Row], object], str] = {}
         self._done: dict[tuple[Callable[..., Row], object], Row | Failure] = {}
         self._left = self._total = 0
         self._on_row: Callable[[Row], None] | None = None
 
     def run(self, function: Callable[[J], Row], jobs: Sequence[J]) -> list[Row]:
-        """The rows of all jobs that succeeded, in the order of the jobs.
+        """Return the rows of all jobs that succeeded, in the order of the jobs.
 
-        A failed run is retried once, in a process of its own. If it fails again, it is listed in `failures`,
-        and the others continue.
+        A failed run is retried once, in its own process. If it fails again, it is listed in `failures`, and
+        the others continue.
         """
         jobs = [job for job in jobs if self.takes(job)]
         asked = dict.fromkeys(jobs)
@@ -133,21 +133,21 @@ class Sweep:
         return [row for row in rows if isinstance(row, dict)]
 
     def takes(self, job: object) -> bool:
-        """Whether a job is among the repetitions that are made: by its `repetition`, or its `seed`."""
+        """Return whether a job is among the repetitions to run: by its `repetition`, or its `seed`."""
         number = int(getattr(job, "repetition", getattr(job, "seed", 1)))
         return self.repetitions is None or number <= self.repetitions
 
     def run_here(
         self, function: Callable[[J], Row], jobs: Sequence[J], on_row: Callable[[Row], None]
     ) -> list[Failure]:
-        """Run jobs that need something of this machine, and never elsewhere; their rows are not kept."""
+        """Run jobs that need this machine; their rows are not kept."""
         here = Sweep(self.workers, self.report)
         here._on_row = on_row
         here.run(function, jobs)
         return here.failures
 
     def recall(self, function: Callable[[Any], Row], job: object) -> Row | None:
-        """The row of a run of before, of this sweep or of one whose runs are kept."""
+        """Return the row of an earlier run, of this sweep or of a kept one."""
         done = self._done.get((function, job))
         # Event logs are written by running: with them, every job runs.
         if done is None and self.kept is not None and self.logs is None:
@@ -251,7 +251,7 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 
 
 def _context() -> BaseContext:
-    """Processes that begin clean: a forked one would inherit locks that a thread of ours holds."""
+    """Return a context that spawns processes: a forked one would inherit locks held by our threads."""
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     if context.get_start_method() == "forkserver":

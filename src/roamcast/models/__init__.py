@@ -1,5 +1,5 @@
 """The analytic parts of the seeds: messaging cost, where moving clients are, and fitted curves.
 
-Every module is formulas only. Nothing here knows of a simulator or a broker, so that a simulation
-can be judged by what these say.
+Every module is formulas only. They are independent of simulator and broker, so that they can validate
+simulations.
 """

@@ -1,4 +1,4 @@
-"""Curves through measured points, and how far they can be trusted (Gaddah 6.5).
+"""Curves through measured points, and their confidence bounds (Gaddah 6.5).
 
 A polynomial fitted by least squares says what to expect at a number of clients that was not, or
 could not be, measured; bounds from the t distribution say how surely.
@@ -21,17 +21,17 @@ Vector = npt.NDArray[np.float64]
 DEGREE_PUBLISHED = 3
 """Section 6.5."""
 ROUNDING = 1e-12
-"""What of a value may be left over by computing with it."""
+"""Tolerance for rounding errors of a computed value."""
 DEGREE_MAX = 12
 """Beyond it a polynomial through measured points follows their errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a curve says at one place.
+    """Value of a curve at one place.
 
-    `mean` bounds the curve itself, `single` one more measurement. `extrapolated` is whether the
-    place lies outside the measured range, where the bounds rest on the curve having the right form.
+    `mean` bounds the curve itself, `single` one more measurement. `extrapolated` is true if the place lies
+    outside the measured range, where the bounds rest on the curve having the right form.
     """
 
     x: float

@@ -1,4 +1,4 @@
-"""Where clients go next and when: order-k models with back-off, residence times, and how good both are.
+"""Predicts where clients go next and when: order-k models with back-off, residence times, and their quality.
 
 A model is a chain of contexts, from one that is always known (nothing at all) to one that is rarely known
 (this client, where it was, where it is). The counts of each context are mixed with what the one before it
@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 HOURS_PER_BAND = 3
 MOVES_FOR_BOUND = 20
-"""Of a client, below which its entropy cannot be estimated."""
+"""Number of moves of a client needed to estimate its entropy."""
 RECENT = 3
-"""Brokers before this one that contexts may know."""
+"""Number of previous brokers that contexts may contain."""
 KS = (1, 2, 4, 8)
 
 
@@ -35,17 +35,17 @@ class Visit(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A client leaves a broker for another one."""
+    """A move of a client from one broker to another."""
 
     client: str
     recent: tuple[str, ...]
-    """Where it was, up to the broker that it leaves, the last one last."""
+    """Brokers that the client visited, up to the one that it leaves, the last one last."""
     target: str
     at_s: float
 
 
 def moves_of(visits: Iterable[Visit]) -> list[Move]:
-    """The moves of all clients in the order of time; who comes back to the broker it left did not move."""
+    """Return the moves of all clients in the order of time; a return to the same broker is not a move."""
     ways: dict[str, list[Visit]] = {}
     for visit in sorted(visits, key=lambda visit: (visit.client, visit.attach_s)):
         ways.setdefault(visit.client, []).append(visit)
@@ -62,7 +62,7 @@ def moves_of(visits: Iterable[Visit]) -> list[Move]:
 # --- where ---
 
 Context = Callable[[Move], tuple[object, ...] | None]
-"""What a model looks at; None if a move does not have it."""
+"""Part of the history that a model uses; None if a move does not have it."""
 
 
 def _last(count: int) -> Context:
@@ -103,7 +103,8 @@ class NextBroker:
                 self.counts.setdefault((level, known), Counter())[move.target] += 1
 
     def probabilities(self, move: Move) -> dict[str, float]:
-        """Broker to its probability; those that nobody ever went to are missing, and so is where one is."""
+        """Map brokers to probabilities; brokers that nobody ever went to are missing, and so is the
+        present broker."""
         likely: dict[str, float] = {}
         for level, context in enumerate(self.chain):
             known = context(move)
@@ -144,11 +145,11 @@ Model = NextBroker | LastUsed
 
 @dataclass
 class Judged:
-    """How good predictions of the next broker were."""
+    """Quality of predictions of the next broker."""
 
     moves: int = 0
     hits: Counter[int] = field(default_factory=Counter)
-    """By k: how often the next broker was among the first k."""
+    """Number of hits by k: how often the next broker was among the first k."""
     bits: float = 0.0
     """Log loss: what it takes to be told the next broker, in bits for each move; 0 where none is known."""
 
@@ -158,7 +159,8 @@ class Judged:
 
 
 def judge(models: Mapping[str, Model], moves: Sequence[Move], at_s: float) -> dict[str, Judged]:
-    """Let models learn what happened before `at_s`, and judge them on the rest; only `LastUsed` learns on."""
+    """Let models learn from moves before `at_s`, and judge them on the rest; only `LastUsed` continues to
+    learn."""
     judged = {name: Judged() for name in models}
     brokers = len({move.target for move in moves} | {move.recent[-1] for move in moves})
     for move in moves:
@@ -262,7 +264,7 @@ class Survival:
         return self.shares[place - 1] if place else 1.0
 
     def leaves_within(self, since_s: float, horizon_s: float) -> float:
-        """The probability that a stay of `since_s` so far ends within the next `horizon_s`."""
+        """Return the probability that a stay of `since_s` so far ends within the next `horizon_s`."""
         still = self.lasts_longer(since_s)
         return 1 - self.lasts_longer(since_s + horizon_s) / still if still else 1.0
 

@@ -18,7 +18,7 @@ BEFORE_MAX = 2
 WAYS_MAX = 10_000
 """Contexts of one broker in a model file, at most: the shortest, and of these the most frequent."""
 MODEL_VERSION = 1
-"""Of the model file; a reader refuses a later one."""
+"""Version of the model file; a reader refuses later versions."""
 
 
 class Edge(NamedTuple):
@@ -85,7 +85,7 @@ def graph_document(
     about: Mapping[str, Any] | None = None,
     **parts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What is written to a file that `proactive` and `roam` read."""
+    """Return the content of a file that `proactive` and `roam` read."""
     return {"version": MODEL_VERSION, **({"about": dict(about)} if about else {}), "brokers": graph, **parts}
 
 

@@ -27,7 +27,7 @@ _STEPHENS = ((0.15, 0.926), (0.10, 0.990), (0.05, 1.094), (0.025, 1.190), (0.01,
 
 
 class ExponentialTest(NamedTuple):
-    """Whether times can come from an exponential distribution of their own mean."""
+    """Result of a test whether times come from an exponential distribution with their mean."""
 
     samples: int
     distance: float
@@ -37,7 +37,7 @@ class ExponentialTest(NamedTuple):
     p_max: float
     """So probable is a statistic as large as this, at most, if the times are exponential."""
     rejected: bool
-    """At 5 %."""
+    """True if the hypothesis is rejected at 5 %."""
 
 
 def exponential_test(distance: float, samples: int) -> ExponentialTest:
@@ -52,7 +52,7 @@ def exponential_test(distance: float, samples: int) -> ExponentialTest:
 
 @dataclass
 class Stays:
-    """What was counted of one broker: how long clients were in each state there, and what came next."""
+    """Statistics of one broker: time of clients in each state, and the next states."""
 
     total_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
     """State to the time that clients spent in it, together."""

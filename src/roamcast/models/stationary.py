@@ -143,8 +143,8 @@ def _lasting_states(rates: Any) -> npt.NDArray[np.intp]:
     first = [int(np.flatnonzero(part_of == part)[0]) for part in kept[:2]]
     if len(kept) > 1:
         raise InputError(
-            f"the chain falls apart: from state {first[0]} nothing leads to state {first[1]}, nor back; "
-            "it must have one part that everything leads to"
+            f"the chain has separate parts: there is no path between states {first[0]} and {first[1]}; "
+            "it must have one part that every state leads to"
         )
     members = np.flatnonzero(part_of == kept[0])
     if len(members) == 1:

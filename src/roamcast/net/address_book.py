@@ -1,4 +1,4 @@
-"""Where peers can be dialed: what the configuration says, and what was heard of them since."""
+"""Addresses at which peers can be dialed: configured and discovered ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AddressBook:
         self._found.pop(peer, None)
 
     def addresses(self, peer: str) -> list[str]:
-        """Addresses to try, the likeliest first; none for an unknown peer."""
+        """Return addresses to try, the likeliest first; none for an unknown peer."""
         found = self._found.get(peer)
         known = (*([found] if found is not None else []), *self._configured.get(peer, ()))
         return list(dict.fromkeys(known))
@@ -43,6 +43,6 @@ class AddressBook:
 
 
 def _addresses(peers: Iterable[Peer]) -> dict[str, tuple[str, ...]]:
-    """Of the peers that are dialed; the others connect by themselves."""
+    """Configured addresses of the peers that this broker dials; other peers connect by themselves."""
     all_of = {peer.id: (*([peer.address] if peer.address else []), *peer.addresses) for peer in peers}
     return {peer: addresses for peer, addresses in all_of.items() if addresses}

@@ -1,10 +1,11 @@
-"""Who a client is: by certificate, password, token or SCRAM, or nobody, and whether nobody may come in.
+"""Authenticates clients by certificate, password, token or SCRAM, and decides whether anonymous clients are
+accepted.
 
-The order is fixed. A user name that is given must be proved, also where no name is needed: whoever
-mistypes a password must not come in as someone else. A certificate was proved by TLS before a byte of
-MQTT came. Only who brings neither is anonymous.
+The order is fixed. A client that gives a user name must prove it, also where no name is needed: a mistyped
+password must not admit the client under another identity. TLS verifies a certificate before the first byte of
+MQTT. A client with neither is anonymous.
 
-What a connection has proved is remembered as long as it lasts (`Admitted.proof`): when users, keys or
+The proof of a connection is kept as long as the connection lasts (`Admitted.proof`): when users, keys or
 certificates change, `objection` says whether that still holds.
 """
 
@@ -41,10 +42,10 @@ REASONS = {
 FAILED_LOGIN_AGAIN_S = 10.0
 FAILED_LOGIN_PAUSE_MAX_S = 3600.0
 NAMES_LOGGED_MAX = 20
-"""Failed logins from one address that are logged each with its user."""
+"""Number of failed logins from one address that are logged with their users."""
 
 Ask = Callable[[bytes], Awaitable[bytes]]
-"""Sends a challenge to the client, and gives its answer."""
+"""Sends a challenge to the client, and returns its answer."""
 
 
 class Proof(NamedTuple):
@@ -54,7 +55,7 @@ class Proof(NamedTuple):
     """"password", "token", "service", "certificate" or "nothing"."""
     user: str = ""
     by: str = ""
-    """What it was checked against: the stored password, or the fingerprint of a key."""
+    """What the proof was checked against: the stored password, or the fingerprint of a key."""
 
 
 NOTHING = Proof("nothing")
@@ -68,7 +69,7 @@ class Admitted(NamedTuple):
     expires_at: float | None = None
     """Expiry of the admission, Unix time."""
     answer: bytes = b""
-    """What the CONNACK says to a client that authenticates step by step."""
+    """Authentication data in the CONNACK for a client that authenticates step by step."""
 
 
 class _Login(NamedTuple):
@@ -94,9 +95,9 @@ class Admission:
         """Number of failed logins since the process began."""
 
     def reconfigure(self, config: Config) -> tuple[str, ...]:
-        """Other users and settings from now on; gives the names of users that nobody knows any more.
+        """Use other users and settings; return the names of users that no longer exist.
 
-        InputError if they cannot be read, and nothing changes.
+        If they cannot be read, InputError is raised and nothing changes.
         """
         users, access = users_of(config), config.access
         tokens = load_keys(access.jwt)
@@ -123,9 +124,9 @@ class Admission:
         certificate: PeerCertificate | None = None,
         ask: Ask | None = None,
     ) -> Admitted:
-        """Who it is that sent the CONNECT, under this client id, from this address; or `ConnectionRefused`.
+        """Authenticate the sender of a CONNECT with this client id and address, or raise `ConnectionRefused`.
 
-        The certificate is what `getpeercert()` of its connection gives, if that is encrypted.
+        `certificate` is the result of `getpeercert()` for an encrypted connection.
         """
         name = certificate_name(certificate, listener.certificate_name)
         login: _Login | None = None
@@ -141,11 +142,11 @@ class Admission:
         if name:
             return Admitted(Identity(client, "", name, self._config.site), Proof("certificate", name))
         if not self._config.allows_anonymous(listener):
-            raise ConnectionRefused(Reason.NOT_AUTHORIZED, "this listener wants a user name or a certificate")
+            raise ConnectionRefused(Reason.NOT_AUTHORIZED, "this listener needs a user name or a certificate")
         return Admitted(Identity(client))
 
     async def log_in(self, user: str, password: str, address: str) -> Admitted:
-        """Who it is that gives this name and password over HTTP; ConnectionRefused if that proves nothing."""
+        """Authenticate a name and password given over HTTP; raise ConnectionRefused if they are wrong."""
         if not self._config.access.has_logins:
             raise ConnectionRefused(Reason.NOT_AUTHORIZED, "nobody can log in here; set access.users")
         connect = Connect(5, "", username=user, password=password.encode())
@@ -167,11 +168,12 @@ class Admission:
     def _refusal(
         self, reason: Reason, told: str, user: str, address: str, why: str = ""
     ) -> ConnectionRefused:
-        """Count a failed login, and log it unless that was done lately; the client is not told why."""
+        """Count a failed login, and log it unless one was logged recently. The client is not told the
+        reason."""
         self.failed_logins += 1
         why = why or told
         name = user[:NAME_CHARACTERS_MAX]
-        # Whoever makes up many names does not fill the log with them.
+        # A client that invents many names must not fill the log with them.
         is_named = self._complaints.count(address) < NAMES_LOGGED_MAX
         if self._complaints.is_due(address, f"{name} {why}" if is_named else "and others"):
             log.warning(
@@ -198,7 +200,7 @@ class Admission:
             if user not in ("", token.user):
                 raise TokenRefused(f"the token is that of user {token.user!r}")
         except TokenRefused as error:
-            # Nobody guesses a signature: there is nothing to slow down.
+            # Signatures cannot be guessed, so tries need no slowing down.
             raise self._refusal(
                 Reason.BAD_USER_NAME_OR_PASSWORD, "the token is not accepted", user, address, str(error)
             ) from None
@@ -225,7 +227,7 @@ class Admission:
                 Reason.SERVER_UNAVAILABLE, "users cannot be checked now", user, address, why
             ) from None
         if not answer.allow:
-            raise self._failed(user, address, "the service at access.http.url says no")
+            raise self._failed(user, address, "the service at access.http.url refuses this user")
         self._verifier.back_off.succeeded(user, address)
         expires_at = time.time() + answer.expires_s if answer.expires_s is not None else None
         return _Login(user, Proof("service", user, hook.settings.url), answer.grants, expires_at)
@@ -282,9 +284,10 @@ class Admission:
         return ""
 
     def unknown(self, owners: list[str]) -> tuple[str, ...]:
-        """Those owners of sessions that are users of this broker, and are not in its file of users.
+        """Return the owners of sessions that are users of this broker but missing from its file of users.
 
-        Nobody is unknown where others, too, can say who is a user: a service, or brokers of the realm."""
+        Empty if others can also authenticate users: a service, or brokers of the realm.
+        """
         access = self._config.access
         if not access.users or access.realm or _asks_others(access):
             return ()

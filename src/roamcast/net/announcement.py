@@ -1,9 +1,9 @@
-"""What brokers that look for each other say on the local network, and whom to believe.
+"""Announcements of brokers on the local network, and how they are verified.
 
-An announcement is one datagram: who it is, where its link listener is, and an HMAC with the secret that
-all brokers of the network share. It makes somebody dial that address, and nothing else: there both ends prove
-who they are as over any link. Against replay it carries when the broker started, a number that rises with
-every announcement, and the time. Nothing unsigned is remembered, and the memory is limited.
+An announcement is one datagram: the broker's id, the address of its link listener, and an HMAC with the
+secret that all brokers of the network share. It only makes the receiver dial that address, where both ends
+authenticate as over any link. Against replay it carries the start time of the broker, a number that rises
+with every announcement, and the time. Nothing unsigned is remembered, and the memory is limited.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from roamcast.config.sections import NAME_PATTERN, Discovery
 from roamcast.errors import InputError
 
 MAGIC = b"roamfind\x00\x01"
-"""With the version of what follows."""
+"""Marker with the version of the format."""
 SIGNATURE_BYTES = 32
 DATAGRAM_BYTES_MAX = 1024
 BACK_AFTER = 3
-"""Intervals of silence after which a broker that is heard again is news."""
+"""Intervals of silence after which a broker that is heard again is reported as new."""
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class Unbelieved(Exception):
-    """An announcement that is not believed, and why, in one line."""
+    """Raised if an announcement is not believed; the text is the reason, in one line."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -65,7 +65,7 @@ class Sighting(msgspec.Struct):
 
 
 class Sightings:
-    """Who was heard of, for one broker. `now` is a clock that never goes back."""
+    """Brokers that this broker has heard of. `now` is a clock that never goes back."""
 
     def __init__(self, id: str, network: str, settings: Discovery) -> None:
         self.id = id
@@ -74,7 +74,8 @@ class Sightings:
         self.brokers: dict[str, Sighting] = {}
 
     def take(self, now: float, clock: float, datagram: bytes, secret: str) -> Announcement | None:
-        """What is new: a broker, its address, its process, or that it is heard again; None if nothing is."""
+        """Return the sighting if something is new: the broker, its address, its process, or that it is
+        heard again."""
         found = self._verified(clock, datagram, secret)
         if found is None:
             return None
@@ -84,7 +85,7 @@ class Sightings:
         if known is not None:
             before = known.announcement
             if (found.started_ns, found.number) <= (before.started_ns, before.number):
-                return None  # Said before: late, or said again by somebody else.
+                return None  # An old announcement: delayed, or replayed by somebody else.
             is_back = now - known.heard_at > BACK_AFTER * self.settings.interval_s
             is_other = (found.started_ns, found.address) != (before.started_ns, before.address)
             self.brokers[found.id] = Sighting(found, now)
@@ -93,7 +94,7 @@ class Sightings:
         return found
 
     def _verified(self, clock: float, datagram: bytes, secret: str) -> Announcement | None:
-        """None if it is none, or not for this network."""
+        """Return the announcement; None if the datagram is none, or not for this network."""
         head, body = datagram[: len(MAGIC) + SIGNATURE_BYTES], datagram[len(MAGIC) + SIGNATURE_BYTES :]
         if not head.startswith(MAGIC) or len(datagram) > DATAGRAM_BYTES_MAX:
             return None

@@ -1,15 +1,15 @@
-"""Bytes that wait for clients that read more slowly than they are written to, over all connections."""
+"""Counts bytes of all connections that wait for clients that read slowly."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
 SHARED_BYTES_MIN = 16_384
-"""What is smaller is a part of one client's own."""
+"""Smaller parts are counted for each client."""
 
 
 class Buffered:
-    """Counts what is held. Where several clients wait for the very same bytes, these are held once."""
+    """Counts waiting bytes. Bytes that several clients wait for are counted once."""
 
     def __init__(self, on_growth: Callable[[], None] = lambda: None) -> None:
         """`on_growth` is called while more is held than `growth_bytes`."""
@@ -17,7 +17,7 @@ class Buffered:
         self.growth_bytes = 0
         self._on_growth = on_growth
         self._holders: dict[int, tuple[bytes, int]] = {}
-        """Each large part by its id, and how many connections wait for it."""
+        """Large parts by id, each with the number of connections that wait for it."""
 
     def add(self, part: bytes) -> None:
         if len(part) >= SHARED_BYTES_MIN:
@@ -38,12 +38,12 @@ class Buffered:
         self.size_bytes -= len(part)
 
     def beside(self, ids: Collection[int]) -> int:
-        """The bytes that are held here and nowhere else; `ids` are those of bytes that queues hold."""
+        """Return the bytes held only here; `ids` identify bytes that queues hold, too."""
         return self.size_bytes - sum(len(part) for id, (part, _) in self._holders.items() if id in ids)
 
 
 def joined(parts: list[bytes]) -> list[bytes]:
-    """Small parts put together; large ones stay the objects that they are."""
+    """Join small parts; large ones stay the same objects."""
     if max(map(len, parts)) < SHARED_BYTES_MIN:
         return [b"".join(parts)]
     found: list[bytes] = []

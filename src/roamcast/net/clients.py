@@ -32,12 +32,12 @@ log = logging.getLogger("roamcast.clients")
 
 KEEP_ALIVE_GRACE = 1.5
 FULL_READ_BYTES = 200_000
-"""A read that brings as much is followed by the next one at once, so that nobody else would have a turn."""
+"""After a larger read asyncio would read again at once, and other connections would wait."""
 DISCARDED_BYTES_MAX = 4 << 20
 HIGH_WATER_BYTES = 65_536
-"""What a transport is given beyond what the network takes. Transports may copy it, with TLS and WebSocket."""
+"""Bytes that may wait in a transport's buffer. Transports may copy them, with TLS and WebSocket."""
 LINGER_S = 5.0
-"""Seconds that the last bytes may take to reach the client, and the client to close."""
+"""Seconds that the last bytes may take to reach the client, and the client may take to close."""
 
 
 class Budget:
@@ -82,8 +82,8 @@ class ConnectionRefused(Exception):
 
 
 def without_secrets(connect: Connect, answer: bytes = b"") -> Connect:
-    """What of a CONNECT may be written down, once it has been accepted: no secret, and for a client that
-    authenticates step by step what its CONNACK says."""
+    """Return a copy of an accepted CONNECT that may be journalled: without secrets, and with the answer of
+    the CONNACK for a client that authenticates step by step."""
     return msgspec.structs.replace(connect, password=None, authentication_data=answer or None)
 
 
@@ -92,14 +92,14 @@ def auth(method: str | None, data: bytes, reason: Reason = Reason.CONTINUE_AUTHE
 
 
 def answer_in(packet: Auth, method: str | None) -> bytes:
-    """The client's answer to a challenge; PacketError if it is none."""
+    """Return the client's answer to a challenge; raise PacketError if the packet is none."""
     if packet.reason is not Reason.CONTINUE_AUTHENTICATION or packet.authentication_method != method:
-        raise protocol_error("an AUTH must go on with the method that was begun")
+        raise protocol_error("an AUTH must use the method of the CONNECT")
     return packet.authentication_data or b""
 
 
 class Door(Protocol):
-    """The server, as a connection sees it."""
+    """Interface of the server for its connections."""
 
     connect_packet_max: int
     limits: Limits
@@ -115,21 +115,21 @@ class Door(Protocol):
         """Take bytes that a client sent, with their time."""
 
     def opened(self, client: ClientConnection) -> int:
-        """A number for the connection; ConnectionRefused if there are too many."""
+        """Return a number for the connection; raise ConnectionRefused if there are too many."""
 
     def lost(self, client: ClientConnection) -> None: ...
     def came_in(self, id: int) -> Budget | None:
-        """A connection was admitted: how fast it may send; None: as fast as it can."""
+        """Note that a connection was admitted; return how fast it may send, None for no limit."""
 
     def count_refusal(self, reason: Reason) -> None:
-        """A client was refused before it came in."""
+        """Note that a client was refused before it was admitted."""
 
     async def admit(self, client: ClientConnection, connect: Connect) -> Admitted:
-        """Authenticate a client; ConnectionRefused if it is refused."""
+        """Authenticate a client; raise ConnectionRefused if it is refused."""
 
 
 class ClientConnection(asyncio.Protocol):
-    """One connection, from its first byte to its end."""
+    """One client connection, from its first byte to its end."""
 
     __slots__ = (
         "_admission", "_asked", "_backlog", "_backlog_bytes", "_budget", "_discarded", "_door", "_first",
@@ -163,14 +163,14 @@ class ClientConnection(asyncio.Protocol):
         self.why = ""
         """Why this side closed the connection, if it did."""
         self._first: bytes | None = b""
-        """What came before the CONNECT was whole; None once it has been accepted."""
+        """Bytes that arrived before the CONNECT was complete; None once it has been accepted."""
         self._admission: asyncio.Task[None] | None = None
         self._asked: asyncio.Future[bytes] | None = None
         """Future of the client's next AUTH packet, while expected."""
         self._method: str | None = None
-        """How the client authenticates step by step."""
+        """Authentication method of a client that authenticates step by step."""
         self.admitted: Admitted | None = None
-        """What the client has proved, once it has come in."""
+        """Proof of the client's identity, once it is admitted."""
         self._budget: Budget | None = None
         self._is_finished = False
         """True once the last bytes were written: further input is discarded."""
@@ -182,20 +182,20 @@ class ClientConnection(asyncio.Protocol):
         self._is_paused = False
         """True while the transport's buffer is full."""
         self._is_slow = False
-        """True while so much waits that nothing of QoS 0 is added to it."""
+        """True while so many bytes wait that no QoS 0 messages are added."""
         self._is_clogged = False
         """True while reading is paused because the client does not read its answers."""
         self._has_unread = False
-        """Whether the site has packets of it that are to be taken then."""
+        """True if the site has packets of this client to process then."""
         self._is_held = False
         """True while the server pauses reading."""
         self._pauses = 0
-        """Other reasons to read nothing for now."""
+        """Other reasons to pause reading."""
 
     # --- called by asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not every loop's transports are of asyncio's classes.
+        # Transports of some event loops are not of asyncio's classes.
         self.transport = cast(asyncio.Transport, transport)
         self.write = self.transport.write
         self.transport.set_write_buffer_limits(high=min(HIGH_WATER_BYTES, self._door.output_bytes_max))
@@ -228,7 +228,7 @@ class ClientConnection(asyncio.Protocol):
             elif self._asked is not None:
                 self._read_auth()
             elif self._pauses == 0:
-                self._pause()  # Until it is known who this is.
+                self._pause()  # Read no more until the client is authenticated.
 
     def connection_lost(self, error: Exception | None) -> None:
         self.write = _ignore
@@ -268,14 +268,15 @@ class ClientConnection(asyncio.Protocol):
     # --- reading, or not for now ---
 
     def _spend(self, budget: Budget, size: int) -> None:
-        """Read nothing more for a while from a client that sends faster than it may."""
+        """Pause reading from a client that sends faster than its limit."""
         pause_s = budget.spend(monotonic(), size)
         if pause_s > 0:
             self._pause()
             asyncio.get_running_loop().call_later(pause_s, self._read_on)
 
     def hold_back(self) -> bool:
-        """Read nothing more before the next turn is over; whether that may take what it has."""
+        """Stop reading until the next turn is over; return whether that turn may process what has been
+        read."""
         self._pause()
         asyncio.get_running_loop().call_soon(self._read_on)
         self._has_unread = self._is_clogged
@@ -310,12 +311,12 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def certificate(self) -> PeerCertificate | None:
-        """What the client showed and TLS has verified, if anything."""
+        """The certificate of the client that TLS has verified, if any."""
         return self.transport.get_extra_info("peercert") if self.transport is not None else None
 
     @property
     def certificate_der(self) -> bytes | None:
-        """The same as it came."""
+        """The certificate in DER form."""
         found = self.transport.get_extra_info("ssl_object") if self.transport is not None else None
         return cast("bytes | None", found.getpeercert(binary_form=True)) if found is not None else None
 
@@ -372,13 +373,13 @@ class ClientConnection(asyncio.Protocol):
             self._push(ClientFrames(self.id, rest))
 
     async def ask(self, challenge: bytes) -> bytes:
-        """Send a challenge to a client that authenticates step by step; gives its answer."""
+        """Send a challenge to a client that authenticates step by step; return its answer."""
         assert self._asked is None
         asked: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._asked = asked
         if self.transport is not None:
             self.transport.write(auth(self._method, challenge))
-        self.stranger.is_asking = False  # It is the client's turn, and it may not take for ever.
+        self.stranger.is_asking = False  # The client has to answer within a time limit.
         if not self.is_admitted:
             if self._pauses:
                 self._read_on()
@@ -390,7 +391,7 @@ class ClientConnection(asyncio.Protocol):
             self.stranger.is_asking = True
 
     def _read_auth(self) -> None:
-        """Look for the AUTH that is waited for in what came behind the CONNECT."""
+        """Look for the expected AUTH packet in the bytes after the CONNECT."""
         first, asked = self._first or b"", self._asked
         if asked is None or asked.done():
             return
@@ -407,7 +408,7 @@ class ClientConnection(asyncio.Protocol):
             asked.set_exception(error)
 
     def answered(self, packet: Auth) -> bool:
-        """Take an AUTH of a client that is in; False if none is waited for."""
+        """Take an AUTH of an admitted client; return False if none is expected."""
         if self._asked is None or self._asked.done():
             return False
         try:
@@ -423,7 +424,7 @@ class ClientConnection(asyncio.Protocol):
     # --- going out ---
 
     def write_all(self, parts: list[bytes]) -> None:
-        """Write two or more parts one after the other, and copy only what is small."""
+        """Write two or more parts in order, and copy only small ones."""
         size = sum(map(len, parts))
         self.sent_bytes += size
         if size < SHARED_BYTES_MIN or max(map(len, parts)) < SHARED_BYTES_MIN:
@@ -433,7 +434,7 @@ class ClientConnection(asyncio.Protocol):
             self.write(part)
 
     def _keep(self, data: bytes) -> None:
-        """While the transport has enough, the rest waits here, where nothing is copied."""
+        """Keep output here while the transport's buffer is full, since this list copies nothing."""
         if self._backlog is None:
             self._backlog = deque()
         self._backlog.append(data)
@@ -453,12 +454,12 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def waiting_bytes(self) -> int:
-        """What the client has not read yet, as far as it waits here."""
+        """Unsent bytes in this object's own backlog."""
         in_transport = self.transport.get_write_buffer_size() if self.transport is not None else 0
         return self._backlog_bytes + in_transport
 
     def _look_how_slow(self) -> None:
-        """Send nothing of QoS 0 to a client that has much to read; at twice that, read nothing from it."""
+        """Send no QoS 0 to a client with much unsent output; at twice that, stop reading from it."""
         if self._is_clogged:
             return
         waiting, most = self.waiting_bytes, self._door.output_bytes_max
@@ -472,15 +473,15 @@ class ClientConnection(asyncio.Protocol):
     def finish(self, data: bytes = b"", lingers: bool = True) -> None:
         """Write the last bytes and close.
 
-        Closing at once, while the client still sends, would make its kernel throw away what was written
-        last; so the client may close first, for a while.
+        Closing at once, while the client still sends, would make this machine's kernel discard the last
+        bytes. So the client gets some time to close first.
         """
         transport = self.transport
         if transport is None or transport.is_closing() or self._is_finished:
             return
         self._is_finished = True
         self.write = _ignore
-        # A transport of uvloop that was closed while it was made, since its listener stops, does not say so.
+        # uvloop does not report that a transport was closed during its creation because its listener stops.
         with suppress(RuntimeError):
             while self._backlog:
                 transport.write(self._next_of_backlog(self._backlog))
@@ -491,27 +492,27 @@ class ClientConnection(asyncio.Protocol):
                 transport.resume_reading()
             else:
                 transport.close()
-        # Also a client that never reads what was written last has to go some time.
+        # A client that never reads the last bytes is disconnected after a while.
         asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
 
     def drop(self, why: str) -> None:
-        """Close without a word."""
+        """Close without sending anything."""
         self.why, self._is_finished, self.write = why, True, _ignore
         self._forget_backlog()
         if self.transport is not None:
             self.transport.abort()
 
     def _discard(self, size: int) -> None:
-        """Somebody who goes on and on behind the end is not waiting for the last bytes."""
+        """Discard input after the end. A client that continues to send is not waiting for the last bytes."""
         self._discarded += size
         if self._discarded > DISCARDED_BYTES_MAX and self.transport is not None:
             self.transport.abort()
 
 
 def protocol_of(client: ClientConnection, listener: Listener) -> asyncio.Protocol:
-    """What takes the bytes of a connection to this listener: the client's, or a WebSocket around it."""
+    """Return the protocol for a connection to this listener: the client's, or a WebSocket around it."""
     if not listener.is_websocket:
         return client
-    from roamcast.net.websocket import WebSocketConnection  # Its library is loaded where it is used.
+    from roamcast.net.websocket import WebSocketConnection  # The library is loaded only where it is used.
 
     return WebSocketConnection(client, listener)

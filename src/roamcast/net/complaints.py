@@ -1,4 +1,4 @@
-"""What the log is told once, and not again and again."""
+"""Suppresses repeated log lines."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Complaints:
         self._first_pause_s = first_pause_s
         self._pause_max_s = pause_max_s
         self._said: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
-        """When each was said last, and how long it is not said again."""
+        """When each warning was last logged, and how long it is suppressed."""
 
     def is_due(self, about: str, why: str) -> bool:
-        """Whether it is to be said now; from then on it has been."""
+        """Return true if the warning is to be logged now, and count it as logged."""
         now, key = time.monotonic(), (about, why)
         last, pause_s = self._said.get(key, (0.0, 0.0))
         is_due = not pause_s or now - last > pause_s
@@ -33,10 +33,10 @@ class Complaints:
         return is_due
 
     def count(self, about: str) -> int:
-        """How many different things were said about it, and are remembered."""
+        """Return how many different warnings about this subject are remembered."""
         return sum(key[0] == about for key in self._said)
 
     def forget(self, about: str) -> None:
-        """Whatever was said about it can be said again."""
+        """Allow all warnings about this subject again."""
         for key in [key for key in self._said if key[0] == about]:
             del self._said[key]

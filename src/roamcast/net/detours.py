@@ -1,9 +1,10 @@
-"""Detours: while the direct way to a peer is cut, both ends meet at a third broker, which carries the link.
+"""Detours: while the direct connection to a peer is cut, both ends meet at a third broker, which carries the
+link.
 
 The conversation with the peer is the one of a direct connection: the same handshake, sealed records or TLS
 from end to end, frames with the same numbers. Only its bytes travel in frames between this broker and the
-relay (`net/relay.py`). A pair of connected sockets joins the two: at its inner end is a connection as to any
-peer, at its outer end what leads to the relay.
+relay (`net/relay.py`). A pair of connected sockets joins the two: the inner end belongs to an ordinary peer
+connection, the outer end to the connection with the relay.
 
 Both ends dial the relays of their own configuration, so each decides who may carry its links.
 """
@@ -31,29 +32,29 @@ from roamcast.net.tls import LinkContexts
 log = logging.getLogger("roamcast.detours")
 
 LOOKS = 4
-"""How often in a heartbeat to look whether a detour is needed."""
+"""Number of checks per heartbeat whether a detour is needed."""
 REFUSED_FACTOR = 4
 
 
 class DetourHost(Owner, Protocol):
-    """Who has the links: `Peers`."""
+    """The owner of the links: `Peers`."""
 
     own: Own
     link: Link
     contexts: LinkContexts | None
 
     def needs_detour(self, peer: str) -> bool:
-        """Whether there is no connection to the peer, or none over which anything comes."""
+        """Return true if there is no connection to the peer, or only silent ones."""
 
     def secrets_of(self, id: str) -> tuple[str, ...]:
-        """What a broker of this id proves itself with."""
+        """Return the secrets of the broker with this id."""
 
     def met(self, connection: PeerConnection) -> None:
-        """The connection leads to a peer; the handshake can begin."""
+        """Take over the connection to a peer, so that its handshake can begin."""
 
 
 class Detours:
-    """A task for each peer and each way to it."""
+    """Runs one task for each pair of a peer and a relay."""
 
     def __init__(self, host: DetourHost) -> None:
         self._host = host
@@ -61,7 +62,7 @@ class Detours:
         self._complaints = Complaints()
 
     def configure(self, detours: Iterable[Detour], peers: Iterable[str]) -> None:
-        """Begin, or go on with another configuration; InputError if a secret cannot be read."""
+        """Start, or continue with another configuration; raise InputError if a secret cannot be read."""
         wanted = {}
         listed = list(peers)
         for number, detour in enumerate(detours):
@@ -88,7 +89,8 @@ class Detours:
         self._tasks = {}
 
     async def _keep(self, peer: str, detour: Detour, own: tuple[str, ...]) -> None:
-        """For ever: wait at the relay while the direct way is cut, until the peer comes there, too."""
+        """Repeat forever: while the direct connection is cut, wait at the relay until the peer arrives
+        there, too."""
         host, failures = self._host, 0
         addresses = (detour.address, *detour.addresses)
         while True:
@@ -112,11 +114,12 @@ class Detours:
                     pause_s = longest_s * REFUSED_FACTOR
                 failures = min(failures + 1, 30)
             finally:
-                hop.close("it is not needed any more")
+                hop.close("the detour is no longer needed")
             await asyncio.sleep(pause_s)
 
     async def _meet(self, hop: Hop) -> bool:
-        """Wait for the peer, and then for the end of the connection with it; whether the link was refused."""
+        """Wait for the peer, then for the end of the connection with it; return whether the link was
+        refused."""
         host = self._host
         while not hop.is_met and not hop.ended.is_set() and host.needs_detour(hop.peer):
             with suppress(TimeoutError):
@@ -140,7 +143,7 @@ class Hop(asyncio.Protocol):
         self.peer = peer
         self.is_met = False
         self.news = asyncio.Event()
-        """Set when the peer is there, and at the end."""
+        """Set when the peer is at the relay, and at the end."""
         self._host = host
         self._detour = detour
         self._secrets = own_secrets
@@ -151,7 +154,8 @@ class Hop(asyncio.Protocol):
         self.ended = self._relay.ended
 
     async def ask(self, address: str) -> None:
-        """Dial the relay, and ask for the peer; OSError, TimeoutError, LinkRefusal or Ended if that fails."""
+        """Dial the relay and ask for the peer; raise OSError, TimeoutError, LinkRefusal or Ended if that
+        fails."""
         loop, link, contexts = asyncio.get_running_loop(), self._host.link, self._host.contexts
         endpoint, relay = split_endpoint(address), self._relay
         async with asyncio.timeout(link.timeout_s):
@@ -188,7 +192,7 @@ class Hop(asyncio.Protocol):
     # --- the peer ---
 
     async def connection_to_peer(self) -> PeerConnection:
-        """A connection as to any peer; of the two ends the one with the lower id counts as the dialer."""
+        """Create an ordinary peer connection; the end with the lower id counts as the dialer."""
         loop, contexts, inner = asyncio.get_running_loop(), self._host.contexts, self._inner
         assert inner is not None
         is_dialer = self._host.own.id < self.peer
@@ -226,7 +230,7 @@ class Hop(asyncio.Protocol):
                 self.news.set()
             elif kind == DATA:
                 if not self.is_met or self._outer is None:
-                    raise LinkError(f"{self._detour.id} carries what nobody can have said")
+                    raise LinkError(f"{self._detour.id} carries bytes that are no valid message")
                 self._outer.write(data)
 
     def heartbeat(self, connection: PeerConnection) -> bytes:

@@ -1,7 +1,9 @@
-"""Looking for brokers on the local network: announcements by multicast, and who is heard is dialed.
+"""Discovery of brokers on the local network: they announce themselves by multicast, and are dialed when
+heard.
 
-What is said and believed is in `announcement`; here are the socket and the clock. An interface may change its
-address while the broker runs: then it listens there, says so at once, and gives up the connections of before.
+`announcement` has the format and its verification; this module has the socket and the clock. If the interface
+changes its address while the broker runs, the broker listens there, announces it at once, and closes
+connections of the old address.
 """
 
 from __future__ import annotations
@@ -28,24 +30,24 @@ log = logging.getLogger("roamcast.discovery")
 SIOCGIFADDR = 0x8915
 IP_MULTICAST_ALL = 49
 DATAGRAMS_PER_S_MAX = 2000
-"""More are left unread: looking at each would keep the broker from its work."""
+"""Further datagrams stay unread: examining all would keep the broker from its work."""
 ANSWER_S_MIN = 0.2
-"""Between two announcements, when newcomers are answered."""
+"""Least time between two announcements when newcomers are answered."""
 
 
 class Finder(Protocol):
-    """Who connects to what is found: `Peers`."""
+    """Connects to discovered brokers: `Peers`."""
 
     def found(self, peer: str, address: str) -> None: ...
     def lose(self, peer: str) -> bool:
-        """Not heard of for long; False if it is connected all the same."""
+        """Forget a silent broker; return False if it is still connected."""
 
     def leave(self, host: str) -> None:
-        """This machine does not have that address any more."""
+        """Close connections of an address that this machine no longer has."""
 
 
 def address_of(interface: str) -> str:
-    """The IPv4 address of an interface, given by it or by the interface's name; OSError if there is none."""
+    """Return the IPv4 address of an interface, given by name or address; raise OSError if there is none."""
     try:
         return str(ipaddress.IPv4Address(interface))
     except ValueError:
@@ -57,11 +59,11 @@ def address_of(interface: str) -> str:
 
 
 def open_socket(settings: Discovery, address: str) -> socket.socket:
-    """A socket in the group on this interface alone, for sending too."""
+    """Return a socket that receives and sends in the group on this interface alone."""
     opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         opened.setblocking(False)
-        # Every broker of a machine listens on the same port, and all of them get everything.
+        # All brokers of a machine listen on the same port, and each receives every datagram.
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.setsockopt(socket.IPPROTO_IP, IP_MULTICAST_ALL, 0)
         opened.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
@@ -91,7 +93,7 @@ class LocalDiscovery(asyncio.DatagramProtocol):
         """The address of the interface, while the socket is open."""
         self._second = 0
         self._datagrams = 0
-        """In this second."""
+        """Datagrams received in this second."""
         self._complaints = Complaints()
         self._id = config.id
         self._settings = config.discovery
@@ -100,7 +102,8 @@ class LocalDiscovery(asyncio.DatagramProtocol):
         self._sightings = Sightings(config.id, config.network, config.discovery)
 
     async def start(self) -> None:
-        """InputError if there is no such interface; an address it may get later, and lose."""
+        """Start; raise InputError if there is no such interface. The interface may have no address yet, or
+        lose it later."""
         try:
             await self._open(address_of(self._settings.interface))
         except OSError as error:
@@ -128,7 +131,7 @@ class LocalDiscovery(asyncio.DatagramProtocol):
         self._close()
 
     def known(self) -> list[str]:
-        """Brokers that were heard of lately."""
+        """Brokers heard of recently."""
         return sorted(self._sightings.brokers)
 
     # --- the interface ---
@@ -144,7 +147,7 @@ class LocalDiscovery(asyncio.DatagramProtocol):
         self._transport, self._here = None, ""
 
     async def _follow_interface(self) -> None:
-        """Notice another address, or that there is none."""
+        """React to a changed or missing address of the interface."""
         try:
             address = address_of(self._settings.interface)
         except OSError as error:
@@ -186,7 +189,7 @@ class LocalDiscovery(asyncio.DatagramProtocol):
         self._transport.sendto(sign(said, self.secret), (self._settings.group, self._settings.port))
 
     def _address(self) -> str:
-        """Where this broker can be dialed."""
+        """The address at which peers can dial this broker."""
         try:
             is_any = ipaddress.ip_address(self._host).is_unspecified
         except ValueError:

@@ -1,4 +1,4 @@
-"""Listening sockets: every connection waits for its first byte before it costs more than a descriptor.
+"""Listening sockets: a connection costs only a descriptor until its first byte arrives.
 
 No TLS is begun, no buffer is made and no task is started for a connection that says nothing. All protocols
 here let the client speak first: MQTT, WebSocket, HTTP, links and proxies, with TLS or without.
@@ -23,9 +23,10 @@ log = logging.getLogger("roamcast.doorway")
 
 BACKLOG = 4096
 ACCEPTS_AT_ONCE = 16
-"""In one round of the loop: whoever has spoken meanwhile is noticed before the next ones come."""
+"""Connections accepted in one round of the loop, so that those that sent something meanwhile are served
+first."""
 ACCEPTING_S = 0.002
-"""A flood of connections leaves others their turn."""
+"""Time limit for accepting in one round, so that a flood of connections does not starve others."""
 ACCEPT_AGAIN_S = 0.2
 EXPIRE_EVERY_S = 0.5
 
@@ -43,7 +44,8 @@ class Doorway:
         timeout_s: Callable[[], float],
         on_failure: Callable[[Stranger, str], None] | None = None,
     ) -> None:
-        """`timeout_s` is how long a connection may take to say who it is; `on_failure` hears of TLS."""
+        """`timeout_s` is how long a connection may take to identify itself; `on_failure` is called when
+        TLS fails."""
         self._strangers = strangers
         self._enter = enter
         self._timeout_s = timeout_s
@@ -57,9 +59,9 @@ class Doorway:
         self._complaints = Complaints()
 
     async def open(self, host: str, port: int, *, is_shared: bool = False) -> None:
-        """Listen on every address of the host; OSError if that cannot be done.
+        """Listen on every address of the host; raise OSError if that fails.
 
-        Connections to a port that is shared are spread over all processes that listen there.
+        Connections to a shared port are spread over all processes that listen there.
         """
         self._loop = asyncio.get_running_loop()
         found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -92,11 +94,11 @@ class Doorway:
 
     @property
     def outside(self) -> int:
-        """Connections that nobody has taken over yet."""
+        """Number of connections that nobody has taken over yet."""
         return len(self._waiting) + len(self._tasks)
 
     def close(self) -> None:
-        """Listen no longer, and close what waits."""
+        """Stop listening, and close waiting connections."""
         if self._timer is not None:
             self._timer.cancel()
         for one in self._sockets:
@@ -109,7 +111,7 @@ class Doorway:
             task.cancel()
 
     async def closed(self) -> None:
-        """Close, and wait for those who are just coming in."""
+        """Close, and wait for connections that are being taken over."""
         tasks = list(self._tasks)
         self.close()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -135,7 +137,7 @@ class Doorway:
             self.receive(one, str(address[0]), join_endpoint(str(address[0]), int(address[1])))
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
-        """Too many open files, or too little memory: let others finish first."""
+        """Stop accepting for a while: too many files are open, or memory is short."""
         if self._complaints.is_due("", str(error)):
             log.error("no connection can be accepted for now: %s", error.strerror or error)
         self._loop.remove_reader(listening)
@@ -146,7 +148,7 @@ class Doorway:
             self._loop.add_reader(listening, self._accept, listening)
 
     def receive(self, one: socket.socket, host: str, address: str, *, is_handed: bool = False) -> None:
-        """A connection was accepted, here or by the process that has handed it over."""
+        """Take a connection that was accepted here, or by the process that handed it over."""
         stranger = self._strangers.enter(host, address, lambda why: self._forget(one))
         if stranger is None:
             if self._complaints.is_due(host, "busy"):
@@ -157,10 +159,10 @@ class Doorway:
         one.setblocking(False)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._waiting[one] = stranger
-        self._spoke(one, is_watched=False)  # Its first bytes have often come with the connection.
+        self._spoke(one, is_watched=False)  # The first bytes have often arrived with the connection.
 
     def _forget(self, one: socket.socket) -> None:
-        """A connection that has not sent a byte ends."""
+        """Close a connection that has not sent a byte."""
         if self._waiting.pop(one, None) is not None:
             self._loop.remove_reader(one)
             one.close()
@@ -196,7 +198,7 @@ class Doorway:
         error = None if task.cancelled() else task.exception()
         if task.cancelled() or error is not None:
             self._strangers.settle(stranger)
-            one.close()  # Where a transport has the socket, it is closed with the transport.
+            one.close()  # A transport that owns the socket closes it.
         if error is not None:
             context = {"message": "a connection failed", "exception": error, "task": task}
             self._loop.call_exception_handler(context)
@@ -210,7 +212,8 @@ class Doorway:
         protocol: asyncio.BaseProtocol,
         context: ssl.SSLContext | None = None,
     ) -> asyncio.Transport | None:
-        """Give the connection to a protocol, with TLS or without; None if that failed, which is logged."""
+        """Pass the connection to a protocol, with TLS or without; return None if that failed, which is
+        logged."""
         try:
             transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, one, ssl=context)
         except OSError as error:
@@ -222,7 +225,7 @@ class Doorway:
 
     def _log_failure(self, stranger: Stranger, why: str) -> None:
         if self._complaints.is_due(stranger.network, why):
-            log.info("%s did not come in: %s", stranger.address, why)
+            log.info("%s was not accepted: %s", stranger.address, why)
 
     async def open_streams(
         self,
@@ -231,7 +234,7 @@ class Doorway:
         context: ssl.SSLContext | None = None,
         bytes_max: int = 65_536,
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """The connection as streams; `bytes_max` bounds what is read ahead. None if TLS failed."""
+        """Open the connection as streams; `bytes_max` bounds the read-ahead. Return None if TLS failed."""
         reader = asyncio.StreamReader(limit=bytes_max, loop=self._loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
         transport = await self.hand_over(one, stranger, protocol, context)

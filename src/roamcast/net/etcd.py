@@ -1,7 +1,7 @@
 """Leadership in etcd: the few requests that a replica makes, over etcd's JSON gateway.
 
-A site has two keys. `site` holds what must outlast every process: the in-sync set and the epoch. `leader` is
-bound to the lease of the leading process, and is gone with it. Every request that changes something is one
+A site has two keys. `site` holds what must survive every process: the in-sync set and the epoch. `leader` is
+bound to the lease of the leading process, and disappears with it. Every request that changes something is one
 transaction that compares the revision of `site`, and who leads.
 
 Requests are made in threads, each over a connection of its own: one that hangs delays no other.
@@ -26,7 +26,7 @@ GATEWAY = "/v3"
 
 
 class EtcdFailed(Exception):
-    """No answer, or one that says nothing about the request; the text is one line."""
+    """Raised if etcd gives no answer or a useless one; the text is one line."""
 
 
 class Leader(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class Etcd:
         granted = self._post("/lease/grant", {"TTL": str(self._settings.lease_s)})
         lease = int(granted["ID"])
         own = _value(Leader(wanted.leader, wanted.boot, wanted.address, wanted.reference))
-        # Before the answer, which may be lost.
+        # Before the answer arrives, since it may be lost.
         self._lease, self._own = lease, own
         answer = self._post(
             "/kv/txn",
@@ -86,7 +86,7 @@ class Etcd:
         return _view(answer["responses"][-2:]), is_won
 
     def renew(self) -> bool:
-        """Whether the lease goes on; False if it is over."""
+        """Renew the lease; return False if it has ended."""
         answer = self._post("/lease/keepalive", {"ID": str(self._lease)})
         return int(answer.get("result", {}).get("TTL", 0)) > 0
 
@@ -119,14 +119,14 @@ class Etcd:
     # --- HTTP ---
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The answer of the first member that gives one."""
+        """Return the answer of the first member that gives one."""
         why = "no member of etcd is named"
         for member in list(self._members):
             try:
                 return self._post_to(member, path, body)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 why = f"etcd at {member.netloc}: {error or type(error).__name__}"
-                # The next request begins with another one.
+                # The next request starts with another member.
                 self._members = [*(one for one in self._members if one is not member), member]
         raise EtcdFailed(" ".join(why.split()))
 
@@ -190,7 +190,7 @@ def _value(struct: msgspec.Struct) -> str:
 
 
 def _view(responses: list[dict[str, Any]]) -> SiteView:
-    """What the two ranges at the end of a transaction say."""
+    """Read the results of the two ranges at the end of a transaction."""
     site, leader = (one.get("response_range", {}).get("kvs", []) for one in responses)
     view = SiteView()
     if site:

@@ -1,7 +1,8 @@
 """Connections that one process hands to another on this machine: the socket itself, before anything is read.
 
-A client's session is where the client was before; the system sends its next connection to any worker of the
-site. What the client says first tells whose it is, and that worker takes the connection from there.
+A client's session is at the worker that served the client before, but the system gives its next connection to
+any worker of the site. The CONNECT tells which client it is, and the worker with the session takes the
+connection.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from roamcast.net.unix_sockets import bound, short
 log = logging.getLogger("roamcast")
 
 HEAD_BYTES_MAX = 4096
-"""Of what a client says first; a longer CONNECT is served where it came in."""
+"""Bytes of the CONNECT that are examined; a client with a longer one is served by the worker that accepted
+it."""
 TAKEN_AT_ONCE = 64
 
 
 class Handed(msgspec.Struct, frozen=True, array_like=True):
-    """What goes with a socket."""
+    """Data sent along with a socket."""
 
     listener: int
     host: str
@@ -39,17 +41,17 @@ Take = Callable[[socket.socket, Handed], None]
 
 
 class HandOver:
-    """The way in for connections that other processes hand over, and out for those of theirs."""
+    """Receives connections from other processes, and hands over those of their sessions."""
 
     def __init__(self, path: Path, take: Take) -> None:
         self._path = path
         self._take = take
         self._socket: socket.socket | None = None
         self.given = 0
-        """Connections that were handed to others."""
+        """Number of connections handed to others."""
 
     def open(self) -> None:
-        """OSError if that cannot be done."""
+        """Open the socket for handovers; raise OSError if that fails."""
         self._socket = bound(self._path, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         asyncio.get_running_loop().add_reader(self._socket, self._receive)
@@ -62,7 +64,7 @@ class HandOver:
             self._path.unlink(missing_ok=True)
 
     def give(self, path: Path, one: socket.socket, about: Handed) -> bool:
-        """Hand a connection over; False if nobody takes it there now."""
+        """Hand a connection over; return False if the other process does not take it now."""
         if self._socket is None:
             return False
         files = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [one.fileno()]))]
@@ -90,7 +92,8 @@ class HandOver:
 
 
 def client_id_of(one: socket.socket) -> str:
-    """Who has just connected, as far as it has said so; it is read again by whoever serves it."""
+    """Return the client id in the bytes so far, if it is complete. The worker that serves the client
+    parses them again."""
     with suppress(OSError, PacketError):
         head = one.recv(HEAD_BYTES_MAX, socket.MSG_PEEK)
         whole = cut(head, 0, HEAD_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""How two brokers find out who is at the other end of a connection, and whether they fit together.
+"""Handshake of two brokers: they authenticate each other and check that their settings are compatible.
 
     dialer                                  listener
     preface, HandshakeHello         ->
@@ -9,20 +9,17 @@
                            <-               Offering, Accept
     Accept                 ->
 
-Either side may say `Refuse` instead and close. The dialer proves first that it
-has the secret of this link: strangers who connect learn nothing but the broker's id.
-The secret itself is never sent; a proof is an HMAC over both ids, both nonces and
-the role, so that it serves for this one connection and this direction. While a
-secret is replaced, an end has two: the dialer proves both, and the listener answers
-with the one that it has too. With TLS the certificates prove the ids, and a secret, if
-there is one, is asked for too. Without TLS everything behind the proofs is sealed with
-keys that follow from the secret and the hellos (`net/sealing.py`).
+Either side may send `Refuse` instead and close. The dialer proves first that it has the secret of this link,
+so strangers who connect learn only the broker's id. The secret itself is never sent; a proof is an HMAC over
+both ids, both nonces and the role, so that it is valid only for this connection and direction. While a secret
+is replaced, an end has two: the dialer proves both, and the listener answers with the one that it has too.
+With TLS the certificates prove the ids, and a configured secret must be proved, too. Without TLS everything
+behind the proofs is sealed with keys that follow from the secret and the hellos (`net/sealing.py`).
 
-Each hello says which versions of the link protocol its sender speaks; the highest
-that both speak is used. Builds of different age can read each other's handshake: new
-fields come last and have defaults, and a proof covers the bytes of both hellos as they
-were sent, whoever knows what of them. A step or a term whose name begins with "?" is
-passed over by who does not know it.
+Each hello lists the versions of the link protocol that its sender speaks; the highest common version is used.
+Builds of different age can read each other's handshake: new fields come last and have defaults, and a proof
+covers the bytes of both hellos as they were sent, including unknown fields. A receiver ignores unknown steps
+and terms whose name begins with "?".
 
 A hello may name a third broker (`meets`): its sender does not want a link with the listener, but one with
 that broker, carried by the listener (`net/relay.py`). Then `Waiting` follows the proofs, and nothing else.
@@ -47,16 +44,16 @@ from roamcast.protocol.codec import LENGTH_BYTES, OPTIONAL, VERSION_MAX, VERSION
 
 MAGIC = b"roamlink"
 HANDSHAKE_FORMAT = 2
-"""Of the handshake alone. Only a change that older builds could not read would need another number."""
+"""Version of the handshake alone. It changes only if older builds could not read the handshake."""
 PREFACE = MAGIC + HANDSHAKE_FORMAT.to_bytes(2, "big")
 
 NONCE_BYTES = 32
 SECRETS_MAX = 8
-"""Secrets that one end may try at once."""
+"""Maximum number of secrets that one end may try."""
 STRANGER_BYTES_MAX = 1024
-"""No frame may be longer before its sender has proved who it is."""
+"""Maximum size of a frame before its sender is authenticated."""
 TEXT_MAX = 500
-"""Characters of what a peer says that may come into the log."""
+"""Maximum number of characters of a peer's text in the log."""
 
 
 class _Frame(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -66,11 +63,11 @@ class _Frame(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class HandshakeHello(_Frame, frozen=True):
     id: str
     boot: bytes
-    """Drawn when the process starts: the same for all connections of one life of a broker."""
+    """Drawn when the process starts: the same for all connections of one run of a broker."""
     nonce: bytes
     version_min: int = 1
     version_max: int = 1
-    """The versions of the link protocol that the sender speaks."""
+    """The highest version of the link protocol that the sender speaks."""
     meets: str = ""
     """The broker that the sender wants to be connected with; "" for the listener itself."""
 
@@ -78,11 +75,11 @@ class HandshakeHello(_Frame, frozen=True):
 class Proof(_Frame, frozen=True):
     proof: bytes
     others: tuple[bytes, ...] = ()
-    """With the other secrets that the sender has."""
+    """Proofs with the sender's other secrets."""
 
 
 class Terms(_Frame, frozen=True):
-    """What all brokers of a network must agree on, by name; "?…" only where both ends have it."""
+    """Settings that must be equal at all brokers of a network, by name; "?…" only if both ends have them."""
 
     terms: dict[str, str]
 
@@ -96,7 +93,7 @@ class Accept(_Frame, frozen=True):
 
 
 class Waiting(_Frame, frozen=True):
-    """The listener carries links: the dialer is connected as soon as the other broker asks for it."""
+    """Sent by a listener that carries links: the dialer is connected when the other broker asks for it."""
 
 
 REASONS = {
@@ -108,36 +105,36 @@ REASONS = {
     "terms": "the brokers' settings differ",
     "duplicate": "there is another connection already",
     "link": "the links do not fit together",
-    "history": "the history of this broker is not the one that it had",
+    "history": "the history of this broker differs from the one it had before",
     "relay": "it does not carry links of this broker",
 }
-"""What to say for a reason that comes without a text. Newer builds may have more reasons."""
+"""Texts of reasons that come without a text. Newer builds may have more reasons."""
 
 
 class Refuse(_Frame, frozen=True):
-    """`text` is believed only from a peer that has proved who it is."""
+    """Refuses the link. `text` is believed only from an authenticated peer."""
 
     reason: str
     text: str = ""
 
 
 class LinkRefusal(Exception):
-    """The handshake ended without a link; the text is one line for the log."""
+    """Raised if the handshake ended without a link; the text is one line for the log."""
 
     def __init__(self, text: str, reason: str | None = None, is_told: bool = False) -> None:
         super().__init__(text)
         self.reason = reason
-        """What to tell the other side; None: nothing that it would understand."""
+        """Reason to send to the other side; None if it would not understand any."""
         self.is_told = is_told
-        """Whether it was the other side that refused."""
+        """True if the other side refused."""
 
 
 class Ended(Exception):
-    """The connection was closed before the handshake was over."""
+    """Raised if the connection was closed during the handshake."""
 
 
 class Pipe(Protocol):
-    """The connection, as far as the handshake concerns it."""
+    """The connection, as the handshake sees it."""
 
     is_dialer: bool
     frame_bytes_max: int
@@ -146,11 +143,11 @@ class Pipe(Protocol):
     async def read_frame(self) -> bytes: ...
     def write(self, data: bytes) -> None: ...
     def seal(self, keys: LinkKeys) -> None:
-        """Seal what is written from now on, and open what is read."""
+        """Seal everything written from now on, and verify everything read."""
 
 
 class Own(msgspec.Struct, frozen=True):
-    """What this broker brings into every handshake."""
+    """This broker's data for every handshake."""
 
     id: str
     boot: bytes
@@ -160,40 +157,40 @@ class Own(msgspec.Struct, frozen=True):
 
 
 class Agreed(NamedTuple):
-    """What a handshake has come to."""
+    """Result of a handshake."""
 
     peer: str
     offer: Offer
-    """The peer's."""
+    """The peer's offer."""
     version: int
     """Version of the link protocol."""
 
 
 class Prover(Protocol):
-    """Who decides whom to believe."""
+    """Decides whom to trust."""
 
     def secrets(self, peer: HandshakeHello) -> tuple[str, ...]:
-        """What this broker may prove itself with; LinkRefusal if it must not be asked."""
+        """Return the secrets shared with this broker; raise LinkRefusal if it must not connect."""
 
     def admits(self, peer: HandshakeHello) -> bool:
-        """Whether this broker may be linked, or carried, once it has proved who it is."""
+        """Return whether this authenticated broker may be linked or carried."""
 
 
 class Host(Prover, Protocol):
-    """Who decides what the handshake is about."""
+    """Decides about the link itself."""
 
     def terms(self, peer: str) -> dict[str, str]:
-        """What this link alone must be agreed on."""
+        """Return the terms of this link alone."""
 
     async def claim(self, peer: HandshakeHello) -> bool:
-        """Whether this connection is the one for the peer; another one that is not is closed first.
+        """Return whether this connection becomes the peer's only one; a worse one is closed first.
 
-        LinkRefusal if another process has that id, and is connected.
+        Raise LinkRefusal if another process with that id is connected.
         """
 
     def offer(self, peer: str) -> Offer: ...
     def doubt(self, peer: str, offer: Offer) -> str:
-        """Why the history of the peer is refused; "" if it is not."""
+        """Return why the history of the peer is refused; "" if it is accepted."""
 
     def refusal(self, peer: str, offer: Offer) -> str: ...
 
@@ -216,7 +213,7 @@ def encoded(step: _Frame) -> bytes:
 
 
 def proof(secret: str, role: str, dialer: bytes, listener: bytes) -> bytes:
-    """That the sender has the secret and takes part in this very handshake, in this role.
+    """Return a proof that the sender has the secret and takes part in this handshake, in this role.
 
     `dialer` and `listener` are their hellos, as they were sent.
     """
@@ -225,13 +222,13 @@ def proof(secret: str, role: str, dialer: bytes, listener: bytes) -> bytes:
 
 
 def _is_optional(data: bytes) -> bool:
-    """Whether a step may be passed over."""
+    """Return whether an unknown step may be ignored."""
     head = _decode_head(data)
     return bool(head) and isinstance(head[0], str) and head[0].startswith(OPTIONAL)
 
 
 def common_version(own: Own, peer: HandshakeHello) -> int:
-    """The highest version that both speak."""
+    """Return the highest version that both speak."""
     low, high = own.versions
     version = min(high, peer.version_max)
     if version < max(low, peer.version_min):
@@ -243,7 +240,7 @@ def common_version(own: Own, peer: HandshakeHello) -> int:
 
 
 def line(text: str) -> str:
-    """What a peer said, fit for a log."""
+    """Return the peer's text in a form safe for logs."""
     return text[:TEXT_MAX].encode("unicode_escape").decode()
 
 
@@ -259,7 +256,7 @@ class Handshake:
         is_certified: Callable[[str], bool] | None = None,
         meets: str = "",
     ) -> None:
-        """`expected` is the id that the configuration names; `is_certified` asks the peer's certificate.
+        """`expected` is the configured id; `is_certified` checks the peer's certificate.
 
         `meets`: this end asks a relay for a connection with that broker.
         """
@@ -269,14 +266,15 @@ class Handshake:
         self._expected = expected
         self._is_certified = is_certified
         self.peer: HandshakeHello | None = None
-        """Who the other side says that it is."""
+        """The identity that the other side claims."""
         self.is_authenticated = False
-        """Whether it has proved that."""
+        """True once the other side has proved its identity."""
         self.secret = ""
-        """What it has proved that with."""
+        """The secret that the other side has proved."""
 
     async def run(self, host: Host) -> Agreed | None:
-        """The peer and what it offers, once both sides have accepted; None if it is to be carried."""
+        """Return the peer and its offer, once both sides have accepted; None if the connection is to be
+        carried."""
         try:
             peer = await self.authenticate(host)
             if peer.meets:
@@ -291,7 +289,7 @@ class Handshake:
             raise
 
     async def ask(self, prover: Prover) -> None:
-        """Find out that the relay that was dialed is there, and that it carries links of this broker."""
+        """Authenticate the dialed relay, and check that it carries links of this broker."""
         await self.authenticate(prover)
         try:
             await self._read(Waiting)
@@ -337,7 +335,7 @@ class Handshake:
     async def _read_preface(self) -> None:
         preface = await self._pipe.read(len(PREFACE))
         if not preface.startswith(MAGIC):
-            raise LinkRefusal("what is there does not speak as brokers do to each other")
+            raise LinkRefusal("the other end does not speak the link protocol")
         if not self._pipe.is_dialer:
             self._pipe.write(PREFACE)
         format = int.from_bytes(preface[len(MAGIC) :], "big")
@@ -349,9 +347,9 @@ class Handshake:
 
     def _check_identity(self, peer: HandshakeHello) -> None:
         if not re.fullmatch(NAME_PATTERN, peer.id) or len(peer.nonce) != NONCE_BYTES:
-            raise LinkRefusal("what is there says no valid broker id", "identity")
+            raise LinkRefusal("the other end sent no valid broker id", "identity")
         if peer.meets and (self._pipe.is_dialer or not re.fullmatch(NAME_PATTERN, peer.meets)):
-            raise LinkRefusal("what is there asks for no valid broker id", "identity")
+            raise LinkRefusal("the other end asks for an invalid broker id", "identity")
         if peer.id == self._own.id:
             raise LinkRefusal(f"it has the id {peer.id}, which is that of this broker", "identity")
         if self._expected and peer.id != self._expected:
@@ -430,11 +428,11 @@ class Handshake:
                 data = await self._pipe.read_frame()
             step = _decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, InputError):
-            raise LinkRefusal("what is there does not speak as brokers do to each other") from None
+            raise LinkRefusal("the other end does not speak the link protocol") from None
         if isinstance(step, Refuse):
             known = REASONS.get(step.reason, f"a reason that this version does not know, {line(step.reason)}")
             text = line(step.text) if self.is_authenticated and step.text else known
             raise LinkRefusal(text, step.reason, is_told=True)
         if not isinstance(step, wanted):
-            raise LinkRefusal("what is there does not speak as brokers do to each other")
+            raise LinkRefusal("the other end does not speak the link protocol")
         return step, data

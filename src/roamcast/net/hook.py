@@ -1,4 +1,4 @@
-"""Asks a service, by HTTP, who a client is. Whatever goes wrong, the answer is no.
+"""Asks an HTTP service to authenticate a client. Any failure refuses the client.
 
 The service gets a POST with JSON: `{"user", "password", "client", "address", "broker"}`. It answers 200 with
 `{"allow": true}`, and may add `"publish"` and `"subscribe"` (topic filters, and then no others are allowed)
@@ -44,7 +44,7 @@ class Question(NamedTuple):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the service said."""
+    """Answer of the service."""
 
     allow: bool
     publish: tuple[str, ...] | None = None
@@ -59,15 +59,15 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class HookFailed(Exception):
-    """The service could not be asked, or its answer cannot be used."""
+    """Raised if the service could not be asked, or its answer cannot be used."""
 
 
 class HookBusy(HookFailed):
-    """Too many questions are open."""
+    """Raised if too many requests are open."""
 
 
 class Hook:
-    """One service; answers that accept are remembered for a while."""
+    """One service; accepting answers are cached for a while."""
 
     def __init__(self, settings: HttpHook, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
@@ -78,13 +78,13 @@ class Hook:
         self._tls = _context(settings) if settings.url.startswith("https:") else None
 
     async def ask(self, question: Question) -> Answer:
-        """What the service says; HookFailed if it says nothing that can be used."""
+        """Return the service's answer; raise HookFailed if there is no usable one."""
         proof = self._proof(question)
         until, known = self._known.get(proof, (0.0, None))
         if known is not None and until > self._clock():
             return known
         if self._open >= self.settings.requests_max:
-            raise HookBusy("too many questions are open")
+            raise HookBusy("too many requests are open")
         self._open += 1
         try:
             async with asyncio.timeout(self.settings.timeout_s):
@@ -128,7 +128,7 @@ class Hook:
             writer.close()
 
     def _proof(self, question: Question) -> bytes:
-        """Stands for user, password and client id in memory; what is granted may depend on each."""
+        """Return a keyed hash of user, password and client id: the rights may depend on each."""
         digest = blake2b(key=self._key, digest_size=32)
         for part in (question.user.encode(), question.password, question.client.encode()):
             digest.update(len(part).to_bytes(4, "big") + part)
@@ -170,7 +170,7 @@ def _read(status: int, body: bytes) -> Answer:
 
 
 def check_hook(settings: HttpHook) -> None:
-    """Refuse an address to which passwords may not go."""
+    """Refuse an address to which passwords must not be sent."""
     if not settings.url:
         return
     parts = urlsplit(settings.url)

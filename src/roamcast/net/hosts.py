@@ -1,7 +1,8 @@
-"""By which names clients may call this machine, over HTTP and WebSocket.
+"""Names by which clients may address this machine, over HTTP and WebSocket.
 
-A web page can have its own name resolve to an address of this machine or network, and then read what answers
-there as if it were its own server (DNS rebinding). Its requests name the page's host: that gives them away.
+A web page can let its own name resolve to an address of this machine or network, and then read answers from
+there as if they came from its own server (DNS rebinding). Its requests carry the page's host name, so they
+can be refused.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ ANY = "*"
 
 
 def host_objection(given: str, address: str, allowed: Sequence[str], key: str) -> str:
-    """Why a request with this Host is refused; "" if it is not.
+    """Return why a request with this Host is refused; "" if it is accepted.
 
-    `address` is where the listener listens, `allowed` what `key` of the configuration lists.
+    `address` is the listener's address; `allowed` is the list in the configuration under `key`.
     """
     name = _name_of(given)
     if ANY in allowed or name in (_name_of(one) for one in allowed):
@@ -28,13 +29,13 @@ def host_objection(given: str, address: str, allowed: Sequence[str], key: str) -
     if not is_loopback(address) and name == socket.gethostname().lower():
         return ""
     if _is_every_address(address) and _is_address(name):
-        # An address is no name that somebody else could resolve.
+        # Nobody else can make an IP address resolve to this machine.
         return ""
     return f"the host {given.strip()[:100]!r} is not allowed; {key} lists names for this machine"
 
 
 def _name_of(host: str) -> str:
-    """The host without its port, in small letters."""
+    """Return the host without its port, in lower case."""
     name = host.strip().lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]

@@ -18,7 +18,8 @@ _CONTROLS |= {0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 class TextLines(logging.Formatter):
-    """One line each, whatever clients call themselves; a traceback has lines of its own."""
+    """Formats each record as one line, also if names of clients contain line breaks; a traceback has lines
+    of its own."""
 
     def format(self, record: logging.LogRecord) -> str:
         record.msg, record.args = record.getMessage().translate(_CONTROLS), None
@@ -26,7 +27,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """time, level, logger, message, and whatever a line has as `fields`."""
+    """Formats a record as JSON: time, level, logger, message, and its `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
@@ -43,7 +44,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up(settings: Log) -> None:
-    """Once, before anything is logged."""
+    """Set up logging once, before the first record."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if settings.format == "json" else TextLines(TEXT))
     logging.basicConfig(handlers=[handler], level=settings.level.upper())
@@ -54,5 +55,5 @@ def set_level(settings: Log) -> None:
 
 
 def fields(**values: object) -> dict[str, dict[str, object]]:
-    """The `extra` of a log call: what a program reads from the line."""
+    """Return the `extra` of a log call: the fields that programs read."""
     return {"fields": values}

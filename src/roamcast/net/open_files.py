@@ -1,18 +1,18 @@
-"""How many files, and so connections, this process may have open at once."""
+"""The number of files, and so of connections, that this process may have open."""
 
 from __future__ import annotations
 
 import resource
 
 OWN_FILES = 256
-"""For journal, snapshots, links, strangers at the link listener, HTTP and the control channel: clients may
-not take these."""
+"""Files kept for the journal, snapshots, links, strangers at the link listener, HTTP and the control
+channel: clients may not use these."""
 
 
 def room_for(connections: int) -> int:
-    """Raise the limit for this number of connections; returns how many there is room for.
+    """Raise the limit for this number of connections; return how many fit.
 
-    Where the system allows few files, half of them are the broker's own.
+    If the system allows few files, half of them are reserved for the broker itself.
     """
     wanted = connections + OWN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,10 +1,10 @@
-"""Proving passwords without stalling anyone, and without helping whoever guesses.
+"""Checks passwords without delaying other clients, and slows down guessing.
 
-Checking an argon2 hash is slow on purpose. It is done on a few threads beside the event loop, with a
-bounded queue before them. What has been proved is remembered for a while under a keyed hash, so that a
-thousand clients that reconnect at once cost a thousand looks into a dict. Who guesses has to wait, for
-longer each time; an unknown user takes as long as a known one. Many honest clients may share an address with
-one that guesses: they still come in, a few each second.
+Checking an argon2 hash is slow on purpose. It is done on a few threads beside the event loop, with a bounded
+queue before them. A proved password is cached for a while under a keyed hash, so that a thousand clients that
+reconnect at once cost a thousand dict lookups. After failures a client has to wait, for longer each time; an
+unknown user takes as long as a known one. Many honest clients may share an address with one that guesses:
+they are still accepted, a few each second.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from roamcast.config.sections import Access
 from roamcast.net.users import HASHER, NAME_CHARACTERS_MAX, hash_of
 
 ADDRESSES_KEPT_MAX = 10_000
-"""Addresses (and pairs of address and user) whose failures or successes are remembered."""
+"""Number of addresses (and pairs of address and user) whose failures or successes are remembered."""
 
 FAILURES_BY_ANY_USER = 20
 """Failed logins allowed per address, as a multiple of those per user: many users may share an address."""
 
 
 class Outcome(Enum):
-    """How a try ended; everything but `ACCEPTED` means no."""
+    """Result of a try; everything but `ACCEPTED` means no."""
 
     ACCEPTED = "accepted"
     REFUSED = "bad user name or password"
-    WAIT = "too many failed tries from this address; wait"
+    WAIT = "too many failed logins from this address; wait"
     BUSY = "too many passwords are being checked; try again"
 
 
@@ -53,7 +53,7 @@ class Failures:
         failures, last = self._known.get(key, (0, 0.0))
         if failures < allowed:
             return False
-        # The exponent is bounded too: 2 to the power of some thousand is no float.
+        # The exponent is bounded too: 2 to the power of several thousand does not fit into a float.
         pause_s = settings.backoff_s * 2.0 ** min(failures - allowed, 64)
         return now < last + min(pause_s, settings.backoff_max_s)
 
@@ -70,11 +70,11 @@ class Failures:
 
 
 class BackOff:
-    """Slows down whoever guesses: each pair of address and user, and each address in all.
+    """Slows down guessing: for each pair of address and user, and for each address.
 
     A pair has to wait longer after each failure. An address with many failures is not locked out, since
-    others may share it: users who have logged in from there before are not held up, and all others get a few
-    tries a second between them.
+    others may share it: users who have logged in from there before are not delayed, and all others together
+    get a few tries a second.
     """
 
     def __init__(self, settings: Access, clock: Callable[[], float]) -> None:
@@ -83,12 +83,12 @@ class BackOff:
         self._by_user = Failures()
         self._by_address = Failures()
         self._welcome: OrderedDict[str, None] = OrderedDict()
-        """Pairs that have logged in."""
+        """Pairs that have logged in successfully."""
         self._tries: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Addresses with many failures: tries that are left, and when they were counted."""
+        """Addresses with many failures: the number of tries left, and when it was computed."""
 
     def must_wait(self, user: str, address: str) -> bool:
-        """True if this try is not even looked at."""
+        """Return true if this try is refused without a check."""
         settings, now = self.settings, self._clock()
         network, pair = _network_and_pair(user, address)
         if self._by_user.must_wait(pair, now, settings.failures_max, settings):
@@ -125,12 +125,12 @@ class BackOff:
 
 def _network_and_pair(user: str, address: str) -> tuple[str, str]:
     network = network_of(address)
-    # A stranger decides how long the name is, and how many there are; no user's name is longer.
+    # A stranger chooses these names and their number; no user's name is longer.
     return network, f"{network} {user[:NAME_CHARACTERS_MAX]}"
 
 
 class Verifier:
-    """Checks passwords of the users it is given; one for a broker, used from its event loop."""
+    """Checks passwords of users; one per broker, used from its event loop."""
 
     def __init__(
         self, users: Mapping[str, str], settings: Access, clock: Callable[[], float] = time.monotonic
@@ -143,14 +143,14 @@ class Verifier:
         """Different passwords being checked, by address and user."""
         self.back_off = BackOff(settings, clock)
         self.checks = 0
-        """How many hashes were computed."""
+        """Number of hashes computed."""
         self.settings = settings
         self._threads = _new_threads(settings)
         self._users = dict(users)
         self._decoy = _decoy_like(next(iter(users.values()), None))
 
     def reconfigure(self, users: Mapping[str, str], settings: Access) -> None:
-        """Other users and settings from now on; what was proved against a hash that is gone is not proved."""
+        """Use other users and settings. Passwords proved against a removed hash must be proved again."""
         if settings.verifications_max != self.settings.verifications_max:
             self._threads.shutdown(wait=False)
             self._threads = _new_threads(settings)
@@ -161,14 +161,14 @@ class Verifier:
         return user in self._users
 
     def stored_of(self, user: str) -> str | None:
-        """What the password of a user is checked against."""
+        """Return the stored hash of a user's password."""
         return self._users.get(user)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def verify(self, user: str, password: bytes, address: str) -> Outcome:
-        """Whether this is the user's password; the address is that of the client."""
+        """Check a user's password; the address is that of the client."""
         stored = self._users.get(user, self._decoy)
         proof = self._proof(user, password, stored)
         if self._verified.get(proof, 0.0) > self._clock():
@@ -177,7 +177,8 @@ class Verifier:
         running = self._running.get(proof)
         if running is None:
             _, pair = _network_and_pair(user, address)
-            # Tries at once count like failures, or a guesser would make them all before the first one fails.
+            # Concurrent tries count like failures; otherwise a guesser could make all of them before the
+            # first one fails.
             if self._tries[pair] >= self.settings.failures_max or self.back_off.must_wait(user, address):
                 return Outcome.WAIT
             settings = self.settings
@@ -208,7 +209,8 @@ class Verifier:
         return running
 
     def _proof(self, user: str, password: bytes, stored: str) -> bytes:
-        """Stands for the credentials in memory; the stored hash is in it, so a new password ends it."""
+        """Return a keyed hash of the credentials. It includes the stored hash, so a new password
+        invalidates it."""
         name = user.encode("utf-8", "surrogatepass")
         digest = blake2b(key=self._key, digest_size=32)
         for part in (name, stored.encode(), password):
@@ -228,7 +230,7 @@ def _new_threads(settings: Access) -> ThreadPoolExecutor:
 
 
 def is_password(stored: str, password: bytes) -> bool:
-    """Whether the hash is that of the password; slow on purpose."""
+    """Check a password against a hash; slow on purpose."""
     try:
         return HASHER.verify(hash_of(stored), password)
     except (Argon2Error, InvalidHash):
@@ -236,14 +238,14 @@ def is_password(stored: str, password: bytes) -> bool:
 
 
 def _decoy_like(stored: str | None) -> str:
-    """A hash of something unknown that takes as long to check as the users' own."""
+    """Return a hash of an unknown password that takes as long to check as the users' own."""
     hasher = PasswordHasher.from_parameters(extract_parameters(hash_of(stored))) if stored else HASHER
     return hasher.hash(secrets.token_bytes(32))
 
 
 @lru_cache(ADDRESSES_KEPT_MAX)
 def network_of(address: str) -> str:
-    """What counts as one address: with IPv6 a client has a whole /64 to itself."""
+    """Return the network that counts as one address: an IPv6 client has a whole /64."""
     try:
         ip = ip_address(address.partition("%")[0])
     except ValueError:

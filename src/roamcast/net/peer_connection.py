@@ -18,16 +18,16 @@ from roamcast.net.sealing import LinkKeys, Opener, Sealer
 from roamcast.net.tls import has_fingerprint, is_broker
 
 WRITE_BYTES_HIGH = 4 * 1024 * 1024
-"""When so much waits to be sent, nothing more should be written until most of it is gone."""
+"""With more unsent bytes than this, writers should wait until most of them are sent."""
 TURN_BYTES = 64 * 1024
-"""A turn takes so much from one peer, and the rest of the frame that reaches it."""
+"""Bytes that one turn takes from one peer; the frame that exceeds it is taken whole."""
 
 
 class Owner(Protocol):
-    """Who has the connections: `Peers`."""
+    """The owner of the connections: `Peers`."""
 
     def arrived(self, connection: PeerConnection, frames: bytes) -> None:
-        """May raise LinkError: then the connection is closed, and not opened again soon."""
+        """Handle frames. A LinkError closes the connection, and delays the next attempt."""
 
     def heartbeat(self, connection: PeerConnection) -> bytes: ...
     def writable(self, connection: PeerConnection) -> None: ...
@@ -35,40 +35,40 @@ class Owner(Protocol):
 
 
 class PeerConnection(asyncio.Protocol):
-    """A handshake reads it frame by frame; afterwards its frames go to the owner as they come."""
+    """Connection to a peer. The handshake reads it frame by frame; afterwards its frames go to the owner."""
 
     def __init__(self, owner: Owner, is_dialer: bool, expected: str = "") -> None:
         self.is_dialer = is_dialer
         self.expected = expected
         """The id of the broker that was dialed."""
         self.peer: HandshakeHello | None = None
-        """Who is there, once that is proved."""
+        """Id of the peer, once it is authenticated."""
         self.state: Literal["shaking", "up", "closed"] = "shaking"
         self.is_writable = True
         self.is_local = False
         self.is_within = False
-        """Whether it joins two workers of one site, over a unix socket: no TLS protects it."""
+        """True if it joins two workers of one site, over a unix socket without TLS."""
         self.on_made: Callable[[], None] | None = None
         self.host = ""
         self.address = ""
         self.dialed = ""
         """The address as it was given, if this end dialed."""
         self.over = ""
-        """The broker that carries the connection, if the direct way is cut."""
+        """The broker that carries the connection, if the direct connection is cut."""
         self.local_host = ""
-        """The address of this machine at its end."""
+        """This machine's address of the connection."""
         self.why = "the peer closed the connection"
         """Why the connection ended."""
         self.is_refused = False
-        """Whether it would end in the same way if it were opened again at once."""
+        """True if an immediate retry would fail in the same way."""
         self.is_suspect = False
-        """Whether somebody between the two brokers changed what they said."""
+        """True if somebody between the two brokers changed the data."""
         self.secret = ""
-        """What the peer has proved itself with."""
+        """The secret that the peer has proved."""
         self.contexts_digest = b""
-        """Of the certificates and authorities that the connection was made with."""
+        """Digest of the certificates and authorities used for the connection."""
         self.up_s = 0.0
-        """How long it was up, once it has ended."""
+        """How long the connection was up, once it has ended."""
         self.ended = asyncio.Event()
         self.transport: asyncio.Transport
         self.owner = owner
@@ -82,7 +82,7 @@ class PeerConnection(asyncio.Protocol):
         self._going_on: asyncio.Handle | None = None
         """Set while frames wait for the next turn."""
         self.is_held = False
-        """Whether this broker cannot take more from the peer at present."""
+        """True while this broker cannot take more from the peer."""
         self._news = asyncio.Event()
         self._up_since = 0.0
         self._last_received = 0.0
@@ -162,7 +162,8 @@ class PeerConnection(asyncio.Protocol):
             await self._news.wait()
 
     def is_certified(self, id: str, fingerprints: Collection[str] = ()) -> bool:
-        """Whether the peer showed a certificate for the broker with this id; one of these, if any."""
+        """Return whether the peer showed a certificate for the broker with this id, and if configured one
+        of these."""
         shown = self.transport.get_extra_info("ssl_object")
         if shown is None:
             return False
@@ -173,9 +174,9 @@ class PeerConnection(asyncio.Protocol):
             self.transport.write(data if self._sealer is None else self._sealer.seal(data))
 
     def write_now(self, *parts: bytes) -> None:
-        """Write before the loop comes around again: whoever calls is about to do what takes long.
+        """Write at once, because the caller is about to block for long.
 
-        Transports of uvloop write when a turn of the loop is over.
+        Transports of uvloop write only when a turn of the loop is over.
         """
         transport = self.transport
         if self.state == "closed" or transport.is_closing():
@@ -184,14 +185,14 @@ class PeerConnection(asyncio.Protocol):
             parts = (self._sealer.seal(b"".join(parts)),)
         sent = 0
         if not transport.get_write_buffer_size():
-            # What is wrong with the connection, the transport finds out.
+            # The transport reports errors of the connection.
             with suppress(OSError):
                 sent = os.writev(transport.get_extra_info("socket").fileno(), parts)
         if sent < sum(map(len, parts)):
             transport.write(b"".join(parts)[sent:])
 
     def seal(self, keys: LinkKeys) -> None:
-        """Both ends have proved that they have the secret: what else they say is sealed with these keys."""
+        """Seal everything sent from now on with these keys: both ends have proved the secret."""
         own, other = (keys.dialer, keys.listener) if self.is_dialer else (keys.listener, keys.dialer)
         self._sealer, self._opener = Sealer(own), Opener(other)
         self._open(self._opener, self._cutter.take_rest())
@@ -207,7 +208,7 @@ class PeerConnection(asyncio.Protocol):
     # --- quotas ---
 
     def limit(self, budget: Budget | None) -> None:
-        """What the peer may send per second, from now on."""
+        """Set how much the peer may send per second."""
         self._budget = budget
 
     def _spend(self, budget: Budget, now: float, size: int) -> None:
@@ -226,7 +227,7 @@ class PeerConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read again, unless there is another reason not to."""
+        """Resume reading, unless there is another reason to pause."""
         is_paused = self.is_held or self._reading_again is not None or self._going_on is not None
         if self.state == "up" and not is_paused and not self.transport.is_reading():
             self.transport.resume_reading()
@@ -240,23 +241,23 @@ class PeerConnection(asyncio.Protocol):
 
     @property
     def meets(self) -> str:
-        """The broker that the peer wants to be connected with, if this one is to carry the connection."""
+        """The broker that the peer wants to be connected with, if this broker is to carry the connection."""
         assert self.peer is not None
         return self.peer.meets
 
     def begin(self, heartbeat_s: float, timeout_s: float) -> None:
-        """The handshake is over: frames go to the owner from now on."""
+        """Pass frames to the owner from now on: the handshake is over."""
         self.state = "up"
         self._up_since = self._last_tick = self._loop.time()
         self._timer = self._loop.call_later(heartbeat_s, self._tick, heartbeat_s, timeout_s)
 
     def flush(self) -> None:
-        """Frames that came right behind the handshake."""
+        """Pass on frames that arrived right after the handshake."""
         if self.state == "up":
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """Hand over at most `TURN_BYTES`: thousands of sessions in one turn would make every client wait."""
+        """Pass on at most `TURN_BYTES`: thousands of sessions in one turn would make every client wait."""
         try:
             frames = self._cutter.take_all(TURN_BYTES)
             if frames:
@@ -270,7 +271,7 @@ class PeerConnection(asyncio.Protocol):
             self.close(str(error))
 
     def _go_on(self) -> None:
-        """Runs behind the turn that took the frames before these."""
+        """Continue after the turn that took the earlier frames."""
         self._going_on = None
         if self.state == "up":
             self._pass_on()
@@ -279,7 +280,7 @@ class PeerConnection(asyncio.Protocol):
     def _tick(self, heartbeat_s: float, timeout_s: float) -> None:
         now = self._loop.time()
         if now - self._last_tick > 2 * heartbeat_s or not self.transport.is_reading():
-            self._last_received = now  # The silence was on this side: it was stopped, or did not listen.
+            self._last_received = now  # This process caused the silence: it was suspended, or did not listen.
         self._last_tick = now
         silent_s = now - self._last_received
         if silent_s > timeout_s:
@@ -290,13 +291,13 @@ class PeerConnection(asyncio.Protocol):
         self._timer = self._loop.call_later(heartbeat_s, self._tick, heartbeat_s, timeout_s)
 
     def is_silent(self, silent_s: float) -> bool:
-        """Whether nothing has come for so long, although this end listens and was not stopped itself."""
+        """Return whether the peer was silent for this long, while this end listened and was not suspended."""
         now = self._loop.time()
         is_awake = self.transport.is_reading() and now - self._last_tick <= silent_s
         return self.state == "up" and is_awake and now - self._last_received > silent_s
 
     async def is_alive(self, late_s: float, timeout_s: float) -> bool:
-        """Whether the other end sends something that it cannot have sent `late_s` ago; False if it ends."""
+        """Return whether data arrives later than `late_s` from now; False if the connection ends."""
         since = self._loop.time() + late_s
         end = self._loop.time() + timeout_s
         while self.state == "up" and self._loop.time() < end:
@@ -310,12 +311,12 @@ class PeerConnection(asyncio.Protocol):
     # --- the end ---
 
     def close(self, why: str) -> None:
-        """What has been written is still sent, as far as the peer takes it at once."""
+        """Close. Written data is still sent as far as the peer takes it at once."""
         if self.state == "closed":
             return
         self.why = why
         if self.transport.get_write_buffer_size():
-            # A peer that does not read would keep it open for ever.
+            # Otherwise a peer that does not read would keep the connection open.
             self._loop.call_later(1.0, self.transport.abort)
         self.transport.close()
         self._finish()

@@ -1,4 +1,4 @@
-"""Who may be linked with this broker, and how each of them proves who it is."""
+"""The brokers that may be linked with this one, and how each of them authenticates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roamcast.config.sections import Link, Peer
 
 
 def read_secrets(files: Iterable[str], key: str) -> tuple[str, ...]:
-    """The secrets in these files, in their order; `key` names the table in error lines."""
+    """Read the secrets in these files, in order; `key` names the table in error lines."""
     secrets = []
     for number, path in enumerate(files):
         place = f"{key}.secret_files.{number}"
@@ -20,7 +20,7 @@ def read_secrets(files: Iterable[str], key: str) -> tuple[str, ...]:
 
 
 class PeerList:
-    """The peers of the configuration. InputError if a file of theirs cannot be read."""
+    """The configured peers. Raises InputError if one of their files cannot be read."""
 
     def __init__(self, link: Link, peers: Iterable[Peer]) -> None:
         self._peers = {peer.id: peer for peer in peers}
@@ -40,14 +40,14 @@ class PeerList:
         return id in self._peers or self._accepts_unlisted
 
     def secrets(self, id: str) -> tuple[str, ...]:
-        """What the peer may prove itself with; nothing: no secret is asked for."""
+        """Return the valid secrets of a peer; none if no secret is needed."""
         return self._secrets.get(id, self._default)
 
     def entry(self, id: str) -> Peer:
-        """What is configured for a peer, or holds for one that is not listed."""
+        """Return the configuration of a peer, or the defaults for one that is not listed."""
         return self._peers.get(id) or Peer(id=id)
 
     @property
     def has_secrets(self) -> bool:
-        """Whether somebody is listed who proves itself with a secret."""
+        """Return whether a listed peer authenticates with a secret."""
         return bool(self._default) or any(self._secrets.values())

@@ -1,12 +1,10 @@
 """Connections to peers: a listener, and a dialer for every peer of the configuration.
 
-All that is decided about links is decided by the handler, which is pure code
-behind a journal; here are only sockets, who is at their other end, and when to
-try again. Brokers may dial each other: of two connections the one dialed by the
-lower id survives, unless the peer has been restarted since the other was made.
-A peer that is heard of somewhere else than before is dialed there. While the direct way
-is cut, a connection may be carried by a third broker (`net/detours.py`); the direct
-one is tried again and again, and takes its place.
+The handler, pure code behind a journal, makes all decisions about links. This module has only sockets, the
+authentication of their other ends, and retries. Brokers may dial each other: of two connections the one
+dialed by the lower id survives, unless the peer has been restarted since the other was made. A peer that is
+discovered at a new address is dialed there. While the direct connection is cut, a connection may be carried
+by a third broker (`net/detours.py`); the direct one is tried again and again, and takes its place.
 """
 
 from __future__ import annotations
@@ -56,61 +54,63 @@ from roamcast.protocol.codec import VERSION_MAX, VERSION_MIN
 log = logging.getLogger("roamcast.peers")
 
 STRANGERS_MAX = 64
-"""Connections at once that have not proved yet who they are."""
+"""Maximum number of connections that are not authenticated yet."""
 STRANGERS_PER_HOST_MAX = 32
-"""Of these from one host; past it the oldest of that host gives way to a new one, which may be a peer."""
+"""Maximum number of these from one host; past it the host's oldest one is closed for a new one, which may
+be a peer."""
 REFUSED_FACTOR = 4
-"""Factor of the longest pause, after a refusal: somebody has to change something first."""
+"""After a refusal the longest pause is multiplied by this: somebody has to change something first."""
 STABLE_S = 1.0
-"""Seconds after which a connection counts as a success, so that the pauses begin anew."""
+"""Seconds after which a connection counts as a success, so that pauses restart at the shortest."""
 LATE_S = 0.5
-"""What comes later than this from a connection was sent after its rival came: its process is alive."""
+"""Data that arrives later than this after the rival connected was sent after that: the process is alive."""
 SILENT_HEARTBEATS = 2.0
-"""Heartbeats of silence after which a connection gives way to a detour, if there is one."""
+"""Heartbeats of silence after which a connection is replaced by a detour, if there is one."""
 ALIVE_SHARE = 0.6
-"""Of the time that a link may be silent: how long a connection may take to show that it is alive."""
+"""Share of the link's timeout within which a connection must show that it is alive."""
 
 
 class LinkHandler(Protocol):
-    """The daemon, as far as its links concern it."""
+    """Interface of the daemon for its links."""
 
     def offer(self, peer: str) -> Offer:
-        """What to tell the peer. No connection to it is there at this time."""
+        """Return the offer for the peer. No connection to the peer is up at this time."""
 
     def doubt(self, peer: str, offer: Offer) -> str:
-        """Why the peer's history is refused, given what it told; "" if it is not."""
+        """Return why the peer's history is refused, given its offer; "" if it is accepted."""
 
     def refusal(self, peer: str, offer: Offer) -> str:
-        """Why there must be no link for another reason; "" if there may be one."""
+        """Return another reason to refuse the link; "" if there is none."""
 
     def runs_twice(self, peer: str) -> str:
-        """What to say to a process with the id of a peer that is connected and alive."""
+        """Return the refusal for a process with the id of a peer that is connected and alive."""
 
     def on_refused(self, peer: str, why: str, is_fence: bool) -> None:
-        """One of the two ends refused the link because of what the offers say.
+        """Note that one of the two ends refused the link because of the offers.
 
         `is_fence`: the peer refuses this broker's history.
         """
 
     def on_link_up(self, peer: str, offer: Offer, version: int) -> None:
-        """Both ends have accepted, and speak this version of the link protocol; from now on `write` works.
+        """Start the link: both ends have accepted this version of the link protocol, and `write` works from
+        now on.
 
         LinkError closes the connection.
         """
 
     def on_frames(self, peer: str, frames: bytes) -> None:
-        """Whole frames. LinkError closes the connection."""
+        """Handle whole frames. LinkError closes the connection."""
 
     def on_link_down(self, peer: str) -> None: ...
 
     def taken(self, peer: str) -> int:
-        """Messages that have come over the link so far."""
+        """Return the number of messages received over the link."""
 
     def on_writable(self, peer: str) -> None:
-        """After `is_writable` was false: the connection takes more."""
+        """Continue writing: the connection takes more after `is_writable` was false."""
 
     def heartbeat(self, peer: str) -> bytes:
-        """A frame as sign of life."""
+        """Return a frame that shows that this broker is alive."""
 
 
 class LinkStatus(msgspec.Struct, frozen=True):
@@ -120,9 +120,9 @@ class LinkStatus(msgspec.Struct, frozen=True):
     is_up: bool
     address: str = ""
     why: str = ""
-    """Why it is down, or why the direct way is."""
+    """Why the link, or the direct connection, is down."""
     over: str = ""
-    """The broker that carries it, if the direct way is cut."""
+    """The broker that carries the link, if the direct connection is cut."""
 
 
 class Peers:
@@ -143,8 +143,8 @@ class Peers:
     ) -> None:
         """`terms` is what the brokers of a network must agree on, in words for the log.
 
-        `versions` are the lowest and the highest version of the link protocol that are spoken. `within` is
-        the unix socket to listen on for the other workers of the site.
+        `versions` are the lowest and the highest supported version of the link protocol. `within` is the unix
+        socket to listen on for the other workers of the site.
         """
         self.id = id
         self.own = Own(id, secrets.token_bytes(16), dict(terms), versions)
@@ -159,12 +159,12 @@ class Peers:
             self._strangers, self._admit, lambda: self.link.timeout_s, self._complain_about_stranger
         )
         self._entering: dict[asyncio.Task[None] | None, Stranger] = {}
-        """Handshakes with those who have not proved yet who they are."""
+        """Handshakes with brokers that are not authenticated yet."""
         self._dialers: dict[str, asyncio.Task[None]] = {}
         self._hurry: dict[str, asyncio.Event] = {}
         """Set to end a dialer's pause."""
         self._shaking: set[asyncio.Task[None]] = set()
-        """Handshakes that are not over, with those who were dialed."""
+        """Handshakes in progress with dialed brokers."""
         self._connections: set[PeerConnection] = set()
         self._slots: dict[str, PeerConnection] = {}
         """The connection to each peer: up, or about to be."""
@@ -199,7 +199,7 @@ class Peers:
 
     @property
     def port(self) -> int:
-        """Where it listens; 0 if it does not."""
+        """The port of the listener; 0 if there is none."""
         return self._doorway.ports[0] if self._doorway.is_open else 0
 
     def reload(
@@ -210,9 +210,9 @@ class Peers:
         detours: Iterable[Detour] = (),
         relay: RelaySection | None = None,
     ) -> None:
-        """Another configuration, for links that are up too: one that could not be made again ends.
+        """Apply another configuration, also to present links: a link that would no longer be accepted ends.
 
-        The broker listens as before. InputError changes nothing.
+        The listener stays. InputError changes nothing.
         """
         listed = list(peers)
         peer_list = PeerList(link, listed)
@@ -230,7 +230,7 @@ class Peers:
         self._dial_all()
 
     def _review(self, connection: PeerConnection) -> bool:
-        """Whether a connection could be made again as it was; if not, it is closed."""
+        """Close a connection that would no longer be accepted."""
         objection = self._objection(connection)
         if objection:
             connection.close(objection)
@@ -249,7 +249,7 @@ class Peers:
         if connection.contexts_digest != (contexts.digest if contexts else b""):
             return "certificates, authorities or revocation lists have changed"
         if contexts and not connection.is_certified(peer, self._list.entry(peer).certificate_sha256):
-            return f"the certificate of {peer} is not among those in certificate_sha256 any more"
+            return f"the certificate of {peer} is no longer listed in certificate_sha256"
         return ""
 
     def _budget(self, peer: str) -> Budget | None:
@@ -289,14 +289,14 @@ class Peers:
     # --- peers that are found (see discovery.Finder) ---
 
     def found(self, peer: str, address: str) -> None:
-        """The peer listens there, as somebody says who knows the secret."""
+        """Note the discovered address of a peer. The announcement was signed with the secret."""
         if self._book.find(peer, address):
             self._follow(peer)
         if peer not in self._slots:
-            # An attempt that is under way may be for where the peer was, or was begun while it was cut off.
+            # An attempt in progress may go to the old address, or may have begun during an outage.
             if peer in self._dialers:
                 self._dialers.pop(peer).cancel()
-            # Both ends hear of each other; the lower one dials first, so that the two do not get in the way.
+            # Both ends hear of each other; the lower id dials first, so that the two attempts do not collide.
             self._dial_soon(peer, self.link.reconnect_min_s if self.id > peer else 0.0)
 
     def lose(self, peer: str) -> bool:
@@ -310,21 +310,21 @@ class Peers:
     def leave(self, host: str) -> None:
         for connection in list(self._connections):
             if connection.local_host == host:
-                connection.close(f"this broker is not at {host} any more")
+                connection.close(f"this broker no longer has the address {host}")
         self._dial_all()
 
     def _follow(self, peer: str) -> None:
-        """The peer is elsewhere now; a connection to where it was would only be missed after a while."""
+        """Close the connection to the old address of a peer: its loss would only be noticed after a while."""
         address, connection = self._book.addresses(peer)[0], self._slots.get(peer)
         if connection is None or connection.over or address == connection.dialed:
             return
         if connection.dialed or connection.host != split_endpoint(address)[0]:
-            connection.close(f"the peer is at {address} now")
+            connection.close(f"the address of the peer is now {address}")
 
     # --- what the daemon asks for ---
 
     def write(self, peer: str, data: bytes) -> None:
-        """Frames for the peer; nothing happens if the connection has just been lost."""
+        """Write frames for the peer; do nothing if the connection has just been lost."""
         connection = self._slots.get(peer)
         if connection is not None and connection.state == "up":
             connection.write(data)
@@ -345,19 +345,19 @@ class Peers:
             connection.resume_reading()
 
     def dial_again(self, peer: str) -> None:
-        """Do not wait for the end of a pause: the reason for it is gone."""
+        """End the pause before the next attempt: its reason is gone."""
         if peer in self._dialers:
             self._hurry[peer].set()
 
     def close(self, peer: str, why: str) -> None:
-        """The link was given up. If the peer is configured, it is dialed again after a long pause."""
+        """Close the link. A configured peer is dialed again after a long pause."""
         connection = self._slots.get(peer)
         if connection is not None:
             connection.is_refused = True
             connection.close(why)
 
     def statuses(self, others: Iterable[str] = ()) -> list[LinkStatus]:
-        """Of every peer that is configured or connected, and of these."""
+        """Return the status of every peer that is configured or connected, and of these."""
         statuses = []
         known = [*self._list.listed, *self._book.peers, *self._slots, *others]
         for peer in sorted(dict.fromkeys(known)):
@@ -376,7 +376,7 @@ class Peers:
     def needs_detour(self, peer: str) -> bool:
         connection = self._slots.get(peer)
         if connection is not None:
-            # The silence of a connection that is carried ends it; it was second best anyway.
+            # The silence of a carried connection ends that connection; a detour does not replace it.
             return not connection.over and connection.is_silent(SILENT_HEARTBEATS * self.link.heartbeat_s)
         now_s = asyncio.get_running_loop().time()
         return now_s - self._down_since.setdefault(peer, now_s) >= self.link.reconnect_min_s
@@ -395,7 +395,7 @@ class Peers:
         task.add_done_callback(self._started)
 
     def _started(self, task: asyncio.Task[None]) -> None:
-        """What the handler raises is not for peers to swallow."""
+        """Report an exception of a finished handshake: errors of the handler must not be swallowed."""
         self._shaking.discard(task)
         if not task.cancelled() and task.exception() is not None:
             asyncio.get_running_loop().call_exception_handler(
@@ -403,7 +403,7 @@ class Peers:
             )
 
     async def _admit(self, accepted: socket.socket, stranger: Stranger) -> None:
-        """Someone has connected, and has sent a first byte."""
+        """Handle a new connection that has sent its first byte."""
         task = asyncio.current_task()
         self._entering[task] = stranger
         try:
@@ -425,7 +425,7 @@ class Peers:
             await self._shake(connection)
 
     def _receive_within(self) -> PeerConnection:
-        """Another worker of the site has connected."""
+        """Handle a connection of another worker of the site."""
         connection = PeerConnection(self, is_dialer=False)
         connection.is_within = True
         connection.on_made = lambda: self._start(self._shake(connection))
@@ -593,7 +593,7 @@ class Peers:
             self._handler.on_refused(peer.id, str(refused), is_fence)
 
     def _failed(self, connection: PeerConnection, handshake: Handshake | None = None) -> None:
-        """There will be no link over this connection; say so, but not again and again."""
+        """Log why there is no link over this connection; repeated reasons are suppressed."""
         claimed = handshake.peer.id if handshake is not None and handshake.peer is not None else ""
         proved = claimed if handshake is not None and handshake.is_authenticated else connection.expected
         if proved and not connection.over:
@@ -607,7 +607,7 @@ class Peers:
             log.log(level, "no link with %s: %s", who, why)
 
     def is_guest(self, peer: str) -> bool:
-        """Whether the peer speaks for some clients only, as one of another organisation does."""
+        """Return whether the peer may speak for some clients only, as a peer of another organisation does."""
         return self._list.entry(peer).is_guest
 
     def admits(self, peer: HandshakeHello) -> bool:
@@ -624,9 +624,9 @@ class Peers:
         return {"clients that may move over the link": "listed ones" if is_guest else "all"}
 
     async def claim(self, connection: PeerConnection, peer: HandshakeHello) -> bool:
-        """Whether this connection is to be the one for the peer; the other one, if any, is closed then.
+        """Return whether this connection becomes the peer's only one, and close the other one in that case.
 
-        If the other one belongs to another process that is alive, the broker runs twice: LinkRefusal.
+        LinkRefusal if the other one belongs to another live process, because the broker then runs twice.
         """
         while (other := self._slots.get(peer.id)) is not None and self._are_rivals(other, peer):
             if await other.is_alive(LATE_S, self.link.timeout_s * ALIVE_SHARE):
@@ -646,18 +646,18 @@ class Peers:
         return True
 
     def _rank(self, connection: PeerConnection, peer: str) -> tuple[bool, str, bool]:
-        """The lowest of two connections to the peer survives, and of two equal ones the later: one over which
-        something comes, the direct one, the one that the lower id dialed."""
+        """Rank of a connection. Of two to one peer the lower rank survives, and at equal rank the later
+        one. Preferred are: one that is not silent, the direct one, the one that the lower id dialed."""
         is_silent = connection.is_silent(SILENT_HEARTBEATS * self.link.heartbeat_s)
         return is_silent, connection.over, connection.is_dialer != (self.id < peer)
 
     def _are_rivals(self, other: PeerConnection, peer: HandshakeHello) -> bool:
-        """True if the connection that is up belongs to another process with the same id."""
+        """Return true if the present connection belongs to another process with the same id."""
         return other.state == "up" and other.peer is not None and other.peer.boot != peer.boot
 
 
 class _HandshakeHost:
-    """Decides for one handshake: about connections `Peers`, about links the handler."""
+    """Decides for one handshake: `Peers` about connections, the handler about links."""
 
     def __init__(self, peers: Peers, connection: PeerConnection, handler: LinkHandler) -> None:
         self._peers = peers

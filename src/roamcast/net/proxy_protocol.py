@@ -1,7 +1,7 @@
-"""The PROXY protocol, version 2: a load balancer says first whose connection it passes on.
+"""The PROXY protocol, version 2: a load balancer first sends the address of the client.
 
-The header comes before everything else, TLS too. So it is read to its last byte and not further, and only
-then the connection is handed to the loop.
+The header precedes everything else, including TLS. So exactly the header is read before the connection is
+given to the event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 START_BYTES = 16
 REST_BYTES_MAX = 2048
 ADDRESSES = {0x10: (socket.AF_INET, 4), 0x20: (socket.AF_INET6, 16)}
-"""The family in the header, and how long its addresses are."""
+"""Size of the addresses in the header, by family."""
 STREAM = 0x01
 
 Address = tuple[str, int]
@@ -25,7 +25,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class HeaderRefused(Exception):
-    """What came is no header that can be used."""
+    """Raised if there is no usable header."""
 
 
 def read_networks(texts: Iterable[str], key: str) -> list[Network]:
@@ -39,7 +39,7 @@ def read_networks(texts: Iterable[str], key: str) -> list[Network]:
 
 
 def rest_length(start: bytes) -> int:
-    """How many bytes follow the first 16 of a header."""
+    """Return how many bytes follow the first 16 of a header."""
     if not start.startswith(SIGNATURE):
         if start.startswith(b"PROXY "):
             raise HeaderRefused("a header of version 1: set the load balancer to version 2")
@@ -48,17 +48,17 @@ def rest_length(start: bytes) -> int:
         raise HeaderRefused(f"a header of version {start[12] >> 4}, or with an unknown command")
     length = int.from_bytes(start[14:16], "big")
     if length > REST_BYTES_MAX:
-        raise HeaderRefused(f"a header of more than {REST_BYTES_MAX} bytes")
+        raise HeaderRefused(f"a header with more than {REST_BYTES_MAX} bytes")
     return length
 
 
 def source_in(start: bytes, rest: bytes) -> Address | None:
-    """The address of the client; None for a connection of the load balancer itself."""
+    """Return the address of the client; None for a connection of the load balancer itself."""
     if start[12] & 0x0F == 0:
         return None  # LOCAL: a health check.
     known = ADDRESSES.get(start[13] & 0xF0)
     if known is None or start[13] & 0x0F != STREAM:
-        raise HeaderRefused("a header for something else than TCP over IPv4 or IPv6")
+        raise HeaderRefused("a header for a protocol other than TCP over IPv4 or IPv6")
     family, size = known
     if len(rest) < 2 * size + 4:
         raise HeaderRefused("a header that is too short for its addresses")
@@ -67,7 +67,7 @@ def source_in(start: bytes, rest: bytes) -> Address | None:
 
 
 class ProxyHeaders:
-    """Reads the header of each connection from load balancers that are trusted."""
+    """Reads the header of each connection from trusted load balancers."""
 
     def __init__(self, trusted: Iterable[str], key: str) -> None:
         self._trusted = read_networks(trusted, key)
@@ -78,7 +78,7 @@ class ProxyHeaders:
         return any(mapped in network for network in self._trusted)
 
     async def source_of(self, connection: socket.socket, host: str) -> Address | None:
-        """The address of the client; None for a connection of the load balancer itself."""
+        """Return the address of the client; None for a connection of the load balancer itself."""
         if not self.is_trusted(host):
             raise HeaderRefused("not in trusted_proxies")
         try:

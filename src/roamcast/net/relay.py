@@ -1,9 +1,9 @@
-"""The broker in the middle of a detour: two others meet here, and it passes on what they say to each other.
+"""The broker in the middle of a detour: two others connect to it, and it forwards their traffic.
 
-Each of the two dials this broker, proves who it is, and waits until the other one asks for it, too. From
-then on their frames are passed on as they are. What is inside is a conversation of its own between the two,
-with its own handshake and its own protection (`net/detours.py`). This broker dials nobody and takes nothing
-that was carried to it, so there is no loop.
+Each of the two dials this broker, proves who it is, and waits until the other one asks for it, too. From then
+on their frames are forwarded unchanged. They contain a conversation between the two brokers, with its own
+handshake and its own protection (`net/detours.py`). A relay dials nobody, and accepts no connection that was
+itself carried, so there are no loops.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from roamcast.protocol.codec import LENGTH_BYTES
 log = logging.getLogger("roamcast.relay")
 
 LIFE = 0
-"""A sign of life."""
+"""Frame that shows that the sender is alive."""
 MET = 1
-"""Both brokers are there: what follows is said by the other one."""
+"""Frame that says that both brokers are here: what follows comes from the other one."""
 DATA = 2
-"""Some bytes of the conversation."""
+"""Frame with bytes of the conversation."""
 
 
 def hop_frame(kind: int, data: bytes = b"") -> bytes:
@@ -33,7 +33,7 @@ def hop_frame(kind: int, data: bytes = b"") -> bytes:
 
 
 def hop_frames(frames: bytes) -> Iterator[tuple[int, bytes]]:
-    """The kind and the content of each of these whole frames."""
+    """Yield kind and content of each of these whole frames."""
     at = 0
     while at < len(frames):
         length, kind = HEAD.unpack_from(frames, at)
@@ -45,21 +45,21 @@ class Relay:
     """Implements `peer_connection.Owner` for the connections of brokers that meet here."""
 
     def __init__(self, settings: RelaySection) -> None:
-        """InputError if a secret cannot be read."""
+        """Raises InputError if a secret cannot be read."""
         self.settings = settings
         self.secrets = read_secrets(settings.secret_files, "relay")
         self.carried_bytes = 0
         self._waiting: dict[tuple[str, str], PeerConnection] = {}
-        """Who waits for whom."""
+        """Waiting brokers, by the broker that they wait for."""
         self._others: dict[PeerConnection, PeerConnection] = {}
-        """Both directions of the links that are carried."""
+        """For each connection of a carried link, the other one."""
 
     def admits(self, who: str, whom: str) -> bool:
         return who != whom and {who, whom} <= {*self.settings.brokers}
 
     @property
     def links(self) -> list[tuple[str, str]]:
-        """The links that are carried now."""
+        """Return the links that are carried now."""
         pairs = {tuple(sorted((one.peer_id, other.peer_id))) for one, other in self._others.items()}
         return [(one, other) for one, other in sorted(pairs)]
 
@@ -69,14 +69,14 @@ class Relay:
         return len(self._waiting)
 
     def reload(self, settings: RelaySection) -> None:
-        """Go on with another configuration; InputError changes nothing."""
+        """Use another configuration; InputError changes nothing."""
         self.secrets = read_secrets(settings.secret_files, "relay")
         self.settings = settings
         for connection in self._connections():
             if self.admits(connection.peer_id, connection.meets):
                 connection.limit(self._budget())
             else:
-                connection.close("links of these brokers are not carried any more")
+                connection.close("this broker no longer carries their links")
 
     def stop(self) -> None:
         for connection in self._connections():
@@ -90,7 +90,7 @@ class Relay:
         return Budget(lambda: 0, None, 1, bytes_per_s) if bytes_per_s is not None else None
 
     def take(self, connection: PeerConnection, heartbeat_s: float, timeout_s: float) -> None:
-        """A broker has proved who it is, and wants to meet another one."""
+        """Take the connection of an authenticated broker that asks for another one."""
         who, whom = connection.peer_id, connection.meets
         connection.owner = self
         if (who, whom) in self._waiting:
@@ -116,7 +116,7 @@ class Relay:
     def arrived(self, connection: PeerConnection, frames: bytes) -> None:
         other = self._others.get(connection)
         if other is not None:
-            # Signs of life are passed on with the rest: they do no harm.
+            # Heartbeats are forwarded with the rest: they do no harm.
             self.carried_bytes += len(frames)
             other.write(frames)
             if not other.is_writable:
@@ -139,4 +139,4 @@ class Relay:
         if other is not None:
             self._others.pop(other, None)
             log.info("stopped relaying the link between %s and %s: %s", who, whom, connection.why)
-            other.close(f"{who} is gone")
+            other.close(f"{who} disconnected")

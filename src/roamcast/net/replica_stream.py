@@ -17,16 +17,17 @@ from roamcast.replication.messages import Acknowledged, AnyMessage, Message, Rec
 PIECE_BYTES = 256 * 1024
 _MORE, _LAST = b"\x00", b"\x01"
 _ONE_OF_BYTES = b"\x91\xc6"
-"""In MessagePack an array of one item, which is bytes; their length follows in four bytes."""
+"""MessagePack header of an array with one item of bytes; the length follows in four bytes."""
 
 
 class ReplicaStream:
-    """One connection. `on_messages` gets what came together, `on_lost` is called once at the end."""
+    """One connection. `on_messages` gets messages that arrived together, `on_lost` is called once at the
+    end."""
 
     def __init__(self, is_dialer: bool, name: str, boot: str, secret: str) -> None:
         self.connection = PeerConnection(self, is_dialer)
         self.peer = ""
-        """The name of the replica at the other end, once it is proved."""
+        """The name of the replica at the other end, once it is authenticated."""
         self.on_messages: Callable[[list[AnyMessage]], None] = lambda messages: None
         self.on_lost: Callable[[], None] = lambda: None
         self.sign_of_life: Callable[[], Message] = lambda: Acknowledged(0)
@@ -36,7 +37,7 @@ class ReplicaStream:
         self._pieces: list[bytes] = []
 
     async def open(self, timeout_s: float) -> None:
-        """Find out who is there; LinkRefusal, Ended or TimeoutError if that fails."""
+        """Authenticate the other end; raise LinkRefusal, Ended or TimeoutError if that fails."""
         shake = Handshake(self.connection, self._own, secrets.token_bytes(NONCE_BYTES))
         try:
             async with asyncio.timeout(timeout_s):
@@ -51,7 +52,7 @@ class ReplicaStream:
         self.peer = peer.id
 
     def begin(self, heartbeat_s: float, timeout_s: float) -> None:
-        """Messages go to `on_messages` from now on."""
+        """Pass messages to `on_messages` from now on."""
         self.connection.begin(heartbeat_s, timeout_s)
         self.connection.flush()
 
@@ -69,7 +70,7 @@ class ReplicaStream:
             if not self.connection.is_local:
                 raise LinkRefusal(REASONS["secret"], "secret")
             return ()
-        # Whoever has the same secret for links is no replica because of that.
+        # A broker that has the same secret for its links is not a replica.
         return (f"replica of a site: {self._secret}",)
 
     def admits(self, peer: HandshakeHello) -> bool:
@@ -81,11 +82,11 @@ class ReplicaStream:
         self.connection.write(_frames(messages))
 
     def send_now(self, message: Message) -> None:
-        """Send before this process does what takes long, so that the other one need not wait for it."""
+        """Send before this process blocks for long, so that the other one need not wait."""
         self.connection.write_now(_frames((message,)))
 
     def send_entry_now(self, number: int, entry: bytes) -> None:
-        """As `send_now` for one entry, whose bytes are not copied: most are large."""
+        """Like `send_now` for one entry, whose bytes are not copied, since most entries are large."""
         if len(entry) > PIECE_BYTES // 2:
             self.send_now(Records(number, [entry]))
             return
@@ -105,7 +106,7 @@ class ReplicaStream:
                     self._pieces = []
                     messages.append(decode(data))
         except msgspec.MsgspecError:
-            raise LinkError("what came is no message of a replica") from None
+            raise LinkError("invalid message from a replica") from None
         if messages:
             self.on_messages(messages)
 
@@ -113,7 +114,7 @@ class ReplicaStream:
         return _frames((self.sign_of_life(),))
 
     def writable(self, connection: PeerConnection) -> None:
-        """What is streamed is bounded by what the replicas have in memory."""
+        """Do nothing: the memory of the replicas bounds what is streamed."""
 
     def lost(self, connection: PeerConnection) -> None:
         self.on_lost()

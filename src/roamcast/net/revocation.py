@@ -1,6 +1,7 @@
-"""Client certificates that were revoked, or whose authority was replaced, after their connection was made.
+"""Detects client certificates that were revoked, or whose authority was replaced, after their connection was
+made.
 
-TLS checks a certificate once, in the handshake. What changes later is found here, when the files are read
+TLS checks a certificate once, in the handshake. Later changes are detected here, when the files are read
 again.
 """
 
@@ -23,7 +24,7 @@ Place = tuple[str, int, str]
 
 
 class Revocations:
-    """Authorities and revocation lists of the listeners, as they were read last."""
+    """Authorities and revocation lists of the listeners, as last read."""
 
     def __init__(self, listeners: Iterable[Listener]) -> None:
         self._authorities: dict[Place, bytes] = {}
@@ -40,7 +41,8 @@ class Revocations:
         self._replaced = {place: None for place in found if known.get(place, found[place]) != found[place]}
 
     def objection(self, listener: Listener, certificate: bytes | None) -> str:
-        """Why a client that showed this certificate (DER) would be refused now; "" if it would not."""
+        """Return why a client with this certificate (DER) would be refused now; "" if it would be
+        accepted."""
         place = place_of(listener)
         if not certificate:
             return ""
@@ -65,7 +67,7 @@ def place_of(listener: Listener) -> Place:
 
 
 def read_lists(path: str, key: str) -> list[CertificateRevocationList]:
-    """The revocation lists in a PEM file."""
+    """Read the revocation lists in a PEM file."""
     try:
         from cryptography.x509 import load_pem_x509_crl
     except ImportError:

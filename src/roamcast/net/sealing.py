@@ -2,12 +2,12 @@
 
 Both ends derive two keys, one for each direction, from the secret and from the hellos of the handshake, which
 hold fresh nonces. Every write becomes a record: its length, its bytes, and a keyed hash of the bytes and of
-the record's number. So a byte that was changed, a record that was left out, repeated or moved, and a record
-of another connection or of the other direction do not pass. Nothing is encrypted: that is what TLS is for.
+the record's number. So changed bytes, omitted, repeated or moved records, and records of another connection
+or direction are detected. Nothing is encrypted: use TLS for that.
 
 The hash is BLAKE2b with a key, from the standard library: it costs about 1 ns a byte and 1 us a record. No
-fresh Diffie-Hellman key goes into it: who has the secret could speak as either end anyway, and what was
-recorded has no use without the connection that it belonged to.
+fresh Diffie-Hellman key goes into it: anyone with the secret could impersonate either end anyway, and a
+recording is useless outside its connection.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from roamcast.broker.links.end import LinkError
 from roamcast.protocol.codec import LENGTH_BYTES
 
 RECORD_BYTES_MAX = 256 * 1024
-"""A larger write becomes several records, so that the receiver need not wait for all of it."""
+"""Larger writes are split into records of this size, so that the receiver need not wait for all of it."""
 TAG_BYTES = 16
 KEY_BYTES = 32
 
 
 class LinkKeys(NamedTuple):
-    """The keys of one connection, one for what each end says."""
+    """The keys of one connection, one for each direction."""
 
     dialer: bytes
     listener: bytes
 
 
 def link_keys(secret: str, dialer: bytes, listener: bytes) -> LinkKeys:
-    """HKDF (RFC 5869, SHA-256) of the secret; `dialer` and `listener` are their hellos as they were sent."""
+    """Derive keys from the secret with HKDF (RFC 5869, SHA-256); `dialer` and `listener` are their hellos
+    as they were sent."""
     salt = hashlib.sha256(len(dialer).to_bytes(4, "big") + dialer + listener).digest()
     key = hmac.digest(salt, secret.encode(), "sha256")
     first = hmac.digest(key, b"roamcast link dialer\x01", "sha256")
@@ -42,7 +43,7 @@ def link_keys(secret: str, dialer: bytes, listener: bytes) -> LinkKeys:
 
 
 class Sealer:
-    """Makes records of what one end writes."""
+    """Turns the writes of one end into records."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -60,7 +61,7 @@ class Sealer:
 
 
 class Opener:
-    """Takes the bytes of a connection and gives those of every whole record, if they are what was sealed."""
+    """Takes the bytes of a connection and returns the verified content of every whole record."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -68,7 +69,7 @@ class Opener:
         self._bytes = b""
 
     def open(self, data: bytes) -> bytes:
-        """LinkError if anything was changed, left out, repeated or moved on its way."""
+        """Raise LinkError if anything was changed, omitted, repeated or moved."""
         if self._bytes:
             data = self._bytes + data
         opened: list[bytes] = []
@@ -91,7 +92,7 @@ class Opener:
         return opened[0] if len(opened) == 1 else b"".join(opened)
 
 
-CHANGED = "what came was changed, left out, repeated or moved on its way; the link resumes anew"
+CHANGED = "received data was changed, omitted, repeated or moved on its way; reconnecting"
 
 
 def tag(key: bytes, number: int, data: bytes) -> bytes:

@@ -1,9 +1,9 @@
-"""Connections that have not said yet who they are: few, not for long, and the silent ones give way.
+"""Connections that have not identified themselves yet ("strangers"): limited in number and time.
 
-Whoever opens connections without a word must not keep out those who have something to say. So a newcomer is
-let in as long as there is somebody else to send away: of the address with the most strangers, the oldest of
-those that are silent or of those that talk without saying who they are, whichever are more. So a flood of one
-kind takes no place from the other kind. Who has asked to come in, and waits for the answer, stays.
+Silent connections must not keep out honest clients. So a new connection is accepted as long as another one
+can be closed: of the address with the most strangers, the oldest of the silent ones or of those that send
+without identifying themselves, whichever are more. So a flood of one kind does not displace connections of
+the other kind. A connection whose authentication is in progress stays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Leave = Callable[[str], None]
 
 
 class Stranger:
-    """One connection, from its first moment until it has said who it is."""
+    """One connection, from its first moment until it has identified itself."""
 
     __slots__ = ("address", "host", "is_asking", "is_handed", "leave", "network", "since_s")
 
@@ -33,17 +33,17 @@ class Stranger:
         self.is_handed = False
         """True if another process has handed the connection over."""
         self.is_asking = False
-        """True while somebody looks at what it has said."""
+        """True while its identity is being checked."""
 
 
 class _Network:
-    """The strangers of one address, in the order in which they came."""
+    """The strangers of one address, in order of arrival."""
 
     __slots__ = ("silent", "talking")
 
     def __init__(self) -> None:
         self.silent: dict[Stranger, None] = {}
-        """Those that have not sent a byte."""
+        """Strangers that have not sent a byte."""
         self.talking: dict[Stranger, None] = {}
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class Strangers:
         *,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`room` says how many there may be in all, `per_address` how many from this address."""
+        """`room` returns the maximum in total, `per_address` the maximum for this address."""
         self._room = room
         self._per_address = per_address
         self._clock = clock
@@ -74,15 +74,15 @@ class Strangers:
         self._networks: dict[str, _Network] = {}
         self._complaints = Complaints()
         self.given_way = 0
-        """How many had to go because others came."""
+        """Number of strangers closed to make room for others."""
         self.expired = 0
-        """How many took too long."""
+        """Number of strangers closed because they took too long."""
 
     def __len__(self) -> int:
         return len(self._all)
 
     def enter(self, host: str, address: str, leave: Leave) -> Stranger | None:
-        """Somebody has connected; None if there is no room, because nobody can be sent away."""
+        """Add a connection; return None if there is no room, because no other can be closed."""
         stranger = Stranger(host, address, self._clock(), leave)
         network = self._networks.get(stranger.network)
         most = self._per_address(host)
@@ -98,14 +98,14 @@ class Strangers:
         return stranger
 
     def spoke(self, stranger: Stranger) -> None:
-        """It has sent its first byte."""
+        """Note that a connection has sent its first byte."""
         if stranger in self._all:
             network = self._networks[stranger.network]
             if network.silent.pop(stranger, stranger) is None:
                 network.talking[stranger] = None
 
     def rename(self, stranger: Stranger, host: str) -> None:
-        """It comes from this host, as its load balancer has said."""
+        """Change the host of a connection to the one that its load balancer named."""
         if stranger not in self._all:
             return
         self._leave_network(stranger)
@@ -113,7 +113,7 @@ class Strangers:
         self._networks.setdefault(stranger.network, _Network()).talking[stranger] = None
 
     def settle(self, stranger: Stranger) -> None:
-        """It has said who it is, or it is gone."""
+        """Remove a connection that has identified itself or has ended."""
         if stranger in self._all:
             del self._all[stranger]
             self._leave_network(stranger)
@@ -126,11 +126,11 @@ class Strangers:
             del self._networks[stranger.network]
 
     def expire(self, after_s: float) -> None:
-        """Send those away that have taken longer than this."""
+        """Close connections that have taken longer than this."""
         for stranger in list(self._overdue(self._clock() - after_s)):
             self.expired += 1
             self.settle(stranger)
-            stranger.leave(f"it did not say within {after_s:g} s who it is")
+            stranger.leave(f"it did not identify itself within {after_s:g} s")
 
     def _overdue(self, before_s: float) -> Iterator[Stranger]:
         for stranger in self._all:
@@ -140,13 +140,13 @@ class Strangers:
                 yield stranger
 
     def _send_away(self, network: str, why: str) -> bool:
-        """Whether somebody of this address has gone."""
+        """Close one stranger of this address; return False if there is none to close."""
         stranger = self._networks[network].first_to_go()
         if stranger is None:
             return False
         self.given_way += 1
         self.settle(stranger)
         if self._complaints.is_due(network, "gives way"):
-            log.warning("%s: connections that do not say who they are give way to new ones: %s", network, why)
-        stranger.leave(f"others come in, and it has not said who it is: {why}")
+            log.warning("%s: closing unidentified connections for new ones: %s", network, why)
+        stranger.leave(f"closed for a new connection before it identified itself: {why}")
         return True

@@ -1,7 +1,7 @@
 """TLS: contexts from the configuration, and certificates that are replaced while the broker runs.
 
-A listening socket keeps the context it was opened with. So the context stays, and each handshake is
-told at its beginning to go on with the newest one; connections that are there already go on as they are.
+A listening socket keeps the context it was opened with. So the context stays, and each handshake switches to
+the newest one at its beginning; present connections continue unchanged.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class ServerContext:
 
     def __init__(self, make: Callable[[], ssl.SSLContext]) -> None:
         self.context = make()
-        """What the listening socket is opened with."""
+        """The context that the listening socket is opened with."""
         self._newest = self.context
         self.context.sni_callback = self._choose
 
     def reload(self, make: Callable[[], ssl.SSLContext]) -> None:
-        """Use other files from now on; InputError if they cannot be used, and then the old ones stay."""
+        """Use other files from now on; if they cannot be used, raise InputError and keep the old ones."""
         newest = make()
-        # How certificates are asked for and checked is decided before `_choose` is called.
+        # Whether certificates are requested and checked is decided before `_choose` is called.
         self.context.verify_mode = newest.verify_mode
         self.context.verify_flags = newest.verify_flags
         self._newest = newest
@@ -49,7 +49,7 @@ class LinkContexts(NamedTuple):
     server: ssl.SSLContext
     client: ssl.SSLContext
     digest: bytes
-    """Of the files that it was made of: where it differs, who is there must prove itself again."""
+    """Digest of the files used: if it differs, peers must authenticate again."""
 
 
 def http_context(metrics: Metrics) -> ssl.SSLContext:
@@ -93,7 +93,7 @@ def link_contexts(link: Link) -> LinkContexts:
 
 
 def load_revoked(context: ssl.SSLContext, path: str, key: str) -> None:
-    """Refuse certificates that are in these lists, and any whose signer has no list among them."""
+    """Refuse certificates in these lists, and any certificate whose signer has no list among them."""
     check_readable(path, key)
     before = context.cert_store_stats()
     try:
@@ -107,7 +107,7 @@ def load_revoked(context: ssl.SSLContext, path: str, key: str) -> None:
 
 
 def refuse_resumption(context: ssl.SSLContext) -> None:
-    """Every connection proves anew who it is: a resumed one would outlive a replaced authority."""
+    """Require a full handshake for every connection: a resumed one would outlive a replaced authority."""
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
 
@@ -119,7 +119,7 @@ def load_own(context: ssl.SSLContext, certificate: str, key_file: str, key: str)
 
     def refuse_encrypted() -> NoReturn:
         raise InputError(
-            f"{key}.key = {key_file}: is encrypted, and there is nobody to ask for its password; "
+            f"{key}.key = {key_file}: is encrypted, and its password cannot be asked for; "
             f"decrypt it with: openssl pkey -in {key_file}"
         )
 
@@ -148,7 +148,8 @@ def load_authorities(context: ssl.SSLContext, path: str, key: str) -> None:
 
 
 def certificate_name(certificate: PeerCertificate | None, field: str) -> str:
-    """The client's name in its certificate, by the listener's `certificate_name`; "" if it has none."""
+    """Return the client's name in its certificate, by the listener's `certificate_name`; "" if it has
+    none."""
     if not certificate:
         return ""
     if field == "common_name":
@@ -157,14 +158,14 @@ def certificate_name(certificate: PeerCertificate | None, field: str) -> str:
 
 
 def is_broker(certificate: PeerCertificate | None, id: str) -> bool:
-    """Whether a peer's certificate was given to the broker with this id."""
+    """Return whether a peer's certificate is for the broker with this id."""
     if not certificate:
         return False
     return id in [*alternative_names(certificate, "DNS"), *common_names(certificate)]
 
 
 def has_fingerprint(certificate: bytes | None, fingerprints: Collection[str]) -> bool:
-    """Whether a certificate (DER) is one of those named by their SHA-256; any is, where none is named."""
+    """Return whether a certificate (DER) has one of these SHA-256 hashes; true if none is given."""
     if not fingerprints:
         return True
     shown = hashlib.sha256(certificate or b"").hexdigest()

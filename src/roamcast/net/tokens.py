@@ -1,4 +1,4 @@
-"""Tokens (JWT) as passwords: who signed them, until when they hold, and what they allow."""
+"""Tokens (JWT) as passwords: their signature, expiry and rights."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from roamcast.net.users import check_name
 
 KEYS_BYTES_MAX = 1 << 20
 GRANTS_CLAIM = "roamcast"
-"""The claim that says what the client may do: {"publish": [FILTER, …], "subscribe": [FILTER, …]}."""
+"""The claim with the client's rights: {"publish": [FILTER, …], "subscribe": [FILTER, …]}."""
 PEM_END = "-----END PUBLIC KEY-----"
 
 
 class TokenRefused(Exception):
-    """Why a token proves nothing."""
+    """Raised if a token is not accepted; the text is the reason."""
 
 
 class Token(NamedTuple):
-    """What a token says."""
+    """Content of a token."""
 
     user: str
     grants: Grants | None
     expires_at: float
-    """By the clock on the wall."""
+    """Expiry, Unix time."""
     key: str
-    """The fingerprint of the key that signed it."""
+    """The fingerprint of the key that signed the token."""
 
 
 class SigningKey(NamedTuple):
     id: str
-    """What a token names it by; "" if it has no name."""
+    """Name of the key in the token's header; "" if it has none."""
     key: Any
     fingerprint: str
 
@@ -56,15 +56,15 @@ class Tokens:
         return any(one.fingerprint == fingerprint for one in self._keys)
 
     def read(self, text: bytes) -> Token:
-        """What the token says, if it holds now."""
+        """Return the content of a token that is valid now."""
         import jwt
 
         try:
             named = jwt.get_unverified_header(text).get("kid", "")
         except jwt.PyJWTError:
             raise TokenRefused("the token is malformed") from None
-        # A token that names its key is tried with that one, and with those that have no name.
-        why = "no key that is known here has signed the token"
+        # A token that names its key is tried with that key, and with keys that have no name.
+        why = "no known key has signed the token"
         for one in self._keys:
             if named and one.id and one.id != named:
                 continue
@@ -73,7 +73,7 @@ class Tokens:
             except jwt.InvalidSignatureError:
                 continue
             except (jwt.PyJWTError, TypeError, ValueError) as error:
-                why = f"the token does not hold: {error}"
+                why = f"the token is not valid: {error}"
                 continue
             return self._token(claims, one.fingerprint)
         raise TokenRefused(why)
@@ -109,12 +109,12 @@ class Tokens:
 
 
 def is_token(password: bytes | None) -> bool:
-    """True for what can only be meant as a token: three parts, the first of which is encoded JSON."""
+    """Return true for what can only be a token: three parts, the first of which is encoded JSON."""
     return password is not None and password.startswith(b"eyJ") and password.count(b".") == 2
 
 
 def load_keys(settings: Jwt) -> Tokens | None:
-    """The keys of the file, or None if there is none; InputError if they cannot be used."""
+    """Load the keys of the file; None if there is no file, InputError if they cannot be used."""
     path = settings.keys
     if not path:
         return None

@@ -1,6 +1,6 @@
 """The file of users: a name and an argon2 hash on each line, kept so that only the broker can read it.
 
-A user who logs in by SCRAM has a verifier of that method behind the hash: `NAME:ARGON2:SCRAM-SHA-256$…`.
+A user who logs in by SCRAM has a SCRAM verifier after the hash: `NAME:ARGON2:SCRAM-SHA-256$…`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from roamcast.mqtt.server.access import ANONYMOUS
 
 USERS_BYTES_MAX = 67_108_864
 PASSWORD_BYTES_MAX = 65_535
-"""The longest that MQTT can carry."""
+"""The longest password that MQTT can carry."""
 
 # OWASP's first choice for argon2id. More memory would protect a stolen file better, but after a restart
 # every client of a site proves who it is within seconds, on the cores that serve them.
@@ -38,7 +38,7 @@ HEADER = "# Users of a Roamcast broker, written by `roamcast user`: NAME:ARGON2,
 
 
 def check_name(name: str) -> str:
-    """The name, if users may have it: it must be safe in topics (%u) and unmistakable in rules."""
+    """Return the name if users may have it: it must be safe in topics (%u) and unambiguous in rules."""
     fits = _NAME.fullmatch(name) and len(name) <= NAME_CHARACTERS_MAX and not name.startswith("$")
     if not fits or name != name.strip() or name == ANONYMOUS:
         raise InputError(
@@ -56,28 +56,28 @@ def hash_password(password: bytes) -> str:
 
 
 def hash_of(stored: str) -> str:
-    """The argon2 hash of a user."""
+    """Return the argon2 hash of a user."""
     return stored.partition(":")[0]
 
 
 def verifier_of(stored: str) -> ScramVerifier | None:
-    """The SCRAM verifier of a user, if there is one."""
+    """Return the SCRAM verifier of a user, if there is one."""
     text = stored.partition(":")[2]
     return ScramVerifier.read(text) if text else None
 
 
 def with_scram(stored: str, password: bytes) -> str:
-    """What is stored of a user who may log in by SCRAM, too."""
+    """Return the stored text for a user who may also log in by SCRAM."""
     return f"{stored}:{ScramVerifier.of(password, secrets.token_bytes(SALT_BYTES)).text}"
 
 
 def read_users(path: str, key: str = "access.users") -> dict[str, str]:
-    """Names and what passwords are checked against; an InputError names the line that is none."""
+    """Read names and password hashes; an InputError names the line that is wrong."""
     check_private(path, key)
     with open(path, "rb") as file:
         content = file.read(USERS_BYTES_MAX + 1)
     if len(content) > USERS_BYTES_MAX:
-        raise InputError(f"{key} = {path}: larger than {USERS_BYTES_MAX} bytes; this is no file of users")
+        raise InputError(f"{key} = {path}: larger than {USERS_BYTES_MAX} bytes; this is not a file of users")
     users: dict[str, str] = {}
     for number, raw in enumerate(content.split(b"\n"), start=1):
         try:
@@ -99,11 +99,12 @@ def read_users(path: str, key: str = "access.users") -> dict[str, str]:
 
 @contextmanager
 def changing_users(path: str) -> Iterator[dict[str, str]]:
-    """The users for the block to change; written in one piece when it ends, unless it failed.
+    """Yield the users for the block to change, and write the file at once when the block ends without an
+    error.
 
-    Two at once wait for each other. Whoever reads meanwhile finds the old file or the new one.
+    Concurrent changes wait for each other. Readers see the old file or the new one.
     """
-    target = Path(path).resolve()  # What a symbolic link points to is replaced, not the link.
+    target = Path(path).resolve()  # The target of a symbolic link is replaced, not the link.
     try:
         folder = os.open(target.parent, os.O_RDONLY)
     except OSError as error:
@@ -131,7 +132,7 @@ def _write(target: Path, users: dict[str, str]) -> None:
             file.flush()
             os.fchmod(descriptor, 0o600)
             if target.exists():
-                # An administrator's change must not lock the broker out of its own file.
+                # A change by an administrator must not take the file from the broker's user.
                 known = target.stat()
                 os.fchmod(descriptor, stat.S_IMODE(known.st_mode) & 0o660)
                 os.fchown(descriptor, known.st_uid, known.st_gid)

@@ -34,16 +34,16 @@ log = logging.getLogger("roamcast.clients")
 
 SUBPROTOCOL = "mqtt"
 REQUEST_BYTES_MAX = 16 << 10
-"""What somebody may send before the WebSocket is there."""
+"""Maximum size of the HTTP request that opens a WebSocket."""
 SLICE_BYTES = 16 << 10
-"""Taken apart at once: the smallest messages are so many that others would wait for them."""
+"""Bytes parsed at once: a larger slice of tiny messages would delay other connections."""
 PONGS_BYTES_MAX = 64 << 10
-"""Answers to pings that wait to be read; RFC 6455, section 5.5.3, allows to leave some out."""
+"""Maximum size of unsent answers to pings; RFC 6455, section 5.5.3, allows omitting some."""
 GOING_AWAY, UNSUPPORTED, NORMAL = 1001, 1003, 1000
 
 
 class WebSocketTransport(asyncio.Transport):
-    """What the connection inside writes to: each write becomes one message."""
+    """The transport of the inner connection: each write becomes one message."""
 
     def __init__(self, socket: WebSocketConnection) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class WebSocketTransport(asyncio.Transport):
 
 
 class WebSocketConnection(asyncio.Protocol):
-    """Takes the envelope off, and puts it on."""
+    """Decodes WebSocket frames of the client, and encodes those to the client."""
 
     def __init__(self, inner: ClientConnection, listener: Listener) -> None:
         self.transport = cast(asyncio.Transport, None)
@@ -91,7 +91,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._machine = WSConnection(ConnectionType.SERVER)
         self._received = 0
         self._rest = b""
-        """What has come and was not looked at yet."""
+        """Received bytes that are not parsed yet."""
         self._is_open = False
 
     # --- called by asyncio ---
@@ -147,7 +147,7 @@ class WebSocketConnection(asyncio.Protocol):
             case BytesMessage(data=data):
                 self._inner.data_received(bytes(data))
             case TextMessage():
-                # MQTT is binary; section 6 of both standards.
+                # MQTT uses binary messages; section 6 of both standards.
                 self.close(UNSUPPORTED)
             case Ping():
                 if self.transport.get_write_buffer_size() < PONGS_BYTES_MAX:
@@ -185,8 +185,8 @@ class Objection(NamedTuple):
 
 
 def _objection(request: Request, listener: Listener) -> Objection | None:
-    """Why this may not become a WebSocket; None if it may."""
-    # With TLS the certificate proves the name, so that nobody else's name can lead here.
+    """Return why this request may not open a WebSocket; None if it may."""
+    # With TLS the certificate proves the host name, so no other name can lead here.
     if listener.hosts or not listener.is_secure:
         foreign = host_objection(request.host, listener.address, listener.hosts, "listener.hosts")
         if foreign:

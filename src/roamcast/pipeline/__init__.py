@@ -1,5 +1,5 @@
-"""Questions to the event logs, answered by Spark on a laptop or a cluster, and small ones by DuckDB.
+"""Analyses of event logs, with Spark on a laptop or a cluster, and with DuckDB for small logs.
 
-Only `filters` and the record schema are seen from here: what a run should have
-delivered is worked out again, never taken from a broker's word.
+This room imports only `filters` and the record schema: it computes independently what a run should have
+delivered, and does not trust brokers.
 """

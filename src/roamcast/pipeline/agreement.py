@@ -1,4 +1,4 @@
-"""Whether an audit says of every run what someone else says, who saw the run happen."""
+"""Compares an audit's counts for every run with those of an independent observer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Disagreement:
 
 
 def counts_by_run(out: Path) -> dict[str, Counter[str]]:
-    """What the tables of an audit say of each run."""
+    """Return the counts of each run from the tables of an audit."""
     counts: dict[str, Counter[str]] = {}
     streams = pq.read_table(out / "streams").group_by("run").aggregate([(name, "sum") for name in COUNTS])
     for row in streams.to_pylist():
@@ -35,7 +35,8 @@ def counts_by_run(out: Path) -> dict[str, Counter[str]]:
 
 
 def disagreements(out: Path, verdicts: Mapping[str, Mapping[str, int]]) -> list[Disagreement]:
-    """Where the audit and these verdicts (run to name to count) differ; also in which runs there are."""
+    """Return the differences between the audit and these verdicts (run to name to count), including
+    missing runs."""
     counts = counts_by_run(out)
     # Whoever saw the run would not know of what was never published.
     known = {run: {"invented": 0, **verdict} for run, verdict in verdicts.items()}

@@ -1,10 +1,9 @@
-"""What should each subscriber have received, and what did it?
+"""Audits what each subscriber should have received, and what it did receive.
 
-The audit is an oracle of its own. What was owed follows from the rows
-`published`, `subscribed` and `unsubscribed` and from the pipeline's own
-evaluation of the filters; what came is what the clients' rows say. Of clients
-that keep no records there is what brokers say they acknowledged: such clients
-are listed, and what is open for them is never called lost.
+The audit is an oracle of its own. What was owed follows from the rows `published`, `subscribed` and
+`unsubscribed` and from the pipeline's own evaluation of the filters; arrivals are the clients' own rows. For
+clients without records the acknowledgements recorded by brokers are used: such clients are listed, and their
+missing deliveries are not counted as lost.
 """
 
 from __future__ import annotations
@@ -34,13 +33,14 @@ from roamcast.pipeline.places import Place
 from roamcast.protocol.records import NO_LOCAL, SHARED, UNPROMISED
 
 EVERY_ROW_MAX = 1_000_000
-"""Up to here every row is compared with the one before it; in larger logs only where blocks look odd."""
+"""Up to this number of rows every row is compared with the one before it; in larger logs only suspicious
+blocks."""
 
 PROTOCOL = re.compile(r"(?:.*\bprotocol=)?([a-z]\w*(?::[a-z]\w*)?)")
 EXAMPLES = 10
-"""Findings that are among the figures; all of them are in a table."""
+"""Number of findings among the figures; all of them are in a table."""
 ON_ITS_WAY_S = 10.0
-"""How long a notification may take from the broker of its publisher to that of a new subscriber."""
+"""Longest assumed time of a notification from its publisher's broker to a new subscriber's."""
 EDGE_SCHEMA = [
     (f"{edge}_{part}", kind)
     for edge in ("issued", "settled", "ending", "ended")
@@ -52,7 +52,7 @@ HELD_SCHEMA = pa.schema(
 
 
 def protocol_of(run: str) -> str:
-    """Runs of the simulator are named after their mobility protocol; any other is a group of its own."""
+    """Return the mobility protocol in the name of a simulated run; any other run is its own group."""
     known = PROTOCOL.match(run)
     return known[1] if known else run
 
@@ -98,7 +98,7 @@ def audit(engine: Engine, made: Path, clock_error_s: float = 0.0) -> dict[str, A
 
 
 class Steps:
-    """What each step of a job takes: seconds, what its engine counts, and memory at most."""
+    """Cost of each step of a job: seconds, the engine's counters, and peak memory."""
 
     def __init__(self, engine: Engine) -> None:
         self.taken: dict[str, dict[str, float]] = {}
@@ -117,13 +117,13 @@ class Steps:
 
 
 def reset_peak(process: int) -> None:
-    """Begin to count the memory of a process anew; Linux lets us do so for our own ones."""
+    """Reset the peak memory of a process; Linux allows that for our own processes."""
     with suppress(OSError):
         Path(f"/proc/{process}/clear_refs").write_text("5")
 
 
 def peak_mb_of(process: int) -> int:
-    """The most memory that a process had since; 0 where nobody says."""
+    """Return the peak memory of a process since the reset; 0 if the system does not report it."""
     with suppress(OSError):
         for line in Path(f"/proc/{process}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -134,7 +134,7 @@ def peak_mb_of(process: int) -> int:
 def audit_embedded(
     log: Place, out: Place, *, clock_error_s: float = 0.0, memory_mb: int | None = None
 ) -> dict[str, Any]:
-    """The same with DuckDB, in this process: for logs that fit this machine."""
+    """Audit with DuckDB in this process: for logs that fit this machine."""
     with results(out) as output, duck_engine(log, output.folder / KEPT, memory_mb) as engine:
         return audit(engine, output.folder, clock_error_s)
 
@@ -144,7 +144,7 @@ def audit_embedded(
 
 @dataclass(frozen=True)
 class Health:
-    """What the logs of the nodes look like."""
+    """State of the nodes' logs."""
 
     nodes: pa.Table
 
@@ -163,7 +163,7 @@ class Health:
 
 
 def _look_at_nodes(engine: Engine, made: Path) -> Health:
-    """What the log of each node looks like; each row is there once from then on."""
+    """Check the log of each node; from then on each row is there once."""
     health = Health(engine.fetch(sql.NODES))
     pq.write_table(health.nodes, made / "nodes.parquet")
     engine.desk.register("nodes", health.nodes)
@@ -177,7 +177,7 @@ def _look_at_nodes(engine: Engine, made: Path) -> Health:
 
 
 def _breaks(engine: Engine, health: Health) -> pa.Table:
-    """Where rows are missing from the log of a node, or its clock went back."""
+    """Find where rows are missing from the log of a node, or its clock went back."""
     if health.total("rows") <= EVERY_ROW_MAX:
         return engine.fetch(sql.breaks(engine.dialect, "rows"))
     broken = health.broken
@@ -220,7 +220,7 @@ class Names:
 
 
 def _name(engine: Engine, health: Health) -> Names:
-    """Give numbers to names, and register the tables of them."""
+    """Number the names, and register tables of them."""
     desk = engine.desk
     held = _issued_early(desk.fetch(sql.subscriptions(DUCKDB)).cast(HELD_SCHEMA), health)
     terms = desk.fetch(sql.TERMS).to_pylist()
@@ -241,7 +241,7 @@ def _name(engine: Engine, health: Health) -> Names:
 
 
 def _issued_early(held: pa.Table, health: Health) -> pa.Table:
-    """Real brokers do not compare clocks: what was on its way to a broker when a client subscribed may come.
+    """Allow notifications in transit when a client subscribed: brokers' clocks are not compared.
 
     Clients of the simulator write under their own name; their brokers hold such notifications back.
     """
@@ -254,13 +254,13 @@ def _issued_early(held: pa.Table, health: Health) -> pa.Table:
 
 
 def _joined(term: Mapping[str, Any]) -> dict[str, Any]:
-    """A client that is a member of a group may get whatever the group wants, at any time."""
+    """Mark subscriptions of group members: a member may get any notification for the group."""
     return {**{name: term[name] for name in (*CLIENT, "filter")}, "issued_time": sql.LONG_AGO}
 
 
 def _never_settled(held: pa.Table, terms: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """What may be missing: what is owed to a filter on its client's own state cannot be told from here, and a
-    subscription with QoS 0 is promised nothing."""
+    """Mark subscriptions whose notifications may be missing: filters on the client's own state cannot be
+    evaluated here, and QoS 0 promises nothing."""
     own = {text for text in held.column("filter").unique().to_pylist() if parse(text).own}
     keys = ("run", "client", "filter")
     unpromised = {tuple(row[key] for key in keys) for row in terms if row["reason"] == UNPROMISED}
@@ -273,7 +273,7 @@ def _never_settled(held: pa.Table, terms: Sequence[Mapping[str, Any]]) -> pa.Tab
 
 
 def _with_own(held: pa.Table, publishers: pa.Table, terms: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Adds the number of the client as a publisher, where it does not want what it publishes itself."""
+    """Add the number of the client as a publisher, if it does not want its own publishes."""
     keys = ("run", "client", "filter")
     without_own = {tuple(row[key] for key in keys) for row in terms if row["reason"] == NO_LOCAL}
     ids: dict[tuple[str, str], int] = {}
@@ -301,7 +301,7 @@ def _publishers(found: pa.Table) -> pa.Table:
 
 
 def _rows_with(desk: Desk, filters: list[str]) -> int:
-    """How many rows carry one of these filters."""
+    """Return how many rows contain one of these filters."""
     if not filters:
         return 0
     desk.register("unreadable", pa.table({"filter": pa.array(filters, pa.string())}))
@@ -347,7 +347,7 @@ def _judge(engine: Engine, names: Names, clock_error_s: float, has_bursts: bool)
 
 
 def _find(engine: Engine) -> None:
-    """Make the table `findings`: look at the log again for whatever is suspicious, and only then."""
+    """Make the table `findings`: read the log again, but only for suspicious streams."""
     desk = engine.desk
     suspicions = desk.fetch(sql.SUSPICIONS).to_pylist()[0]
     if suspicions["came"]:
@@ -369,7 +369,7 @@ def _find(engine: Engine) -> None:
 
 
 def _write_tables(desk: Desk, names: Names, made: Path) -> tuple[pa.Table, pa.Table]:
-    """Write what became of streams, clients, publishers and handoffs; the tables of clients and handoffs."""
+    """Write the tables of streams, clients, publishers and handoffs; return those of clients and handoffs."""
     desk.keep("streams", sql.STREAMS)
     desk.write("streams", made / "streams")
     clients = desk.fetch(sql.CLIENTS)

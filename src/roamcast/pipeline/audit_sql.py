@@ -1,7 +1,7 @@
 """The audit as SQL that Spark and DuckDB both run: one text, so that one set of rules decides.
 
-Queries over `log` run in the engine. What they leave has the size of the network (nodes, subscriptions,
-moves, streams, findings), and all other queries run at the desk (see engines.py).
+Queries over `log` run in the engine. Their results have the size of the network (nodes, subscriptions, moves,
+streams, findings), and all other queries run at the desk (see engines.py).
 
 Everything that joins or sorts millions of rows does so by numbers: client and publisher are one (`stream`),
 incarnation and number of a notification another (`place`), counted down, so that the later comes first.
@@ -28,20 +28,20 @@ from roamcast.protocol.records import (
 
 CLIENT_BITS = 32
 BLOCK_BITS = 5
-"""32 rows of a node are looked at together: one bit for each fits a number."""
+"""32 rows of a node are checked together: one bit per row fits into a number."""
 
 MUST, MAY = 2, 1
-"""How a notification stands to a subscription that it matches; the higher is the stronger."""
+"""Whether a matching subscription must or may get the notification; the higher value wins."""
 ACKNOWLEDGED, EXCUSED, APART = 3, 4, 5
-"""Marks of a notification besides these, all below zero: its broker says that the client has it; its broker
-gave it up as MQTT demands; the client has it apart from the promise to deliver once and in order."""
+"""Further marks of a notification, all below zero: its broker has the client's acknowledgement; its broker
+dropped it as MQTT requires; the client got it outside the promise of exactly once and in order."""
 
 WHOLE, AWAY, TORN, UNTOLD = range(4)
-"""What there is of a client's own word: all of it; all of it, and the client has left; the log of some
-process of it does not end as it should; nothing."""
+"""Completeness of a client's own records: complete; complete, and the client has left; the log of some
+process is cut off; none."""
 
 EXCUSES = ("session ended", "expired")
-"""Reasons for which a broker drops what it need not deliver any more."""
+"""Reasons for which a broker may drop a notification."""
 
 CHANGES = ("subscribed", "unsubscribed")
 CHANGES_OF_FILTERS = (*CHANGES, "advertised", "unadvertised")
@@ -50,19 +50,19 @@ _CHANGE_REASONS = ", ".join(
 )
 _IS_NO_TIME = "isnan(time) OR abs(time) = CAST('Infinity' AS DOUBLE)"
 RARE = (*CHANGES, "moved", "dropped", "detached")
-"""Kinds that are picked out of the log in one pass: it takes as long for a few rows as for many."""
+"""Kinds of rows selected in one pass, because a pass takes as long for few rows as for many."""
 RARE_COLUMNS = (
     "run", "sequence", "time", "node", "kind", "client", "broker", "publisher", "incarnation", "number",
     "notifications", "filter", "reason",
 )  # fmt: skip
 
 LEFT = "left"
-"""The reason of a `moved` row that says: it went away."""
+"""The reason of a `moved` row of a client that disconnected."""
 
 LONG_AGO = -1e300
 """When a subscription was issued of which only that is known: before the log began."""
 EDGES = ("issued", "settled", "ending", "ended")
-"""What happens to a subscription, in order; each has a place in the log, or none."""
+"""Events of a subscription in order; each has a position in the log, or none."""
 PLACE = ("time", "node", "sequence")
 
 NODE = ("run", "node")
@@ -87,7 +87,7 @@ COUNTS = ("expected", "delivered", *KINDS_OF_FINDINGS.values())
 
 
 OFTEN = ("forwarded", "delivered", "published", "acknowledged", *sorted(FREQUENT_KINDS - {"forwarded"}))
-"""Kinds of which there are most: they are asked about first."""
+"""The most frequent kinds, which are tested first."""
 
 
 def _in_order(kinds: Iterable[str]) -> list[str]:
@@ -95,7 +95,8 @@ def _in_order(kinds: Iterable[str]) -> list[str]:
 
 
 def is_bad(kinds: Iterable[str] = KINDS) -> str:
-    """The condition that `problem` would name one, in fewer words: it is asked of every row of a log."""
+    """The condition that `problem` returns a text, in a shorter form: it is evaluated for every row of a
+    log."""
     kinds = tuple(kinds)
     by_needs: dict[str, list[str]] = {}
     for kind in _in_order(kinds):
@@ -119,7 +120,8 @@ def _is_one_of(kinds: Sequence[str]) -> str:
 
 
 def problem(kinds: Iterable[str] = KINDS) -> str:
-    """Why a row cannot be used, as a text; null if it can. `kinds` are those it can be of."""
+    """Return why a row cannot be used, as a text; null if it can. `kinds` are the possible kinds of the
+    row."""
     kinds = tuple(kinds)
     any_row = [f"WHEN {name} IS NULL THEN 'no {name}'" for name in (*ROW, "time", "kind")]
     any_row.append(f"WHEN {_IS_NO_TIME} THEN 'time is no number'")
@@ -147,7 +149,7 @@ def _lacking(kind: str) -> str:
 
 
 def usable(*kinds: str) -> str:
-    """The condition that a row is of these kinds and can be used."""
+    """Return the condition that a row is of these kinds and can be used."""
     return f"{_is_one_of(kinds)} AND NOT {is_bad(kinds)}"
 
 
@@ -185,7 +187,7 @@ of its block or than one of an earlier block: not always, if it is right again w
 
 
 def breaks(dialect: Dialect, rows: str) -> str:
-    """Where the log of a node breaks off or its clock goes back: the row behind each such place."""
+    """Return breaks in the log of a node, or of its clock: the row after each."""
     return f"""
 SELECT run, node, sequence, time, missing, went_back_s FROM (
     SELECT run, node, sequence, time, sequence - lag(sequence) OVER one_by_one - 1 AS missing,
@@ -278,7 +280,7 @@ SELECT run, client, filter, reason, min(time) AS since FROM rare
 WHERE kind = 'subscribed' AND reason IN ('{UNPROMISED}', '{NO_LOCAL}', '{SHARED}')
 GROUP BY run, client, filter, reason
 """
-"""What clients say of their own subscriptions."""
+"""Subscription rows that clients wrote."""
 
 PUBLISHERS = """
 SELECT run, publisher, incarnation, CAST(sum(notifications) AS BIGINT) AS published,
@@ -314,7 +316,7 @@ SELECT run, node, CAST(row_number() OVER (PARTITION BY run, client ORDER BY node
 FROM (SELECT DISTINCT run, client, node FROM rare WHERE kind = 'moved'
     AND substr(node, 1, length(client) + 1) = client || '{LIFE_MARK}') AS told
 """
-"""The processes of each client, in order: the next one counts its rows from 1 again."""
+"""The processes of each client, in order: each counts its rows from 1."""
 
 
 # --- what was owed, and what came ---
@@ -329,7 +331,7 @@ SELECT /*+ BROADCAST(p) */ r.run AS run, node, sequence, time, publisher_id, inc
     notifications, attributes
 FROM published AS r JOIN publishers AS p ON {_OF_PUBLISHER} WHERE number > 0
 """
-"""What was published and promised: nothing that has no number was."""
+"""Publishes that are promised to subscribers: only those with a number."""
 
 
 def owed(table: FilterTable, dialect: Dialect, clock_error_s: float) -> str:
@@ -368,13 +370,13 @@ def standing(clock_error_s: float, is_own: str = "coalesce(own_id = publisher_id
 
 
 STRANGERS = 64
-"""Deliveries that no client or publisher of the log explains are spread over as many streams."""
+"""Deliveries without a known client or publisher are distributed over this number of streams."""
 
 
 def told(has_lives: bool, asks_brokers: bool) -> str:
-    """What clients say they got, and brokers of clients that say nothing or not all.
+    """Deliveries: from clients' own records, or from brokers for clients without complete records.
 
-    `came` is the place among the client's own rows, over all of its processes.
+    `came` is the position among the client's own rows, over all of its processes.
     """
     life = f"(coalesce(life, 0) << {NUMBER_BITS}) + " if has_lives else ""
     lives = "LEFT JOIN lives AS l ON l.run = r.run AND l.node = r.node" if has_lives else ""
@@ -400,7 +402,7 @@ SELECT /*+ BROADCAST(c), BROADCAST(p) */ r.kind AS kind, r.run AS run, r.client 
     sequence, published_at, reason, came, publisher_id, incarnation_rank, {_STREAM} AS stream
 FROM told AS r LEFT JOIN clients AS c ON {_OF_CLIENT} LEFT JOIN publishers AS p ON {_OF_PUBLISHER}
 """
-"""The same with the numbers of client and publisher, if they are known."""
+"""These deliveries with the numbers of client and publisher, if they are known."""
 
 CAME = f"""
 SELECT coalesce(stream, -1 - (sequence & {STRANGERS - 1})) AS stream,
@@ -492,7 +494,7 @@ FROM judged GROUP BY stream, CASE WHEN suspicion IS NOT NULL THEN place END
 
 
 SUSPICIONS = "SELECT count(*) AS came FROM verdicts WHERE suspicion IN ('again or late', 'unwanted')"
-"""What to look for; where there is nothing, nobody has to look."""
+"""Suspicious cases to look for, in streams that have them."""
 
 
 # --- from what looks wrong to the rows that are ---
@@ -502,7 +504,7 @@ DETAILS = {
     "number": "BIGINT", "time": "DOUBLE", "broker": "STRING", "node": "STRING", "sequence": "BIGINT",
     "published_at": "DOUBLE",
 }  # fmt: skip
-"""Of the offending row: what was delivered; of what is missing, the row that says it was published."""
+"""Attributes of the offending row: the delivered one, or for a missing delivery the publish."""
 _SUSPECT = {**DETAILS, "publisher_id": "INT", "place": "BIGINT"}
 _ALL_NULL = ", ".join(f"CAST(NULL AS {kind}) AS {name}" for name, kind in _SUSPECT.items())
 NONE_FOUND = f"SELECT {_ALL_NULL} WHERE false"
@@ -510,7 +512,7 @@ NONE_FOUND = f"SELECT {_ALL_NULL} WHERE false"
 
 
 def published_ones(dialect: Dialect) -> str:
-    """Those of the published notifications, each by itself, that the table `asked_for` names."""
+    """Select the published notifications, one per row, that the table `asked_for` names."""
     number = dialect.unnest_range("number", "number + notifications - 1")
     return f"""
 SELECT e.* FROM (
@@ -527,7 +529,7 @@ ASKED_FOR = f"""
 SELECT stream & {(1 << CLIENT_BITS) - 1} AS publisher_id, place FROM verdicts WHERE {_MISSING}
 UNION SELECT publisher_id, place FROM suspects WHERE kind = 'unexpected' AND place IS NOT NULL
 """
-"""What is missing, and what came to somebody who had not asked for it: was it ever published?"""
+"""Missing notifications, and unwanted deliveries: were they ever published?"""
 
 MISSING_ONES = f"""
 SELECT s.suspicion AS kind, p.run AS run, c.client AS client, publisher,
@@ -545,7 +547,7 @@ WHERE place IS NOT NULL AND NOT {_MISSING}
 
 
 def suspects(dialect: Dialect) -> str:
-    """The rows that tell of what came again, too late, or without its client being entitled to it."""
+    """Return the rows of repeated, late or unwanted deliveries."""
     number = dialect.unnest_range("number", "number + notifications - 1")
     return f"""
 WITH one_by_one AS (
@@ -578,8 +580,8 @@ WHERE f.kind <> 'unexpected' OR real.place IS NOT NULL OR number >= p.first OR N
     SELECT 1 FROM held AS h JOIN clients AS c ON c.client_id = h.client_id
     WHERE c.run = f.run AND c.client = f.client AND issued_time <= {LONG_AGO!r} AND settled_time IS NOT NULL)
 """
-"""Tells what was published, if not for this client, from what nobody ever published. What was published
-before the log began may come to whoever had subscribed before."""
+"""Separates unwanted notifications that were published from those that nobody published. What was published
+before the log began may come to clients that had subscribed before."""
 
 
 def visits(moves: str, turn: str = "sequence") -> str:
@@ -655,8 +657,8 @@ SELECT coalesce(n.run, f.run) AS run, coalesce(n.client, f.client) AS client,
 FROM named AS n FULL JOIN faults AS f
     ON f.run = n.run AND f.client = n.client AND f.publisher = n.publisher
 """
-"""What each client was owed, got and missed of each publisher. Of clients and publishers that nobody knows
-there is nothing but findings."""
+"""What each client was owed, received and missed from each publisher. Unknown clients and publishers have
+only findings."""
 
 
 def sums(*key: str) -> str:
@@ -679,4 +681,4 @@ SELECT s.*, CASE WHEN w.witness IN ({TORN}, {UNTOLD}) THEN 'brokers' ELSE 'recor
 FROM ({sums(*CLIENT)}) AS s LEFT JOIN witnesses AS w ON w.run = s.run AND w.client = s.client
 ORDER BY s.run, s.client
 """
-"""What each client was owed, got and missed, and by whose word."""
+"""What each client was owed, received and missed, and which records say so."""

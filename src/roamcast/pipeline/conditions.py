@@ -1,14 +1,13 @@
 """A filter as conditions that Spark can evaluate: intervals of sortable bytes.
 
-Every value of an attribute has one place in one order, whatever its type: it is
-written as bytes that sort as the values do, behind a letter for its type, and an
-attribute that is missing is written as no bytes at all. So every comparison, range,
-list or prefix becomes "these bytes lie in this interval", and a filter becomes a
-union of boxes, each a few intervals. What no interval can say (a pattern with a
-wildcard in its middle) is a regular expression beside one.
+Every value of an attribute has one place in one order, whatever its type: it is written as bytes that sort as
+the values do, behind a letter for its type, and an attribute that is missing is written as no bytes at all.
+So every comparison, range, list or prefix becomes "these bytes lie in this interval", and a filter becomes a
+union of boxes, each a few intervals. Patterns that no interval can express (a wildcard in the middle) are
+regular expressions.
 
-The parser tells the structure of a filter; what it means is worked out here anew,
-because the pipeline is to find the mistakes of the rest.
+The parser gives the structure of a filter; its meaning is implemented again here, so that the pipeline can
+find errors of the brokers' implementation.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from roamcast.filters.geography import Region, position_of
 from roamcast.filters.patterns import LikePattern, TopicPattern, Wild
 
 Interval = tuple[bytes, bytes]
-"""From the first, up to but without the second."""
+"""Interval with its first value, and without its end."""
 
 MISSING = b""
 BOOLEANS: Interval = (b"b", b"c")
@@ -46,7 +45,7 @@ END = b"\xff"
 EVERYTHING: Interval = (MISSING, END)
 
 BOXES_MAX = 64
-"""A filter that would need more is evaluated as it stands."""
+"""A filter that would need more boxes is evaluated directly."""
 
 _DOUBLE, _LONG, _SHORT = struct.Struct(">d"), struct.Struct(">Q"), struct.Struct(">H")
 _SIGN = 1 << 63
@@ -54,7 +53,7 @@ _RESIDUE_ZERO = 1 << 15
 
 
 def encode(value: Value) -> bytes:
-    """The bytes that stand for a value, sorted as values of its type are."""
+    """Return the bytes that represent a value, sorted like the values of its type."""
     if value.__class__ is str:
         return b"s" + value.encode("utf-8", "surrogatepass")
     if value.__class__ is bool:
@@ -63,7 +62,8 @@ def encode(value: Value) -> bytes:
 
 
 def _encode_number(value: float) -> bytes:
-    """The nearest double, and how far a large integer is from it: so both kinds compare exactly."""
+    """Encode the nearest double, and the distance of a large integer from it: so both kinds compare
+    exactly."""
     nearest = float(value) + 0.0  # There is one zero.
     if nearest != nearest:
         return NOT_A_NUMBER
@@ -74,18 +74,18 @@ def _encode_number(value: float) -> bytes:
 
 
 def after(encoded: bytes) -> bytes:
-    """The first bytes behind these."""
+    """Return the first bytes after these."""
     return encoded + b"\x00"
 
 
 def behind_prefix(encoded: bytes) -> bytes:
-    """The first bytes behind all that begin with these; no byte of UTF-8 is the last one there is."""
+    """Return the first bytes after all that have this prefix; UTF-8 never contains the byte 0xFF."""
     return encoded[:-1] + bytes((encoded[-1] + 1,))
 
 
 @dataclass(frozen=True)
 class Derived:
-    """A value that follows from an attribute: whether it lies in a region; none if it is no position."""
+    """A value computed from an attribute: whether it lies in a region; missing if it is no position."""
 
     name: str
     region: Region
@@ -101,7 +101,7 @@ class Derived:
 
 
 def leaves_of(expression: Expression) -> Iterator[Expression]:
-    """The conditions on single attributes of which a filter is made."""
+    """Return the conditions on single attributes in a filter."""
     if isinstance(expression, And | Or):
         for child in expression.children:
             yield from leaves_of(child)
@@ -125,7 +125,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The values that an attribute may have."""
+    """Values that an attribute may have."""
 
     intervals: tuple[Interval, ...] = (EVERYTHING,)
     patterns: tuple[Pattern, ...] = ()
@@ -136,12 +136,12 @@ class Allowed:
 
     @property
     def is_hull(self) -> bool:
-        """Whether the hull says it all."""
+        """Return whether the hull is exact."""
         return len(self.intervals) == 1 and not self.patterns
 
     @property
     def points(self) -> list[bytes]:
-        """The values that are allowed, if they can be counted."""
+        """Return the allowed values, if they can be listed."""
         points = [low for low, high in self.intervals if high == after(low)]
         return points if len(points) == len(self.intervals) else []
 
@@ -155,7 +155,7 @@ class Allowed:
 
 
 def _tidied(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
-    """In order, without empty ones, and those that touch made one."""
+    """Return intervals in order, without empty ones, and with adjacent ones merged."""
     tidy: list[Interval] = []
     for low, high in sorted(intervals):
         if low >= high:
@@ -256,7 +256,7 @@ def java_quoted(text: str) -> str:
 
 
 def allowed_by(leaf: Expression) -> tuple[str, Allowed]:
-    """The attribute that a condition speaks of, and the values for which it is true."""
+    """Return the attribute of a condition, and the values for which it is true."""
     match leaf:
         case Compare(name, operator, value):
             return name, Allowed(_compared(operator, value))
@@ -282,11 +282,11 @@ def allowed_by(leaf: Expression) -> tuple[str, Allowed]:
 # --- whole filters ---
 
 Box = Mapping[str, Allowed]
-"""Attribute to the values it may have; the others may have any."""
+"""Allowed values by attribute; other attributes may have any value."""
 
 
 def boxes_of(expression: Expression) -> list[Box] | None:
-    """The boxes of which a filter is the union; None if they would be too many."""
+    """Return the boxes whose union is the filter; None if there would be too many."""
     if isinstance(expression, Constant):
         return [{}] if expression.value else []
     if isinstance(expression, Or):
@@ -305,7 +305,7 @@ def boxes_of(expression: Expression) -> list[Box] | None:
 
 
 def _joined(one: Box, other: Box) -> Box | None:
-    """The box of what is in both; None if that is nothing."""
+    """Return the intersection of two boxes; None if it is empty."""
     joined = dict(one)
     for name, allowed in other.items():
         joined[name] = joined[name].and_also(allowed) if name in joined else allowed
@@ -315,7 +315,7 @@ def _joined(one: Box, other: Box) -> Box | None:
 
 
 def _united(parts: Iterable[list[Box] | None]) -> list[Box] | None:
-    """All boxes; those that speak of the same single attribute, in intervals, become one."""
+    """Merge boxes of the same single attribute, if they are intervals."""
     others: list[Box] = []
     single: dict[str, tuple[Interval, ...]] = {}
     for boxes in parts:

@@ -1,4 +1,4 @@
-"""The few words in which the SQL of Spark and that of DuckDB differ; all other text is common to both."""
+"""The differences between the SQL of Spark and of DuckDB; all other text is shared."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ class Dialect:
     blob: Callable[[bytes], str]
     """A literal of bytes."""
     text: Callable[[str], str]
-    """A literal of text, whatever signs are in it."""
+    """A literal of text with any characters."""
     unnest: Callable[[Sequence[str]], str]
     """One row for each of these values."""
     unnest_range: Callable[[str, str], str]
-    """One row for each number from the first to the last."""
+    """One row for each number of a range, both ends included."""
     every: Callable[[str, str, str], str]
     """True if the condition holds for each element (list, name of the element, condition)."""
     any: Callable[[str, str, str], str]
     fits: Callable[[str, str], str]
-    """Whether a regular expression fits the bytes of an encoded value."""
+    """Condition that a regular expression matches the bytes of an encoded value."""
     struct: Callable[[Sequence[str]], str]
     """These columns as one value, compared from left to right."""
     last_known: Callable[[str], str]
-    """The window function for the last value that is not null."""
+    """Window function for the last value that is not null."""
     once: Callable[[str, Sequence[str]], str]
     """A query for the rows of a table, one for each value of the key."""
 

@@ -1,8 +1,8 @@
-"""Where the SQL of a job runs: what it needs of an engine, and the embedded one (DuckDB).
+"""The engine interface for the SQL of a job, and the embedded engine (DuckDB).
 
 DuckDB answers small logs in a second, in this process; Spark (spark_engine.py) is for everything that does
 not fit, and for clusters. The text of the queries is the same (audit_sql.py). Queries over the log run in the
-engine; what comes of them is as large as the network, not as the log, and is worked on at the desk, which is
+engine. Their results have the size of the network, not of the log, and are processed at the desk, which is
 DuckDB in both cases.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import duckdb
 
 MEMORY_SHARE = 0.5
-"""Of the machine's memory; beyond that DuckDB goes to the disk."""
+"""Share of the machine's memory; beyond it DuckDB uses the disk."""
 KEPT = ".kept"
 """Within the folder of unfinished results; names with a dot are no part of them."""
 _TYPES = {"string": "VARCHAR", "binary": "BLOB", "float64": "DOUBLE", "int64": "BIGINT", "int32": "INTEGER"}
@@ -37,10 +37,10 @@ class Desk(Protocol):
     """Tables as large as the network, in DuckDB: a row for each client, subscription, move or finding."""
 
     def define(self, name: str, query: str) -> None:
-        """Give a query a name: it is worked out wherever it is used."""
+        """Name a query: it is computed wherever it is used."""
 
     def keep(self, name: str, query: str) -> None:
-        """Work a query out once, and keep what came of it at hand."""
+        """Compute a query once, and keep the result."""
 
     def register(self, name: str, table: pa.Table) -> None: ...
 
@@ -59,25 +59,25 @@ class Engine(Protocol):
     def desk(self) -> Desk: ...
 
     def define(self, name: str, query: str) -> None:
-        """Give a query over the log a name."""
+        """Name a query over the log."""
 
     def fetch(self, query: str) -> pa.Table:
         """A result that has one row for each client, publisher or node, or fewer."""
 
     def gather(self, name: str, query: str) -> None:
-        """Work a query over the log out once; the desk and later queries have the result under this name."""
+        """Compute a query over the log once; the desk and later queries have the result under this name."""
 
     def share(self, name: str, table: pa.Table) -> None:
-        """Give a table of the desk to queries over the log, too."""
+        """Make a table of the desk available to queries over the log."""
 
     def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
         """The rows of a query with the values of these of their attributes (see matching.py)."""
 
     def unreadable(self) -> int:
-        """How many of them had attributes that cannot be read; asked when they have been used."""
+        """Return how many rows had unreadable attributes; call it after they have been used."""
 
     def counters(self) -> dict[str, float]:
-        """What this engine has taken since its start, by name, as far as it knows."""
+        """Return the engine's resource counters since its start, by name, as far as they are known."""
 
     def processes(self) -> list[int]:
         """The processes of this machine that do the work."""

@@ -1,8 +1,8 @@
-"""Points of a satellite receiver made into attachments: each point falls to the broker of its place.
+"""Turns GPS points into attachments: each point belongs to the broker of its place.
 
-A broker serves a cell of H3's hexagonal grid, or a site of a list has everything that is nearest to it.
-A point that could only have been reached at an impossible speed is dropped; if those after it agree with it,
-it was the earlier ones that were wrong, and it counts from then on.
+A broker serves a cell of H3's hexagonal grid, or a site of a list has everything that is nearest to it. A
+point that could only have been reached at an impossible speed is dropped; if the points after it agree with
+it, the earlier ones were wrong, and the point counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIGHTINGS = "client string, at_s double, broker string"
 
 EARTH_M = 6_371_000.0
 AGREEING = 3
-"""Points in a row that agree with each other and outweigh the one before them."""
+"""Number of consistent points in a row that outweigh the points before them."""
 SITES_MAX = 10_000
 RESOLUTIONS = range(16)
 
@@ -59,7 +59,7 @@ def points(table: DataFrame) -> DataFrame:
 
 
 def possible(rows: DataFrame, speed_max_m_s: float) -> DataFrame:
-    """Without the points that no client can have reached."""
+    """Remove points that no client can have reached."""
 
     def of_client(track: Rows) -> Rows:
         points = list(track)
@@ -70,7 +70,7 @@ def possible(rows: DataFrame, speed_max_m_s: float) -> DataFrame:
 
 
 def reachable(track: Sequence[tuple[float, float, float]], speed_max_m_s: float) -> Iterator[int]:
-    """Which points (time, latitude, longitude) of a track remain."""
+    """Return which points (time, latitude, longitude) of a track are kept."""
     last: tuple[float, float, float] | None = None
     doubted: list[int] = []
     for index, point in enumerate(track):

@@ -1,9 +1,9 @@
 """Notifications between a broker and Spark: in files, in order, each with its position.
 
 A broker forgets a notification once it is acknowledged, and Spark may ask for one again until its query has
-committed it. So what arrives is written here and synced before it is acknowledged, and removed when it was
-committed. The position of a notification says how many came before it and never changes; that makes a batch
-that Spark repeats after a failure the same batch.
+committed it. So notifications are written here and synced before they are acknowledged, and removed when they
+are committed. The position of a notification says how many came before it and never changes; that makes a
+batch that Spark repeats after a failure the same batch.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from roamcast.errors import InputError
 
 SEGMENT_BYTES = 4_000_000
 BODY_MAX = 300_000_000
-"""More than the largest packet of MQTT."""
+"""Maximum size of a record: more than the largest packet of MQTT."""
 REMEMBERED = 1_024
-"""The last ones, which may come again after a restart: as many as a broker has under way."""
+"""Number of last notifications that may be repeated after a restart: as many as a broker has in flight."""
 LOCK_WITHIN_S = 30.0
-"""How long the reader of a query that was stopped may take to end."""
+"""How long the reader of a stopped query may take to end."""
 
 _FRAME = struct.Struct("<II")
 """Length and CRC-32 of what follows."""
 
 
 class Received(NamedTuple):
-    """A notification as it is kept."""
+    """A stored notification."""
 
     topic: str
     payload: bytes
@@ -52,7 +52,7 @@ class Received(NamedTuple):
 
     @property
     def content(self) -> tuple[object, ...] | None:
-        """All but when it was received; None if it has no identity."""
+        """All fields but the time of receiving; None if it has no identity."""
         return None if self.publisher is None or not self.number else (self.topic, *self[1:4], *self[5:9])
 
 
@@ -101,12 +101,12 @@ class Inbox:
 
     @property
     def first(self) -> int:
-        """The position of the oldest that is still here."""
+        """The position of the oldest stored notification."""
         return self._segments[0].first if self._segments else self.committed
 
     @property
     def end(self) -> int:
-        """The position that the next one gets."""
+        """The position of the next notification."""
         if not self._segments:
             return self.committed
         return self._segments[-1].first + self._segments[-1].count
@@ -125,9 +125,9 @@ class Inbox:
     # --- writing ---
 
     def append(self, arrived: Sequence[tuple[Received, bool]]) -> int:
-        """Keep what has arrived, and return when it is on the disk; how many were new.
+        """Store arrivals, and return how many were new when they are on the disk.
 
-        Each comes with whether the broker says that it may have sent it before.
+        Each comes with the broker's mark whether it may have been sent before.
         """
         with self._guard:
             new = [one for one, is_again in arrived if not self._repeated.has(one, is_again)]
@@ -162,7 +162,7 @@ class Inbox:
     # --- reading ---
 
     def read(self, start: int, end: int) -> list[bytes]:
-        """Those at the positions from `start` to before `end`, as `decode` takes them."""
+        """Read the notifications from `start` to before `end`, decoded with `decode`."""
         with self._guard:
             if start < self.first or end > self.end:
                 raise InputError(
@@ -182,7 +182,7 @@ class Inbox:
     # --- forgetting ---
 
     def commit(self, position: int) -> None:
-        """Those before the position are not needed any more."""
+        """Remove notifications before the position."""
         with self._guard:
             if position <= self.committed:
                 return
@@ -195,14 +195,14 @@ class Inbox:
                 raise _unusable(self.folder, error) from None
 
     def _is_needless(self, oldest: _Segment) -> bool:
-        """Whether it is all committed, and enough remains to tell what comes again."""
+        """Return whether a file is fully committed, and enough remains to recognise duplicates."""
         after = oldest.first + oldest.count
         return after <= self.committed and self.end - after >= REMEMBERED and len(self._segments) > 1
 
     # --- beginning again ---
 
     def _recover(self, segment: _Segment, is_last: bool) -> list[tuple[object, ...]]:
-        """Count what is there; the last write may have been cut short, and then is as if it never was."""
+        """Count stored notifications; an incomplete last write is dropped."""
         data = segment.path.read_bytes()
         contents = []
         for body in _bodies(data):

@@ -1,9 +1,9 @@
 """Merges the files of any number of runs and nodes into one clean log.
 
-What is ingested is a log again: the columns of the contract, in one folder for each
-day and broker. Rows that cannot be used go to a quarantine, with the reason. New rows
-are read together with what was ingested into their folders before, and each row is kept
-once; so late files are added, files that come again change nothing, and so does running again.
+The result is a log again: the columns of the contract, in one folder for each day and broker. Rows that
+cannot be used go to a quarantine, with the reason. New rows are read together with what was ingested into
+their folders before, and each row is kept once; so late files are added, and repeated files and repeated runs
+change nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def quarantine_schema() -> StructType:
 
 
 def ingest(spark: SparkSession, log: Place, out: Place) -> dict[str, Any]:
-    """Ingest a log into `out`, and say how many rows were read, and kept and put aside in their folders."""
+    """Ingest a log into `out`; return how many rows were read, and how many were kept and set aside in
+    their folders."""
     files = files_of(spark, log, out)
     new = read_log(spark, log)
     runs = [row.run for row in new.select("run").distinct().collect()]
@@ -67,7 +68,7 @@ def ingest(spark: SparkSession, log: Place, out: Place) -> dict[str, Any]:
 
 
 def _checked(rows: DataFrame) -> DataFrame:
-    """Adds why a row cannot be used; its filter is read by the driver, which meets each text once."""
+    """Add why a row cannot be used; the driver reads each filter text once."""
     texts = [row.filter for row in rows.select("filter").distinct().collect() if row.filter is not None]
     whys = {text: why for text in texts if (why := problem_of_filter(text))}
     unreadable = [(text, f"filter cannot be read: {why}") for text, why in whys.items()]
@@ -81,7 +82,7 @@ def _checked(rows: DataFrame) -> DataFrame:
 
 
 def _readable(rows: DataFrame) -> DataFrame:
-    """Adds a problem to what was published with attributes that nobody can read."""
+    """Mark publishes whose attributes cannot be read."""
     others = rows.where(fn.col("kind") != "published").withColumn("problem", fn.lit(None).cast("string"))
     published = with_values(rows.where(fn.col("kind") == "published"), ())
     unreadable = fn.when(~fn.col("readable"), fn.lit(UNREADABLE_ATTRIBUTES))
@@ -89,7 +90,7 @@ def _readable(rows: DataFrame) -> DataFrame:
 
 
 def _once(rows: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """Each row once, and those that are put aside: two rows of a node cannot have one sequence."""
+    """Return each row once, and the rows set aside: two rows of a node cannot have one sequence."""
     content = fn.xxhash64(*COLUMNS)
     copies = Window.partitionBy(*ROW).orderBy("content")
     # By node, because the rows of a node are written side by side, and a node's rows fit one place.
@@ -105,7 +106,7 @@ def _once(rows: DataFrame) -> tuple[DataFrame, DataFrame]:
 
 
 def _folders_of(rows: DataFrame) -> set[tuple[str, ...]]:
-    """The folders that these rows belong into."""
+    """Return the folders for these rows."""
     columns = [fn.expr(text).alias(name) for name, text in LAYOUT.items()]
     return {tuple(row) for row in rows.select(*columns).distinct().collect()}
 
@@ -113,7 +114,7 @@ def _folders_of(rows: DataFrame) -> set[tuple[str, ...]]:
 def _known(
     spark: SparkSession, out: Place, part: str, folders: set[tuple[str, ...]], files: Files | None
 ) -> DataFrame:
-    """What was ingested before into these folders."""
+    """Return the rows ingested earlier into these folders."""
     schema = spark_schema() if part == RECORDS else quarantine_schema()
     if isinstance(out, Store):
         names = files.listed(out / part) if files is not None else []

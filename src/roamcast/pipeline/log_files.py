@@ -1,8 +1,7 @@
 """The files of a log, found and looked at before Spark reads the first of them, and the schema of their rows.
 
-Spark would find a damaged file in the middle of its work and say so in a page of
-stack traces; their footers tell beforehand, and take no time to read. What a row is, is said in
-protocol/records.py alone.
+Spark would find a damaged file late and report it with a page of stack traces; footers reveal it before, and
+take no time to read. Only protocol/records.py defines a row.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 VERSION_KEY = b"roamcast.schema_version"
-"""Under which a file says which version of the schema it follows."""
+"""Key of the schema version in a file's metadata."""
 UNVERSIONED = 0
-"""What a file follows that says nothing: one that was rewritten by another tool."""
+"""Version assumed for a file without one: another tool rewrote it."""
 
 ROW_COLUMNS = ("run", "sequence", "time", "node", "kind")
-"""What every row has in every version of the schema."""
+"""Columns that every version of the schema has."""
 
 _SPARK_TYPES = {
     "string": "string", "binary": "binary", "float64": "double", "int64": "bigint", "int32": "int",
@@ -53,12 +52,12 @@ def spark_schema() -> StructType:
 
 
 def arrow_schema() -> pa.Schema:
-    """The same for Arrow."""
+    """Return the columns of a log as an Arrow schema."""
     return pa.schema([(name, _ARROW_TYPES[kind][0]) for name, kind in COLUMNS.items()])
 
 
 def schema_problem(schema: pa.Schema) -> str | None:
-    """Why a file with this schema is no log that this program can read; None if it is one."""
+    """Return why a file with this schema is not a readable log; None if it is."""
     told = (schema.metadata or {}).get(VERSION_KEY)
     problem = version_problem(None if told is None else told.decode(errors="replace"), schema.names)
     if problem is not None:
@@ -92,7 +91,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 PASSED_OVER = (".", "_")
 """Names of unfinished files begin with a dot, those of a tool's own files with an underscore."""
 READERS = 8
-"""Files that are looked at at once: the disk or the network is what takes time."""
+"""Number of files checked concurrently: the disk or the network is the bottleneck."""
 
 
 def find_log_files(folder: Path) -> dict[Path, int]:
@@ -114,7 +113,7 @@ def find_log_files(folder: Path) -> dict[Path, int]:
 
 
 def has_files(folder: Path) -> bool:
-    """Whether there is any Parquet file below the folder."""
+    """Return whether there is a Parquet file below the folder."""
     return folder.is_dir() and any(True for _ in _files_below(folder))
 
 

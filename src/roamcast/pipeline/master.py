@@ -31,7 +31,7 @@ VALID = "local[*], local[N], local-cluster[N,CORES,MB], spark://HOST:PORT, k8s:/
 
 
 def is_one_process(master: str) -> bool:
-    """Whether driver and executors share one process, and its memory."""
+    """Return whether driver and executors share one process, and its memory."""
     return _IN_ONE_PROCESS.fullmatch(master) is not None
 
 
@@ -83,7 +83,7 @@ def _connect(host: str, port: int) -> str:
 # --- Java ---
 
 SUPPORTED = (17, 21)
-"""What PySpark 4 runs on."""
+"""Java versions that PySpark 4 supports."""
 JVM_FOLDER = Path("/usr/lib/jvm")
 
 

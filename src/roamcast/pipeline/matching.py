@@ -1,9 +1,8 @@
 """Which notifications match which subscriptions: the pipeline's own evaluation of the filters, as SQL.
 
-Subscriptions are few and notifications many, so the subscriptions are sent to
-wherever the notifications are. There each notification is joined with the
-subscriptions that ask for a value it has (their equality constraint, the key),
-and the rest of each filter is evaluated on these pairs alone.
+Subscriptions are few and notifications many, so the subscriptions are sent to wherever the notifications are.
+There each notification is joined with the subscriptions that require one of its values (their equality
+constraint, the key), and the rest of each filter is evaluated on these pairs alone.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Asked = str | Derived
 
 @dataclass(frozen=True)
 class FilterTable:
-    """Filters as SQL evaluates them."""
+    """Filters in the form that SQL evaluates."""
 
     names: tuple[str, ...]
     """Attributes that any of them speaks of; the place of a name is its slot."""
@@ -57,7 +56,7 @@ class FilterTable:
     unboxed: Mapping[str, Expression]
     """Filters that would need too many boxes."""
     derived: Mapping[str, Derived]
-    """Those of the names that stand for a value which follows from an attribute."""
+    """Names that stand for values computed from an attribute."""
 
     @property
     def values(self) -> tuple[Asked, ...]:
@@ -66,7 +65,7 @@ class FilterTable:
 
 
 def problem_of_filter(text: str) -> str:
-    """Why a filter cannot be read; "" if it can."""
+    """Return why a filter cannot be read; "" if it can."""
     try:
         parse(text)
     except InputError as error:
@@ -246,7 +245,7 @@ def pairs_sql(
 
 
 def _fits(slots: int, dialect: Dialect) -> str:
-    """Whether every value of a pair lies in its hull, and fits the rest."""
+    """Return the condition that every value of a pair lies in its hull and fits the rest."""
     if not slots:
         return "true"
     hulls = [f"value{slot} >= low{slot} AND value{slot} < high{slot}" for slot in range(slots)]
@@ -258,7 +257,7 @@ def _fits(slots: int, dialect: Dialect) -> str:
 
 
 def _condition(expression: Expression, slots: Mapping[str, str], dialect: Dialect) -> str:
-    """A filter as one condition, as it stands."""
+    """Return a filter as one condition."""
     if isinstance(expression, Constant):
         return str(expression.value).lower()
     if isinstance(expression, And | Or):

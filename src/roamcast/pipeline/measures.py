@@ -40,12 +40,12 @@ def _per_run(table: DataFrame, value: Column) -> DataFrame:
 
 
 def durations(rows: DataFrame) -> DataFrame:
-    """How long each run lasted, from its first row to its last, in seconds."""
+    """Duration of each run, from its first row to its last, in seconds."""
     return rows.groupBy("run").agg((fn.max("time") - fn.min("time")).alias("duration_s"))
 
 
 def _per_second(counted: DataFrame, rows: DataFrame) -> DataFrame:
-    """Counts (`run`, `value`) by the time that their run lasted."""
+    """Divide counts (`run`, `value`) by the duration of their run."""
     lasted = durations(rows).where("duration_s > 0")
     return counted.join(lasted, "run").select(*_named(fn.col("value") / fn.col("duration_s")))
 
@@ -58,7 +58,7 @@ def handoffs(rows: DataFrame) -> DataFrame:
 
 
 def overhead_hops(rows: DataFrame) -> DataFrame:
-    """Of runs in which clients moved: hops caused by that, for each of their handoffs."""
+    """Hops caused by mobility, per handoff, in runs in which clients moved."""
     moves = handoffs(rows).groupBy("run").agg(fn.count("*").alias("moves"))
     caused = usable(rows, "control").where(fn.col("cause").isin(*OVERHEAD))
     hops = caused.groupBy("run").agg(fn.sum("hops").alias("hops"))
@@ -69,7 +69,7 @@ def overhead_hops(rows: DataFrame) -> DataFrame:
 
 
 def delays(rows: DataFrame, begins: Column, ends: Column, key: tuple[str, ...], *order: str) -> DataFrame:
-    """How long it took from each row that begins something to the next in order, if that ends it."""
+    """Time from each starting row to the next row in order, if that is an ending row."""
     in_order = Window.partitionBy(*key).orderBy(*order)
     begun_at = fn.lag(fn.when(begins, fn.col("time"))).over(in_order)
     return rows.select("*", begun_at.alias("begun_at")).where(ends & fn.col("begun_at").isNotNull())
@@ -163,7 +163,7 @@ def messages(rows: DataFrame) -> DataFrame:
 
 
 def table_size(rows: DataFrame) -> DataFrame:
-    """Subscriptions of the clients at one broker, at most at any time; a sample for each broker."""
+    """Largest number of subscriptions of the clients at one broker; a sample for each broker."""
     changes = usable(rows, "subscribed", "unsubscribed").where("reason = 'issued' and broker is not null")
     begun = changes.where("kind = 'subscribed'").groupBy("run", "client").agg(fn.count("*").alias("held"))
     places = visits(usable(rows, "moved")).select("run", "client", "broker", "attached_at", "until")

@@ -37,7 +37,8 @@ from roamcast.pipeline.spark_engine import (
 
 PERCENTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 ACCURACY = 10_000
-"""A percentile of a million samples is off by a hundred places at most, of fewer samples it is exact."""
+"""Percentiles of a million samples are off by at most a hundred positions; of fewer samples they are
+exact."""
 SHARES = {
     "delivery_rate": ("share", "of what was owed, what came"),
     "loss": ("share", "of what was owed, what never came"),
@@ -76,7 +77,7 @@ def metrics(
 
 
 def _samples(rows: DataFrame, measures: Iterable[Measure]) -> DataFrame:
-    """All samples of all measures: `run`, `measure` and `value`."""
+    """Return all samples of all measures: `run`, `measure` and `value`."""
     samples = (one.samples(rows).withColumn("measure", fn.lit(one.name)) for one in measures)
     return reduce(DataFrame.unionByName, samples)
 
@@ -154,7 +155,8 @@ def _figures(pooled: Mapping[str, Any], means: list[float], unit: str, what: str
 
 
 def _traces(spark: SparkSession, rows: DataFrame, findings: Path) -> DataFrame:
-    """Departure and arrival of every notification for a client that moved; no arrival if it was lost."""
+    """Return publish and arrival times of every notification for a client that moved; no arrival if it was
+    lost."""
     roaming = handoffs(rows).select(*CLIENT).distinct()
     identity = [*CLIENT, "publisher", "incarnation", "number"]
     came = one_by_one(usable(rows, "delivered")).select(

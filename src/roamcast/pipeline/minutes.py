@@ -1,4 +1,4 @@
-"""What was owed, came, came again and never came, and how long handoffs took, by the minute.
+"""Counts owed, delivered, duplicate and lost notifications, and handoff delays, by the minute.
 
 The rows of a network that runs come in pieces, and not in order. They wait until the watermark has passed
 their minute (no row that is `late` behind the newest is expected any more), and are then judged once: a
@@ -6,7 +6,7 @@ subscriber's balance of each notification is opened when what was published is j
 delivered. What is delivered after its minute was closed corrects that minute: a subscriber may be away for
 hours, and what it gets then was not lost.
 
-Only clients that keep records of their own are judged: of others nobody knows what reached them.
+Only clients with their own records are judged: the deliveries of others are unknown.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KINDS = (
     "published", "delivered", "moved", "attached", "subscribed", "unsubscribed",
     "handoff_started", "handoff_finished",
 )  # fmt: skip
-"""What the minutes follow from."""
+"""Kinds of rows that the minutes are computed from."""
 CHANGES = ("subscribed", "unsubscribed")
 STEPS = ("moved", "attached", "handoff_started", "handoff_finished")
 
@@ -67,7 +67,7 @@ BLOCK = ["run", "node", "block"]
 
 @dataclass(frozen=True)
 class MinutesState:
-    """What one batch leaves to the next."""
+    """State passed from one batch to the next."""
 
     open: DataFrame
     """Rows of minutes that are not closed."""
@@ -107,9 +107,9 @@ def close(
     forget_s: float,
     clock_error_s: float,
 ) -> tuple[MinutesState, list[DataFrame]]:
-    """Judge all rows of before `until_s` that were not judged yet, and keep the others.
+    """Judge all rows before `until_s` that were not judged yet, and keep the others.
 
-    Beside the new state, what is kept at hand until that is written.
+    Returns the new state, and the data to keep until that is written.
     """
     fresh = _fresh(rows, state.seen).persist()
     rows = state.open.unionByName(fresh)
@@ -155,7 +155,7 @@ def _bit() -> Column:
 
 
 def _fresh(rows: DataFrame, seen: DataFrame) -> DataFrame:
-    """The rows that count, each once, that were not here before."""
+    """Return new rows, each once."""
     told_apart = without_repetitions(usable(rows, *KINDS)).withColumn("block", fn.shiftright("sequence", 6))
     known = told_apart.join(seen, BLOCK, "left")
     is_new = fn.col("bits").isNull() | (fn.col("bits").bitwiseAND(_bit()) == 0)
@@ -173,7 +173,7 @@ def _seen(seen: DataFrame, fresh: DataFrame) -> DataFrame:
 
 
 def _kept_changes(rows: DataFrame) -> DataFrame:
-    """Subscriptions, and one row of each client that tells of itself."""
+    """Return subscriptions, and one row of each client that keeps records."""
     changes = rows.where(fn.col("kind").isin(*CHANGES))
     own = rows.where(f"{OWN_WORD} and kind in ('moved', 'attached', 'delivered')")
     return changes.unionByName(_first(own, CLIENT, "time", "sequence"))
@@ -184,7 +184,7 @@ def _held(spark: SparkSession, changes: DataFrame) -> DataFrame:
 
 
 def _needed(spark: SparkSession, changes: DataFrame, oldest_s: int) -> DataFrame:
-    """Without subscriptions that ended so long ago that nothing owed to them can be corrected any more."""
+    """Drop subscriptions that ended so long ago that no minute can be corrected for them."""
     gone = _held(spark, changes).where(fn.col("ended_time") < oldest_s).alias("gone")
     # What was subscribed to again at that very moment belongs to what follows.
     over = fn.expr(
@@ -201,7 +201,7 @@ def _first(rows: DataFrame, key: Sequence[str], *order: str | Column) -> DataFra
 
 
 def _owed(spark: SparkSession, ripe: DataFrame, changes: DataFrame, clock_error_s: float) -> DataFrame:
-    """Each notification that a client must or may get, once."""
+    """Return each notification that a client must or may get, once."""
     held = _held(spark, changes)
     texts = [row.filter for row in held.select("filter").distinct().collect()]
     table = filter_table(text for text in texts if not problem_of_filter(text))
@@ -218,7 +218,7 @@ def _owed(spark: SparkSession, ripe: DataFrame, changes: DataFrame, clock_error_
 
 
 def _came(ripe: DataFrame) -> DataFrame:
-    """How often each notification reached a client, by its own word."""
+    """Return how often each notification reached a client, by the client's own records."""
     delivered = ripe.where(f"kind = 'delivered' and {OWN_WORD} and number > 0")
     minute = fn.min(minute_of(fn.col("time"))).alias("came_in")
     return one_by_one(delivered).groupBy(*NOTIFICATION).agg(fn.count("*").alias("came"), minute)
@@ -263,12 +263,12 @@ def _summed(minutes: DataFrame, judged: DataFrame) -> DataFrame:
 
 
 def _handoff_steps(steps: DataFrame) -> DataFrame:
-    """What a client says of itself: where it went, and what it got then."""
+    """Return moves and arrivals that clients recorded."""
     return steps.where(f"{OWN_WORD} and kind in ('moved', 'delivered')")
 
 
 def _transfer_steps(steps: DataFrame) -> DataFrame:
-    """What a broker says of a session that comes to it."""
+    """Return the steps of session transfers that brokers recorded."""
     return steps.where("kind in ('handoff_started', 'handoff_finished')")
 
 
@@ -294,7 +294,7 @@ def _delays(steps: DataFrame) -> DataFrame:
 
 
 def _last_steps(steps: DataFrame) -> DataFrame:
-    """Where the next batch goes on: a handoff that has begun and not ended."""
+    """Return handoffs that have begun and not ended, for the next batch."""
     last = [
         _first(part, key, fn.desc("sequence"))
         for part, key in ((_handoff_steps(steps), OF_CLIENT), (_transfer_steps(steps), OF_BROKER))
@@ -306,7 +306,7 @@ def _last_steps(steps: DataFrame) -> DataFrame:
 
 
 def shown(state: MinutesState) -> DataFrame:
-    """All minutes as a person reads them: with losses and delays."""
+    """Return all minutes for people, with losses and delays."""
     return state.frozen.unionByName(_figures(state.minutes, state.samples))
 
 

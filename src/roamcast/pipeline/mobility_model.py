@@ -27,7 +27,7 @@ from roamcast.pipeline.visits import moves
 
 HOT_SPOTS_MAX = 20
 SHARES = tuple(part / 20 for part in range(1, 20))
-"""Of stays, for which a model file says within which time they end."""
+"""Shares of stays for which a model file has the time within which they end."""
 STAYS_ACCURACY = 1_000
 EVALUATED_MAX = 1_000_000
 SAMPLES_MIN = 30
@@ -37,14 +37,14 @@ SAMPLES_MIN = 30
 @dataclass(frozen=True)
 class ModelSettings:
     learn_share: float = 0.7
-    """How much of the time is learned from; the rest is what predictions are tried on."""
+    """Share of the time to learn from; predictions are tested on the rest."""
     degree: int | None = 8
-    """Neighbours of a broker, at most."""
+    """Maximum number of neighbours of a broker."""
     mass: float = 1.0
-    """No more neighbours than are needed to make up this probability."""
+    """Probability that the kept neighbours make up together."""
     k_max: int = 8
     handoff_s: float = 60.0
-    """Who attaches elsewhere within this time hands off; who takes longer was disconnected."""
+    """Longest time between two brokers that counts as a handoff; longer ones count as disconnections."""
     evaluates: bool = False
     """Also judge models of higher order, by client and time of day, in this process."""
 
@@ -59,10 +59,10 @@ class ModelSettings:
 
 
 def learn(visits: DataFrame, settings: ModelSettings) -> dict[str, Any]:
-    """The document: `brokers` is what `proactive` loads, `about` says how far it can be trusted.
+    """Learn a model: `brokers` is what `proactive` loads, `about` describes its quality.
 
-    The graph is learned from the first part of the time alone, so that a run over the rest has not been
-    seen; with a share of 1 it is learned from everything, and nothing is left to try it on.
+    The graph is learned from the first part of the time alone, so that the rest is unseen; with a share of 1
+    it is learned from everything, and nothing is left for a test.
     """
     settings.check()
     visits = visits.cache()
@@ -120,7 +120,7 @@ def _counts(visits: DataFrame) -> dict[str, int]:
 
 
 def contexts(learned: DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Where clients go that came by the same way."""
+    """Return where clients go that came by the same way."""
     rows = learned.groupBy("earlier", "previous", "here", "next").count().collect()
     return contexts_of({tuple(one for one in row[:4] if one is not None): row["count"] for row in rows})
 

@@ -1,4 +1,4 @@
-"""Where clients go next, learned from where they went: the neighbour graph (Gaddah 3.3) and its hits."""
+"""Learns where clients go next from their moves: the neighbour graph (Gaddah 3.3), and its hit rates."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from roamcast.models.next_broker import Edge
 from roamcast.pipeline.visits import Rows, map_groups
 
 PRIOR_MOVES = 5
-"""How many moves of the first order the second begins with."""
+"""Weight of the first order in the second, in moves."""
 
 
 def first_order(moves: DataFrame) -> DataFrame:
-    """Where now, where next: how often, how probable, and when last."""
+    """Count moves by present and next broker: number, probability, and time of the last one."""
     return _with_probability(moves.groupBy("here", "next"), ["here"])
 
 
 def second_order(moves: DataFrame) -> DataFrame:
-    """Where from, where now, where next."""
+    """Count moves by previous, present and next broker."""
     known = moves.where("previous is not null")
     return _with_probability(known.groupBy("previous", "here", "next"), ["previous", "here"])
 
@@ -40,7 +40,7 @@ def edges(graph: DataFrame) -> list[Edge]:
 
 
 def before(moves: DataFrame, at_s: float) -> DataFrame:
-    """What is learned from: nothing of what comes later."""
+    """Return the moves to learn from, which precede this time."""
     return moves.where(fn.col("at_s") < at_s)
 
 

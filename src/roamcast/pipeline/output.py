@@ -1,11 +1,10 @@
-"""Results in a folder: each part is replaced in one piece, or not at all.
+"""Results in a folder: each part is replaced atomically.
 
-Everything is first written beside its place, under a name that readers pass
-over, and then changes places with what was there. Whoever looks meanwhile sees
-the old part or the new one; whatever goes wrong before leaves no trace.
+Everything is first written beside its place, under a name that readers pass over, and then changes places
+with what was there. Readers see the old part or the new one; an earlier failure leaves no trace.
 
 A store cannot let folders change places. There the files of a new part are added before those of the old one
-are removed, and the figures (JSON) come last: what is cut short may be there twice, and never not at all.
+are removed, and the figures (JSON) come last: after an interruption both parts may be present, never none.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 @dataclass(frozen=True)
 class Output:
-    """Results that are being made."""
+    """Results under construction."""
 
     folder: Path
     """Local folder for the driver's parts."""
     shared: Place
-    """Executors put theirs here; the same folder, unless results go to a store."""
+    """Folder for executors' parts: the same folder, unless results go to a store."""
     files: Files
 
     def url(self, name: str) -> str:
-        """Where Spark writes a part."""
+        """Return the URL where Spark writes a part."""
         return url_of(self.shared / name)
 
     def local(self, name: str) -> Path:
@@ -60,7 +59,7 @@ class Output:
 
 @contextmanager
 def results(out: Place, files: Files | None = None) -> Iterator[Output]:
-    """Make results that appear in `out` when the block has ended well."""
+    """Create results that appear in `out` when the block has ended without an error."""
     files = files or ArrowFiles()
     if isinstance(out, Path):
         with unfinished(out) as made:
@@ -81,7 +80,7 @@ def results(out: Place, files: Files | None = None) -> Iterator[Output]:
 
 
 def _publish(folder: Path, shared: Store, out: Store, files: Files) -> None:
-    """Put every part into the store; what else is there stays."""
+    """Copy every part to the store; other content stays."""
     from_driver = [file for file in folder.rglob("*") if file.is_file()]
     own = [name for file in from_driver if is_part(name := file.relative_to(folder).as_posix())]
     of_executors = [name for name in files.listed(shared) if is_part(name)]
@@ -103,7 +102,7 @@ def is_part(name: str) -> bool:
 
 @contextmanager
 def unfinished(out: Path) -> Iterator[Path]:
-    """A folder within `out` for what is being made; it is gone afterwards, whatever happened."""
+    """Create a folder within `out` for unfinished results; it is always removed afterwards."""
     place = out / f"{UNFINISHED}-{os.getpid()}"
     try:
         shutil.rmtree(place, ignore_errors=True)
@@ -116,7 +115,7 @@ def unfinished(out: Path) -> Iterator[Path]:
 
 
 def replace_parts(made: Path, out: Path) -> list[str]:
-    """Put every part (file or folder) of `made` into `out`, one by one; what else is there stays."""
+    """Move every part (file or folder) of `made` into `out`, one by one; other content stays."""
     out.mkdir(parents=True, exist_ok=True)
     names = sorted(entry.name for entry in made.iterdir() if is_part(entry.name))
     for name in names:
@@ -133,7 +132,7 @@ def _is_partitioned(part: Path) -> bool:
 
 
 def replace_part(new: Path, place: Path) -> None:
-    """Put a file or folder where another may be."""
+    """Move a file or folder to a place that may be in use."""
     if not place.is_dir():
         os.replace(new, place)
     elif _exchange(new, place):
@@ -164,7 +163,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def read_text(place: Place, files: Files) -> str | None:
-    """What a file says; None if there is none."""
+    """Return the content of a file; None if there is none."""
     if isinstance(place, Path):
         return place.read_text(encoding="utf-8") if place.exists() else None
     folder, _, name = place.hadoop_url.rpartition("/")
@@ -176,7 +175,7 @@ def read_text(place: Place, files: Files) -> str | None:
 
 
 def write_file(place: Place, files: Files, write: Callable[[Path], object]) -> None:
-    """Write a file in one piece, in place of one that may be there."""
+    """Write a file atomically; it may replace another one."""
     if isinstance(place, Path):
         place.parent.mkdir(parents=True, exist_ok=True)
         new = place.with_name(f".{place.name}")

@@ -1,7 +1,7 @@
 """Where logs lie and results go: a folder of this machine, or a folder of a store that has a URL.
 
 Stores are reached through Arrow's file systems where DuckDB does the work, and through Hadoop's where Spark
-does (spark_engine.py): whatever Spark has a connector for can be named.
+does (spark_engine.py): any store with a Spark connector works.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from roamcast.errors import InputError, empty_log
 from roamcast.pipeline.log_files import arrow_schema, check_file, find_log_files, is_log_file
 
 HADOOP_ALIASES = {"s3a": "s3", "s3n": "s3"}
-"""What Hadoop calls a store to what Arrow calls it."""
+"""Hadoop's names of stores, with Arrow's names."""
 ARROW_SCHEMES = frozenset({"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "mock"})
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -62,12 +62,12 @@ def place_of(text: str) -> Place:
 
 
 def url_of(place: Place) -> str:
-    """What Spark calls a place."""
+    """Return Spark's URL of a place."""
     return str(place.absolute()) if isinstance(place, Path) else place.hadoop_url
 
 
 class Files(Protocol):
-    """The files of stores, for whoever can reach them."""
+    """Access to the files of stores."""
 
     def log_files(self, log: Store) -> dict[str, int]:
         """Every Parquet file below, checked, and how many rows it holds."""

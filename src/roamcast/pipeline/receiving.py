@@ -15,11 +15,11 @@ from roamcast.pipeline.source_options import PEEK_MAX, RECEIVE_MAX, Options
 STOP_WITHIN_S = 5.0
 LOOK_EVERY_S = 0.05
 QUIET_WITHIN_S = 60.0
-"""A network that is never quiet is not waited for any longer."""
+"""Maximum time to wait for a network that is never quiet."""
 
 
 class Receiver:
-    """Keeps a lasting session attached, and takes from it what fits into the inbox."""
+    """Keeps a lasting session attached, and takes from it as much as fits into the inbox."""
 
     def __init__(self, options: Options, inbox: Inbox) -> None:
         self._options, self._inbox = options, inbox
@@ -31,13 +31,13 @@ class Receiver:
         self._thread.start()
 
     def check(self) -> None:
-        """Wait until it has subscribed once; raise what ended it, if something did."""
+        """Wait until the receiver has subscribed; raise the error that ended it, if any."""
         self._attached.wait()
         if self._failure is not None:
             raise InputError(f"{self._options.client_id}: {self._failure}")
 
     def wait_until_quiet(self) -> None:
-        """Wait until nothing has arrived for a while: stored messages of the session are here then."""
+        """Wait until nothing has arrived for a while: the session's stored messages are then here."""
         self.check()
         self._arrived_at = max(self._arrived_at, time.monotonic())
         end = time.monotonic() + QUIET_WITHIN_S
@@ -68,10 +68,10 @@ class Receiver:
             self._attached.set()
             while arrived := await client.peek(RECEIVE_MAX):
                 while self._inbox.uncommitted >= options.inbox_max:
-                    # Full: whatever else comes is kept by the broker.
+                    # Full: the broker keeps further notifications.
                     await asyncio.sleep(LOOK_EVERY_S)
                 self._inbox.append([(received(one, time.time()), one.dup) for one in arrived])
-                # Only what is on the disk is acknowledged.
+                # Only notifications on the disk are acknowledged.
                 client.acknowledge(len(arrived))
                 self._arrived_at = time.monotonic()
 
@@ -91,7 +91,8 @@ def received(one: Notification, at_s: float) -> Received:
 
 
 async def waiting_for(options: Options) -> list[Received]:
-    """What the broker keeps for the session, which keeps it: nothing is acknowledged."""
+    """Return the notifications that the broker keeps for the session. They stay there: nothing is
+    acknowledged."""
     async with options.client(clean=False, receive_maximum=PEEK_MAX) as client:
         await subscribe(client, options)
         count, quiet_since = 0, time.monotonic()
@@ -103,7 +104,7 @@ async def waiting_for(options: Options) -> list[Received]:
 
 
 async def retained(options: Options, where: str | None) -> list[Received]:
-    """The retained messages that match, by a client that is gone afterwards."""
+    """Return the matching retained messages, with a temporary client."""
     found: list[Received] = []
     async with options.client(clean=True) as client:
         for filter in options.filters:

@@ -88,19 +88,19 @@ td.text{min-width:0}td:empty{display:none}}
 
 @dataclass
 class Part:
-    """What was found in one folder."""
+    """Content of one folder."""
 
     folder: Path
     pictures: list[Path] = field(default_factory=list)
     claims: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Name of a JSON file to what it says."""
+    """Content of JSON files by name."""
     tables: dict[str, tuple[list[str], list[list[str]], int]] = field(default_factory=dict)
     """Name to columns, the first rows, and how many there are."""
     minutes: list[Path] = field(default_factory=list)
-    """What a stream found, by the minute."""
+    """Minutes of a stream."""
     clients: pa.Table | None = None
-    """What an audit says of each client."""
+    """Results of an audit for each client."""
     findings: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
@@ -109,7 +109,7 @@ class Part:
 
 
 def collect(folder: Path) -> Part:
-    """Everything in a folder, and below it, that belongs on the page."""
+    """Collect everything in and below a folder that belongs on the page."""
     part = Part(folder)
     try:
         files = sorted(_files(folder))
@@ -271,7 +271,7 @@ def _answer(answers: list[Answer], parts: list[Part]) -> str:
 
 
 def _answer_table(first: str, answers: list[Answer]) -> str:
-    """Columns without any figure are left out."""
+    """Return the table without columns that have no figure."""
     wrong = [
         column
         for column in WRONG
@@ -368,7 +368,7 @@ def _lines(figures: Mapping[str, Any]) -> str:
 
 
 def flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """What is nested gets the names above it; what is a table of its own is left out."""
+    """Flatten nested values with joined names; tables are left out."""
     for name, value in facts.items():
         whole = f"{above}{_words(str(name))}"
         if isinstance(value, dict) and (is_table(value) or name == "groups"):

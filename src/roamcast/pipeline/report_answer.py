@@ -1,4 +1,4 @@
-"""What a reader asks of a report first: was anything lost, for whom, since when, and why.
+"""Answers a reader's first questions: was anything lost, for which clients, since when, and why.
 
 Answers come from the tables of an audit (`clients.parquet` and `findings/`), or from the figures of a run.
 """
@@ -36,10 +36,10 @@ class Answer:
     name: str
     owed: int = 0
     wrong: Counter[str] = field(default_factory=Counter)
-    """Column of an audit to how many."""
+    """Counts by column of an audit."""
     clients: int | None = None
     affected: int = 0
-    """Clients for which something went wrong; known if `clients` is."""
+    """Number of clients with an error; known if `clients` is."""
     since: str = ""
     why: str = ""
 
@@ -49,7 +49,7 @@ class Answer:
 
 
 def answers_of_audit(clients: pa.Table, findings: Findings) -> list[Answer]:
-    """One for each run, in the order of their names."""
+    """Return one answer for each run, by name."""
     by_run: dict[str, Answer] = {}
     for row in clients.to_pylist():
         answer = by_run.setdefault(row["run"], Answer(row["run"], clients=0))
@@ -65,7 +65,7 @@ def answers_of_audit(clients: pa.Table, findings: Findings) -> list[Answer]:
 
 
 def worst_clients(clients: pa.Table, findings: Findings, most: int) -> tuple[list[Answer], int]:
-    """Those for whom most went wrong, the worst first, and how many there are in all."""
+    """Return the clients with most errors, the worst first, and the total number of affected clients."""
     if clients.num_rows == 0:
         return [], 0
     total = None

@@ -11,7 +11,7 @@ QUANTILES = [share / 200 for share in range(1, 200)] + [0.999]
 
 
 def within(visits: DataFrame, from_s: float, until_s: float) -> DataFrame:
-    """What of the visits lies in a period; one that goes on past its end has no end."""
+    """Return the part of the visits within a period; a visit that continues past its end stays open."""
     inside = visits.where((fn.col("attach_s") < until_s) & ~(fn.col("leave_s") <= from_s).eqNullSafe(True))
     return inside.select(
         "run", "client", "broker",
@@ -70,7 +70,7 @@ def presence_shares(visits: DataFrame, from_s: float, until_s: float) -> dict[st
 
 
 def residence_times(visits: DataFrame) -> DataFrame:
-    """By broker, how long each visit lasted that came to an end."""
+    """Return the durations of completed visits, by broker."""
     return visits.where("leave_s is not null").select(
         "broker", (fn.col("leave_s") - fn.col("attach_s")).alias("stay_s")
     )

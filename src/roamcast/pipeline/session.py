@@ -1,7 +1,6 @@
-"""Starting Spark and ending it, quietly, with settings that fit the machine.
+"""Starts and stops Spark without output, with settings that fit the machine.
 
-What the Java side prints goes into a file of its own: none of it is meant for
-whoever asked a question, and when Spark does not start, the file says why.
+The output of Java goes into a file: users do not need it, and if Spark does not start, the file says why.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from roamcast.errors import InputError
 from roamcast.pipeline.master import LOCAL, check_master, find_java, is_on_this_machine, is_one_process
 
 HEAP_SHARE = 0.5
-"""Of the machine's memory; the rest is for Python's workers, the system and its file cache."""
+"""Share of the machine's memory; the rest is for Python's workers, the system and its file cache."""
 HEAP_MB_MIN, HEAP_MB_MAX = 1_024, 8_192
 DRIVER_MB = 1_024
-"""What is left to the driver where executors do the work."""
+"""Memory of the driver if executors do the work."""
 ROWS_PER_ARROW_BATCH = 16_384
 OPEN_COST_BYTES = 1 << 18
 ROWS_PER_PARTITION = 250_000
@@ -120,7 +119,7 @@ def _with_known_classes(scratch: Path) -> str:
 
 
 def _keep_classes(new: Path) -> None:
-    """For the next start; where that cannot be, it takes longer."""
+    """Keep the archive for the next start; without it a start takes longer."""
     with suppress(OSError):
         if new.exists():
             known = _known_classes()
@@ -172,7 +171,7 @@ def _end_gateway() -> None:
 
 
 def _first_complaint(log: Path) -> str:
-    """The line of Spark's log that says most about why it did not start."""
+    """Return the line of Spark's log that best explains why it did not start."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     for line in lines:
         if " ERROR " in line or line.startswith(("Exception in", "Error:")):
@@ -234,7 +233,7 @@ LOOK_EVERY_S = 0.2
 
 @contextmanager
 def watched(spark: SparkSession, report: Callable[[int, int], None]) -> Iterator[None]:
-    """While the block runs, report how many tasks are done, of how many that are known so far."""
+    """While the block runs, report the number of finished tasks and of known tasks."""
     done = threading.Event()
     watcher = threading.Thread(target=_watch, args=(spark, report, done), daemon=True)
     watcher.start()

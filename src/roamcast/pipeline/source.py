@@ -1,12 +1,12 @@
 """`format("roamcast")`: notifications of a broker network as a DataFrame, and a DataFrame as notifications.
 
-Reading is a session that lasts. What arrives goes to the inbox (inbox.py), is acknowledged once it is on the
-disk there, and stays until Spark has committed it; after any restart of query, driver or broker the session
-goes on where it was. Batches are planned by the driver and carried to the executors, which need no access to
-broker or inbox.
+Reading is a session that lasts. Notifications go to the inbox (inbox.py), are acknowledged once they are on
+the disk, and stay until Spark has committed them; after any restart of query, driver or broker the session
+resumes. Batches are planned by the driver and carried to the executors, which need no access to broker or
+inbox.
 
-Writing is a client for each partition: a task is done when brokers have acknowledged all that it published.
-A task that Spark repeats publishes again.
+Writing is a client for each partition: a task is done when brokers have acknowledged all its publishes. A
+task that Spark repeats publishes again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WRITABLE = {
     "content_type": ("string",),
 }
 IN_FLIGHT = 256
-"""Publishes that are not waited for one by one."""
+"""Maximum number of unacknowledged publishes."""
 
 
 def register(spark: SparkSession) -> None:
@@ -102,7 +102,7 @@ class SessionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._inbox: Inbox | None = None
         self._receiver: Receiver | None = None
         self._last: int | None = None
-        """Where a query ends that reads only what is there when it begins."""
+        """End position of a query that reads only what exists when it begins."""
 
     def _open(self) -> tuple[Inbox, Receiver]:
         # Spark makes readers that it never asks for anything; only one that reads may take the session.
@@ -206,7 +206,7 @@ class Published(WriterCommitMessage):
 
 
 def _checked(options: Options, schema: StructType, overwrite: bool) -> Options:
-    """Refuse what cannot be published before the first notification is."""
+    """Refuse invalid rows before the first notification is published."""
     if overwrite:
         raise InputError(f'format("{FORMAT}"): notifications cannot be overwritten; use mode("append")')
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
@@ -257,7 +257,7 @@ async def _publish(options: Options, rows: Iterator[Row], suffix: str) -> int:
 
 
 async def _publish_all(client: Client, options: Options, rows: Sequence[dict[str, Any]]) -> int:
-    """In order, and acknowledged when this returns."""
+    """Publish in order; everything is acknowledged when this returns."""
     async with asyncio.TaskGroup() as group:
         for row in rows:
             topic, payload = row.get("topic") or options.topic, row["payload"]

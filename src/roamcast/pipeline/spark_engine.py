@@ -174,7 +174,8 @@ class SparkEngine:
         return self._unreadable()
 
     def counters(self) -> dict[str, float]:
-        """Of all tasks so far, as Spark's own book says; Python's workers are not in `core_s`."""
+        """Return counters of all tasks so far, from Spark's own statistics; `core_s` excludes Python's
+        workers."""
         context: Any = self.spark.sparkContext
         java = context._gateway
         nothing = java.jvm.java.util.ArrayList()
@@ -230,7 +231,7 @@ def audit_on_spark(
 
 
 def files_of(spark: SparkSession, *places: Place) -> Files | None:
-    """How this session reaches stores, if one of the places is in a store."""
+    """Return the access to stores of this session, if one of the places is in a store."""
     return HadoopFiles(spark) if any(isinstance(place, Store) for place in places) else None
 
 

@@ -1,10 +1,10 @@
-"""The minutes of a network that runs, from its growing log: Structured Streaming with a state of our own.
+"""Computes the minutes of a running network from its growing log: Structured Streaming with its own state.
 
 Each batch of new files leads from one state (see minutes.py) to the next, which is written to a folder with
 the batch's number before Spark commits the batch. A query that is killed repeats its last batch from the
-state before it, so it ends in the same state; what is shown is replaced in one piece.
+state before it, so it ends in the same state; the visible result is replaced atomically.
 
-Spark's own watermark drops what comes too late. Ours closes minutes, and corrects them.
+Spark's own watermark drops late rows; this one closes minutes, and corrects them later.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class StreamSettings:
     """How long a closed minute can be corrected."""
     clock_error_s: float = 0.0
     every_s: float = 10.0
-    """How often new files are looked for."""
+    """Seconds between two scans for new files."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a stream is."""
+    """Progress of a stream."""
 
     batch: int
     rows: int
@@ -75,7 +75,7 @@ def check_log(log: Place) -> None:
 
 
 def check_settings(log: Place, out: Place, settings: StreamSettings, files: Files) -> None:
-    """Refuse to go on with other settings than a stream was begun with."""
+    """Refuse to resume a stream with other settings than it was started with."""
     known = out / "settings.json"
     told = {name: value for name, value in asdict(settings).items() if name != "every_s"}
     told["log"] = url_of(log)
@@ -99,7 +99,7 @@ def start_stream(
     *,
     once: bool = False,
 ) -> StreamingQuery:
-    """Follow a log; `once`: end when the files that are there now were read."""
+    """Follow a log; with `once`, end when the present files have been read."""
     files = files_of(spark, log, out) or ArrowFiles()
     check_settings(log, out, settings, files)
     rows = (

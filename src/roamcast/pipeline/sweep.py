@@ -1,8 +1,8 @@
 """Independent runs spread over Spark's executors.
 
-A job and the function that does it travel to an executor, which must have the same program installed; what
-comes back is a row of figures. Each job is a task of its own, so a slow one holds up nobody else, and an
-error is a result like others: what is done about it is decided where the sweep was started.
+A job and the function that does it travel to an executor, which must have the same program installed; the
+result is a row of figures. Each job is a separate task, so a slow one delays no other. An error is returned
+like a result; the process that started the sweep handles it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ GROUPS_MAX = 64
 
 
 class LostTask(Exception):
-    """An executor ended while it did a job, and so did those that were to do it again."""
+    """Raised if an executor ended during a job, and so did the executors that repeated it."""
 
 
 def spread(
     spark: SparkSession, function: Callable[[J], dict[str, Any]], jobs: Sequence[J]
 ) -> Iterator[tuple[J, Result]]:
-    """Each job with its row or its error, as they finish; one that fails takes no other with it."""
+    """Yield each job with its row or its error, as they finish; a failed job does not affect others."""
     if not jobs:
         return
     slots = min(GROUPS_MAX, max(2 * spark.sparkContext.defaultParallelism, 1), len(jobs))
@@ -54,7 +54,7 @@ def _do(spark: SparkSession, function: Callable[[J], dict[str, Any]], job: J) ->
 
 
 class RemoteError(Exception):
-    """What went wrong in an executor, in words: the error itself may not be known here."""
+    """An error in an executor, as text: its class may not be known here."""
 
 
 class _Caught:

@@ -1,8 +1,7 @@
-"""Where clients were, and when: from logs, or from a trace of visits.
+"""Visits of clients at brokers, from logs or from a trace.
 
-What others learn from visits has the form of the simulator's lists of them, so what is learned from the
-one can be tried in the other: client, broker, attach_s, leave_s, in seconds; no leave_s where a client
-stays.
+Visits have the format of the simulator's lists, so a model learned from one can be tested in the other:
+client, broker, attach_s, leave_s, in seconds; no leave_s where a client stays.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ EVENT = ("run", "client", "broker", "time", "reason")
 
 
 def is_handoff() -> Column:
-    """Whether a `moved` row tells that the client came from another broker."""
+    """Return whether a `moved` row says that the client came from another broker."""
     reason = fn.col("reason")
     return (fn.col("kind") == "moved") & (reason != LEFT) & (reason != fn.col("broker"))
 

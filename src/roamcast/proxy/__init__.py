@@ -1,1 +1,1 @@
-"""Roaming beside a broker that knows nothing of it: mobility proxies and the library of their clients."""
+"""Roaming beside a broker that does not support it: mobility proxies and the library for their clients."""

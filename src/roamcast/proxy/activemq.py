@@ -1,8 +1,8 @@
 """ActiveMQ over STOMP, with selectors and durable subscriptions.
 
-A filter is a topic, with `*` and `>`, and if there is a `?` in it, a JMS selector behind it:
-`prices.>?symbol = 'X'`. Each handler is a connection with a client id of its own and each of its filters a
-durable subscription, so the broker keeps what comes while nobody listens.
+A filter is a topic, with `*` and `>`, and if there is a `?` in it, a JMS selector behind it: `prices.>?symbol
+= 'X'`. Each handler is a connection with a client id of its own and each of its filters a durable
+subscription, so the broker keeps messages that arrive while nobody listens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from roamcast.proxy.stomp import Frame, StompError, StompReader, write_frame
 TOPIC = "/topic/"
 ANSWER_S = 30.0
 PREFETCH = 1_000
-# What STOMP and ActiveMQ say of a message, and no publisher.
+# Headers that STOMP and ActiveMQ set, not the publisher.
 OWN_HEADERS = {
     "ack", "destination", "expires", "message-id", "persistent", "priority", "redelivered", "subscription",
     "timestamp",
@@ -40,7 +40,7 @@ class ActiveMqAdapter(ConnectionsAdapter["_Connection", "_Handler"]):
     separator = "."
 
     def __init__(self, url: str, *, prefix: str = "roamcast-") -> None:
-        """`prefix`: of client ids."""
+        """`prefix`: prefix of the client ids."""
         super().__init__()
         self._place = parse_url(url, "stomp", 61613)
         self._prefix = prefix
@@ -70,7 +70,7 @@ class _Handler:
         connection.on_messages = self._receive
         self.receivers: dict[str, Receive] = {}
         self._filters: dict[str, str] = {}
-        """By the name of the durable subscription, which is also its id here."""
+        """Filters by the name of the durable subscription, which is also its id here."""
 
     def add(self, filter: str, receive: Receive) -> None:
         self.receivers[filter] = receive
@@ -100,13 +100,14 @@ class _Handler:
         durable = durable_name(filter)
         if durable in self._filters:
             await self.connection.ask("UNSUBSCRIBE", {"id": durable})
-        # The first ends the listening, the second what is kept; of an unknown one there is nothing to end.
+        # The first frame stops the delivery, the second ends the durable subscription; an unknown one needs
+        # no end.
         await self.connection.ask(
             "UNSUBSCRIBE", {"id": durable, "activemq.subscriptionName": durable}, may_fail=True
         )
 
     async def close(self, *, forget: bool = False) -> None:
-        """What is kept under the name ended with its last filter: there is nothing else to forget."""
+        """Close. The durable subscriptions ended with their filters: nothing else needs to be deleted."""
         await self.connection.close()
 
     def _receiver_of(self, frame: Frame) -> Receive | None:
@@ -120,12 +121,12 @@ class _Handler:
                 of_one = [frame for _, frame in some]
                 give(receive, [message_of(frame) for frame in of_one])
                 latest |= {frame.headers["subscription"]: frame.headers.get("ack", "") for frame in of_one}
-        for acknowledged in latest.values():  # Of one subscription, this and all before.
+        for acknowledged in latest.values():  # Acknowledges earlier ones, too.
             self.connection.send("ACK", {"id": acknowledged})
 
 
 class _Connection(asyncio.Protocol):
-    """A connection of STOMP, opened by whoever needs it first."""
+    """A STOMP connection; the first user opens it."""
 
     def __init__(self, place: Place, client_id: str) -> None:
         self._place, self._client_id = place, client_id
@@ -187,7 +188,7 @@ class _Connection(asyncio.Protocol):
         self._transport.write(write_frame(command, headers, body))
 
     async def close(self) -> None:
-        """Leave; what was sent before is handled by the broker first."""
+        """Close; the broker handles all earlier frames first."""
         self._is_wanted = False
         if self._transport is None:
             return
@@ -200,7 +201,7 @@ class _Connection(asyncio.Protocol):
     # --- what asyncio calls ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not asked for by isinstance: uvloop's transports are of no class of asyncio's.
+        # Not checked with isinstance: uvloop's transports have no class of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -210,7 +211,7 @@ class _Connection(asyncio.Protocol):
                 if frame.command == "MESSAGE":
                     messages.append(frame)
                 else:
-                    # What came before an answer is given to its receiver before whoever waits for it goes on.
+                    # Messages before an answer are given to their receiver before the waiting task continues.
                     self.on_messages(messages)
                     messages = []
                     self._answer(frame)
@@ -255,5 +256,5 @@ def message_of(frame: Frame) -> ForeignMessage:
 
 
 def durable_name(filter: str) -> str:
-    """The name of a durable subscription, the same in every process."""
+    """Return the name of a durable subscription, the same in every process."""
     return "roamcast-" + hashlib.sha256(filter.encode()).hexdigest()[:16]

@@ -1,8 +1,8 @@
-"""What a mobility proxy needs of a foreign broker, and where the adapters for each kind are found.
+"""The interface between a mobility proxy and a foreign broker, and the registry of adapters.
 
-An adapter is the service interface of Caporuscio et al. section 3.1: one per process and foreign broker,
-used by proxies for their client handlers and by the client library for the client itself. It holds no
-protocol: pings, buffers and time-outs are made by others out of publish and subscribe.
+An adapter is the service interface of Caporuscio et al. section 3.1: one per process and foreign broker, used
+by proxies for their client handlers and by the client library for the client itself. It contains no protocol:
+callers build pings, buffers and time-outs from publish and subscribe.
 
 To add a kind: write a class with the methods below in a module of its own, and name it in `KINDS`, or
 in the entry point group `roamcast.adapters` of another package, or give it to `register`.
@@ -33,7 +33,8 @@ ENTRY_POINTS = "roamcast.adapters"
 
 
 class AdapterError(Exception):
-    """A foreign broker refused something or cannot be reached; the text is one line: what and why."""
+    """Raised if a foreign broker refuses something or cannot be reached; the text says what and why, in
+    one line."""
 
 
 class ForeignMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -42,74 +43,78 @@ class ForeignMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     topic: str
     body: bytes
     headers: dict[str, str] = {}
-    """What the foreign broker carries beside the body, as text; without IDENTITY_HEADER."""
+    """Text headers that the foreign broker carries beside the body; without IDENTITY_HEADER."""
     identity: str = ""
-    """The same for all copies of one message and for no other one. In publish: put it into
-    IDENTITY_HEADER, where the broker carries headers. In receive: from there, or else the broker's own
-    message id if it has one that all subscribers see alike, or else empty."""
+    """Identity that all copies of one message share, and no other message has. publish puts it into
+    IDENTITY_HEADER, if the broker carries headers. When receiving, it comes from that header, or else it
+    is the broker's own message id if all subscribers see the same one, or else it is empty."""
     carried: bytes = b""
-    """What else there is to know of it, for whoever understands this kind of broker: see mqtt_notes.py."""
+    """Further information for components that understand this kind of broker: see mqtt_notes.py."""
 
 
 Receive = Callable[[ForeignMessage], None]
-"""Of a proxy it is a `ReceiveMany`, which is called once for all that is there: see base.give."""
+"""Called for each message. A proxy passes a `ReceiveMany`, which is called once for all messages at hand:
+see base.give."""
 
 
 class ReceiveMany(Protocol):
     def __call__(self, message: ForeignMessage) -> None:
-        """One message."""
+        """Receive one message."""
 
     def many(self, messages: Sequence[ForeignMessage]) -> None:
-        """Several, in order: they are written to the disk together, before this returns."""
+        """Receive several messages in order: they are written to the disk together before this returns."""
 
 
 class Adapter(Protocol):
-    """What a mobility proxy needs of a broker that knows nothing of mobility.
+    """Connects a mobility proxy with a broker that does not support mobility.
 
-    All methods raise AdapterError, and nothing else, for what the foreign broker does not do. After
-    `on_lost` was called everything fails until `open` is called again, and then every subscription must
-    be made again; `subscribe` is idempotent.
+    All methods raise only AdapterError when the foreign broker fails or refuses. After a call of `on_lost`
+    every method fails until `open` is called again, and then every subscription must be renewed; `subscribe`
+    is idempotent.
     """
 
     can_suspend: bool
-    """Whether the foreign broker keeps a subscription, and what comes for it, while nobody listens:
-    then a subscription made again under its old name continues where it was."""
+    """True if the foreign broker keeps a subscription and its messages while nobody listens: then a
+    subscription renewed under its old name continues where it stopped."""
 
     async def open(self) -> None:
-        """Be connected to the foreign broker when this returns."""
+        """Connect to the foreign broker; return when connected."""
 
     async def subscribe(self, name: str, filter: str, receive: Receive) -> None:
-        """Add a subscription of the handler `name`; returns when the foreign broker has it.
+        """Add a subscription of the handler `name`; return when the foreign broker has it.
 
-        The filter is in the foreign broker's own language. `receive` is called once for each message
-        and filter that the foreign broker delivers, in its order, and does not block. Where messages
-        are acknowledged to the foreign broker, that happens after `receive` has returned.
+        The filter is in the foreign broker's own language. `receive` is called once for each message and
+        filter that the foreign broker delivers, in its order, and does not block. If messages are
+        acknowledged to the foreign broker, that happens after `receive` has returned.
         """
 
     async def unsubscribe(self, name: str, filter: str) -> None:
-        """End it; everything that the foreign broker had sent for it was given to `receive` before this
-        returns. Ending a name's last filter also ends what the broker keeps under that name. Also for
-        a name and filter that another process subscribed, where `can_suspend`; unknown ones are no error."""
+        """End a subscription; all its messages sent by the foreign broker have been given to `receive`
+        when this returns. Ending a name's last filter also deletes what the broker keeps under that name.
+        With `can_suspend` this also works for subscriptions of another process; unknown ones are no error."""
 
     async def suspend(self, name: str) -> None:
-        """Stop listening for a name and let the foreign broker keep its subscriptions (`can_suspend`)."""
+        """Stop listening for a name; the foreign broker keeps its subscriptions (`can_suspend`)."""
 
     async def resume(self, name: str, filters: Sequence[str], receive: Receive) -> bool:
-        """Listen again under a name that this or another process has suspended: what was kept comes first,
-        then what comes. False if the foreign broker says that it had nothing under this name any more: then
-        the filters are subscribed, but something may be lost."""
+        """Listen again under a name that this or another process has suspended: kept messages come first,
+        then new ones. Return False if the foreign broker had nothing under this name: then the filters are
+        subscribed, but messages may be lost."""
 
     async def publish(self, message: ForeignMessage) -> None:
-        """Returns when the foreign broker has it, where it acknowledges. In order of the calls."""
+        """Publish; return when the foreign broker has acknowledged, if it does so. Order of calls is kept."""
 
     async def close(self) -> None:
-        """Leave the foreign broker. What can be suspended is kept there, everything else ends."""
+        """Disconnect from the foreign broker. It keeps subscriptions that can be suspended; all others
+        end."""
 
     def on_lost(self, call: Callable[[str], None]) -> None:
-        """Call this with the reason, one line, when the foreign broker went away. Not after `close`."""
+        """Set a callback for the loss of the connection, called with the reason in one line. Not called
+        after `close`."""
 
     def topic_of(self, levels: Sequence[str]) -> str:
-        """A topic made of levels (letters, digits, '-'), which is a filter for exactly itself: a/b or a.b."""
+        """Return a topic made of levels (letters, digits, '-') that is also a filter for exactly itself:
+        a/b or a.b."""
 
 
 Factory = Callable[..., Adapter]
@@ -117,7 +122,7 @@ _registered: dict[str, Factory] = {}
 
 
 def register(kind: str, factory: Factory) -> None:
-    """Make a kind of adapter known in this process; the factory takes the URL and keyword options."""
+    """Register a kind of adapter in this process; the factory takes the URL and keyword options."""
     _registered[kind] = factory
 
 
@@ -127,7 +132,8 @@ def known_kinds() -> list[str]:
 
 
 def open_adapter(kind: str, url: str, **options: Any) -> Adapter:
-    """An adapter of this kind for the foreign broker there, not yet open; InputError if there is none."""
+    """Create an adapter of this kind for the foreign broker at this URL, not yet open; raise InputError if
+    there is none."""
     return _factory_of(kind)(url, **options)
 
 

@@ -1,20 +1,20 @@
 """Copies ahead of the client: pro-active proxies (Gaddah 2008, chapter 3 and section 4.3.1). Pure.
 
-The proxy of a move-out tells those of the sites where clients go next, its neighbours, which listen and keep
-as well, before the client comes. At a neighbour the client then downloads from the proxy of its own site, and
-nothing crosses the network between sites. Case by case, as in the thesis's figure 3.1:
+At a move-out the proxy tells its neighbours, the sites where clients often go next. They listen and buffer as
+well, before the client arrives. At a neighbour the client then downloads from the proxy of its own site, and
+no messages cross the network between sites. Case by case, as in the thesis's figure 3.1:
 
     2  disconnects        `surround`: Surround to every neighbour, which opens a copy and listens
     4  moves out          `on_taken`: Forget to the proxy of the move-out, which forgets its other copies
     5  moves in           the client downloads the copy; elsewhere the handler, as without copies
     8  times out          leases, and Forget to the copies
 
-His proxy forwards what it stores until the activation is acknowledged (4.3.1, steps 7A to 10). Here the copy
-pings the handler through the brokers, as a move-in does (Caporuscio et al. 3.3), and asks for what the
-handler had before the ping (`Prefix`); all that came behind the ping came to the copy as well. Until then a
-copy is not given out.
+In the thesis the proxy forwards what it stores until the activation is acknowledged (4.3.1, steps 7A to 10).
+Here the copy pings the handler through the brokers, as a move-in does (Caporuscio et al. 3.3), and asks for
+the handler's messages before the ping (`Prefix`); messages after the ping reached the copy as well. Until it
+has them a copy is not served.
 
-Whose neighbours: named in the configuration, or learned from moves (`mobility.neighbour_graph`).
+The neighbours are configured, or learned from moves (`mobility.neighbour_graph`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from roamcast.proxy.service import Service
 
 PINGS_KEPT_MAX = 16
-"""Pings of copies to a handler whose places are remembered: an older one is asked for with a new ping."""
+"""Number of remembered pings of copies to one handler; an older one has to be repeated."""
 TRIES_MAX = 5
-"""How often a proxy that cannot be reached is told; then leases end what it holds."""
+"""Number of attempts to reach a proxy; after that leases end what it holds."""
 
 
 class Telling:
-    """One message to the proxy of a site, repeated while that cannot be reached."""
+    """One message to the proxy of a site, repeated while that proxy cannot be reached."""
 
     def __init__(
         self, service: Service, site: str, message: messages.Message, is_wanted: Callable[[], bool]
@@ -67,7 +67,7 @@ class Telling:
 
 
 class Copying(msgspec.Struct):
-    """A copy at another site gets what a handler here had before its ping."""
+    """Sends a copy at another site the messages that the handler here had before the ping."""
 
     handler: Handler
     until: int
@@ -75,18 +75,18 @@ class Copying(msgspec.Struct):
 
 
 class Ahead:
-    """The part of the service that works ahead of clients."""
+    """The part of the service that creates copies ahead of clients."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         settings = service.config.proactive
         self.graph = NeighbourGraph(settings.neighbours_max, settings.neighbour_timeout_s)
         self._pings: dict[int, dict[bytes, int]] = {}
-        """Handler to the pings of its copies, each with the number of the last message before it."""
+        """Pings of the copies of each handler, each with the number of the last message before it."""
         self._copying: dict[tuple[int, int], Copying] = {}
-        """By connection and request."""
+        """Transfers to copies, by connection and request."""
         self._copies: dict[int, dict[str, None]] = {}
-        """Handler to the sites that were told to have copies."""
+        """Sites that were told to have copies, by handler."""
 
     def neighbours(self) -> list[str]:
         settings, sites = self._service.config.proactive, self._service.config.sites
@@ -96,7 +96,8 @@ class Ahead:
     # --- at the site of the move-out ---
 
     def surround(self, handler: Handler) -> None:
-        """Have copies at the neighbours. After a restart the same is said again, and changes nothing."""
+        """Request copies at the neighbours. After a restart the request is repeated, which changes
+        nothing."""
         opened = handler.opened
         if opened.is_resident or opened.copy_of is not None or handler.is_frozen:
             return
@@ -124,13 +125,13 @@ class Ahead:
             return
         until = self._pings.get(handler.id, {}).get(prefix.ping)
         if until is None:
-            service.refuse(connection, prefix.request, "busy", "that ping is not remembered: ping again")
+            service.refuse(connection, prefix.request, "busy", "unknown ping: ping again")
             return
         self._copying[connection, prefix.request] = Copying(handler, until, handler.first - 1)
         self._send_next(connection, prefix.request)
 
     def on_taken(self, connection: int, request: int, number: int) -> bool:
-        """Whether a copy acknowledges what it got; then it gets more."""
+        """Handle the acknowledgement of a copy, if it is one; then send more."""
         copying = self._copying.get((connection, request))
         if copying is not None and number == copying.sent:
             self._send_next(connection, request)
@@ -152,7 +153,7 @@ class Ahead:
             self._service.send(connection, messages.Downloaded(request, handler.dropped))
 
     def on_fetched(self, handler: Handler, by_site: str) -> None:
-        """The client downloads the handler itself: copies are of no use any more."""
+        """Delete the copies: the client downloads the handler itself."""
         if by_site:
             self.graph.on_context_request(by_site, self._service.now)
         self._forget_copies(handler)
@@ -209,14 +210,15 @@ class Ahead:
         return f"{len(asked.filters)} filters are too many" if len(asked.filters) > limits.filters_max else ""
 
     def serve(self, handler: Handler) -> None:
-        """The client begins to download a copy, which from now on is its only source."""
+        """Serve the download of a copy, which is the client's only source from now on."""
         source = handler.opened.copy_of
         assert source is not None
         self.graph.on_reconnect(source[0], self._service.now)
         self._service.keep(Changed(handler.id, handler.filters, handler.expires, None, is_promised=True))
 
     def on_closed(self, handler: Handler, why: str) -> None:
-        """A handler is gone. If it was a copy, and its client has all, the handler is not needed."""
+        """Note that a handler has ended. If it was a copy whose client has everything, the handler is not
+        needed."""
         source = handler.opened.copy_of
         if source is None:
             self._forget_copies(handler)
@@ -225,7 +227,8 @@ class Ahead:
             self._tell(site, messages.Forget(1, handler.client, ticket, handler.opened.owner))
 
     def on_foreign_back(self) -> None:
-        """A copy whose foreign broker kept nothing meanwhile has a gap: the client goes to the handler."""
+        """Delete copies whose foreign broker kept nothing meanwhile, since they have a gap: the client
+        uses the handler."""
         for handler in list(self._service.buffers.by_id.values()):
             if handler.opened.copy_of is not None and not handler.is_promised:
                 self._service.end(handler, "ended")
@@ -244,7 +247,8 @@ class Ahead:
                 self._on_forget(joined, message)
 
     def _on_forget(self, joined: Joined, forget: messages.Forget) -> None:
-        """From the site of a copy: the client has all. From that of the handler: no copy is needed."""
+        """Handle Forget. From the site of a copy: the client has everything. From that of the handler: no
+        copy is needed."""
         service = self._service
         handler = service.buffers.by_key.get((forget.client, forget.ticket))
         is_wanted = handler is not None and (handler.is_promised or service.is_fetched(handler))

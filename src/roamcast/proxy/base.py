@@ -1,4 +1,5 @@
-"""What adapters share: reporting a lost connection, handlers by name, topics, URLs, errors of libraries."""
+"""Code shared by adapters: reporting a lost connection, handlers by name, topics, URLs, errors of
+libraries."""
 
 from __future__ import annotations
 
@@ -45,10 +46,11 @@ class ForeignAdapter(ABC):
 
     @abstractmethod
     async def subscribe(self, name: str, filter: str, receive: Receive) -> None:
-        """As Adapter says."""
+        """Subscribe, as described in Adapter."""
 
     async def resume(self, name: str, filters: Sequence[str], receive: Receive) -> bool:
-        """Subscribe again: enough where a known name continues, and the broker cannot tell whether it did."""
+        """Subscribe again. This suffices if a known name continues and the broker cannot tell whether it
+        did."""
         for filter in filters:
             await self.subscribe(name, filter, receive)
         return True
@@ -56,23 +58,23 @@ class ForeignAdapter(ABC):
 
 class ForeignConnection(Protocol):
     async def close(self) -> None:
-        """Disconnect; the foreign broker keeps what it holds."""
+        """Disconnect; the foreign broker keeps its data."""
 
 
 class ForeignHandler(Protocol):
-    """The connection of one name that listens. All but `add` raise AdapterError, and nothing else."""
+    """The connection of one name that listens. All methods except `add` raise only AdapterError."""
 
     receivers: dict[str, Receive]
-    """By filter."""
+    """Receivers by filter."""
 
     def add(self, filter: str, receive: Receive) -> None: ...
     def remove(self, filter: str) -> None: ...
     async def subscribe(self, filter: str) -> None: ...
     async def unsubscribe(self, filter: str) -> None:
-        """As Adapter says, for one name."""
+        """End a subscription of one name, as described in Adapter."""
 
     async def close(self, *, forget: bool = False) -> None:
-        """Disconnect; `forget` also ends what the foreign broker keeps under the name."""
+        """Disconnect; `forget` also deletes what the foreign broker keeps under the name."""
 
 
 Publisher = TypeVar("Publisher", bound=ForeignConnection)
@@ -95,7 +97,7 @@ class ConnectionsAdapter(ForeignAdapter, Generic[Publisher, Listener]):
 
     @abstractmethod
     def new_handler(self, name: str) -> Listener:
-        """Make a handler without connecting it, so that two calls at once for a new name share it."""
+        """Create a handler without connecting it, so that two concurrent calls for a new name share it."""
 
     async def open(self) -> None:
         await self._end_all()
@@ -186,7 +188,7 @@ def parse_url(url: str, scheme: str, port: int) -> Place:
 
 
 def give(receive: Receive, messages: Sequence[ForeignMessage]) -> None:
-    """Pass messages on together where the receiver can take many; acknowledge them afterwards."""
+    """Pass messages on together if the receiver accepts several; acknowledge them afterwards."""
     many = getattr(receive, "many", None)
     if many is not None:
         many(messages)
@@ -196,13 +198,14 @@ def give(receive: Receive, messages: Sequence[ForeignMessage]) -> None:
 
 
 def with_identity(message: ForeignMessage) -> dict[str, str]:
-    """The headers of a message, with its identity among them."""
+    """Return the headers of a message with its identity added."""
     if not message.identity:
         return message.headers
     return {**message.headers, IDENTITY_HEADER: message.identity}
 
 
 def without_identity(topic: str, body: bytes, headers: dict[str, str], own: str = "") -> ForeignMessage:
-    """A message of a foreign broker; `own`, the broker's message id, serves where no identity came."""
+    """Build a message of a foreign broker; `own`, the broker's message id, is the identity if the message
+    has none."""
     identity = headers.pop(IDENTITY_HEADER, "") or own
     return ForeignMessage(topic, body, headers, identity)

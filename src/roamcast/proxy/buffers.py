@@ -1,7 +1,7 @@
-"""Client handlers and their buffers: what must survive the proxy, as entries of a journal. Pure.
+"""Client handlers and their buffers: the persistent state of a proxy, as entries of a journal. Pure.
 
-Every change is an entry that is applied here and journalled by the driver; the entries since the last
-snapshot, applied again in their order, give the same state.
+Every change is an entry that is applied here and journalled by the driver; applying the entries since the
+last snapshot in order gives the same state.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from roamcast.proxy.messages import channel_name
 SEEN_MAX = 100_000
 """Identities remembered for each handler."""
 GONE_MAX = 10_000
-"""Handlers that are gone and whose clients can still be told why."""
+"""Number of ended handlers whose clients can still be told the reason."""
 OVERHEAD_BYTES = 64
-"""What a message counts beside its text, so that empty ones cannot fill a memory for nothing."""
+"""Bytes counted for each message beside its content, so that empty messages are limited, too."""
 
 Key = tuple[str, str]
 """The client and its ticket."""
@@ -36,33 +36,33 @@ class Opened(_Entry, frozen=True):
     owner: str
     ticket: str
     filters: dict[str, str]
-    """Each with a note, which only the owner of the handler understands."""
+    """Filters, each with a note that only the owner of the handler understands."""
     lease_s: float
     expires: float
-    """When it ends if nobody comes; 0 for never."""
+    """Expiry if nobody downloads the handler; 0 for never."""
     bytes_max: int
     is_unique: bool
     is_resident: bool
-    """Whether it belongs to a session of the MQTT endpoint, for which it listens all the time."""
+    """True if the handler belongs to a session of the MQTT endpoint, for which it always listens."""
     known: tuple[str, ...] = ()
-    """Identities that came at the client's last site."""
+    """Identities of messages received at the client's last site."""
     copy_of: tuple[str, str] | None = None
-    """The site and ticket of the handler that this one is a copy of, ahead of the client (ahead.py)."""
+    """For a copy ahead of the client: site and ticket of the original handler (ahead.py)."""
 
 
 class Kept(_Entry, frozen=True):
-    """The foreign broker delivered this."""
+    """A message that the foreign broker delivered."""
 
     id: int
     message: ForeignMessage
 
 
 class Adopted(_Entry, frozen=True):
-    """The handler at the client's last site had this: it comes before what came here."""
+    """Messages from the handler at the client's last site: they precede messages received here."""
 
     id: int
     number: int
-    """The number of the last of them at that site: none is taken over twice."""
+    """Number of the last of these messages at that site: no message is adopted twice."""
     messages: tuple[ForeignMessage, ...]
 
 
@@ -77,7 +77,7 @@ class Taken(_Entry, frozen=True):
 
 
 class Frozen(_Entry, frozen=True):
-    """It listens no more and only waits to be downloaded."""
+    """The handler no longer listens, and only waits to be downloaded."""
 
     id: int
 
@@ -87,20 +87,20 @@ class Changed(_Entry, frozen=True):
     filters: dict[str, str]
     expires: float
     source: tuple[str, str] | None
-    """The site and ticket from which it is still being filled."""
+    """The site and ticket from which the handler is still being filled."""
     is_promised: bool = False
-    """Whether another site was told of it, and will fetch it if nothing happens to that site."""
+    """True if another site was told about the handler, and will fetch it unless that site fails."""
 
 
 class Passing(_Entry, frozen=True):
-    """A publish of the client, with QoS 2, is passed on to the foreign broker."""
+    """A QoS 2 publish of the client that is forwarded to the foreign broker."""
 
     id: int
     packet_id: int
     identity: str
-    """The same if it has to be passed on again; empty: the client has released it."""
+    """Identity, the same for repeated forwarding; empty: the client has released the publish."""
     is_passed: bool
-    """Whether the foreign broker has it."""
+    """True if the foreign broker has it."""
 
 
 class Closed(_Entry, frozen=True):
@@ -118,7 +118,7 @@ def size_of(message: ForeignMessage) -> int:
 
 
 class Handler:
-    """One client's stand-in at this site."""
+    """Represents one client at this site."""
 
     def __init__(self, opened: Opened) -> None:
         self.opened = opened
@@ -126,24 +126,25 @@ class Handler:
         self.filters = dict(opened.filters)
         self.expires = opened.expires
         self.first = 1
-        """The number of the first message that is still here."""
+        """Number of the first message that is still here."""
         self.ready: deque[ForeignMessage] = deque()
-        """What may be given to the client, in this order."""
+        """Messages that may be sent to the client, in this order."""
         self.later: deque[ForeignMessage] = deque()
-        """What came here while an earlier site is still being asked for what comes before it."""
+        """Messages received here while an earlier site still has to send the messages before them."""
         self.bytes = 0
         self.dropped = 0
         self.is_frozen = False
         self.is_promised = False
         self.source: tuple[str, str] | None = opened.copy_of
         self.adopted = 0
-        """The last number that came from there."""
+        """Number of the last adopted message."""
         self.adopted_identities: dict[str, None] = {}
-        """What came from there, also if the client has it by now: copies of it are left out of `later`."""
+        """Identities of adopted messages, including those that the client already has: their copies are
+        left out of `later`."""
         self.seen = dict.fromkeys(opened.known)
         self.passing: dict[int, tuple[str, bool]] = {}
-        """Identities of the client's publishes with QoS 2 that it has not released, and whether the foreign
-        broker has them; by packet id."""
+        """QoS 2 publishes of the client that are not released, by packet id: identity, and whether the
+        foreign broker has them."""
 
     @property
     def client(self) -> str:
@@ -159,14 +160,15 @@ class Handler:
 
     @property
     def name(self) -> str:
-        """What the foreign broker knows it by: the same after a restart, and another one for each stay."""
+        """Name of the handler at the foreign broker: the same after a restart, a different one for each
+        stay."""
         return channel_name(*self.key)
 
     def knows(self, message: ForeignMessage) -> bool:
         return self.opened.is_unique and message.identity != "" and message.identity in self.seen
 
     def slice(self, first: int, bytes_max: int, count_max: int) -> list[ForeignMessage]:
-        """Messages from a number on, one at least if there is one, as many as fit."""
+        """Return messages from a number on: as many as fit, but at least one if there is one."""
         chosen: list[ForeignMessage] = []
         size = 0
         start = first - self.first

@@ -1,20 +1,17 @@
 """The client-side library: a client of a foreign broker whose subscriptions follow it between sites.
 
-    client = RoamingClient("car-17", {"a": "127.0.0.1:7110", "b": "127.0.0.1:7111"})
-    await client.move_in("a")
-    await client.subscribe("road/#")
-    …
-    await client.move_out()          # before the connection goes; the proxy listens, or the broker keeps
-    await client.move_in("b")        # wherever it comes back
-    async for message in client: …   # nothing missing in between
+client = RoamingClient("car-17", {"a": "127.0.0.1:7110", "b": "127.0.0.1:7111"}) await client.move_in("a")
+await client.subscribe("road/#") … await client.move_out() # before disconnecting; the proxy listens, or the
+broker keeps await client.move_in("b") # wherever it comes back async for message in client: … # nothing
+missing in between
 
-While attached, the client publishes and receives directly at the foreign broker of its site, and the
-proxy only knows that it is there (section 3 of Caporuscio et al.). `monitor.py` moves it by itself.
+While attached, the client publishes and receives directly at the foreign broker of its site, and the proxy
+only knows that it is attached (section 3 of Caporuscio et al.). `monitor.py` moves it by itself.
 
-Each stay has a ticket, and a channel at the foreign broker that is named after it. Where the broker can
-keep a channel (`Adapter.can_suspend`), one that the client has left without a hand-over is a source like a
-proxy's handler: the client resumes it when it comes back to the same site, and elsewhere the proxy of that
-site resumes it in the client's place. Never do both listen, so nothing comes twice.
+Each stay has a ticket, and a channel at the foreign broker that is named after it. Where the broker can keep
+a channel (`Adapter.can_suspend`), one that the client has left without a hand-over is a source like a proxy's
+handler: the client resumes it when it comes back to the same site, and elsewhere the proxy of that site
+resumes it in the client's place. Only one of them listens at a time, so no message is duplicated.
 """
 
 from __future__ import annotations
@@ -45,63 +42,64 @@ SuspendOption = Literal["never", "unreachable", "always"]
 Keeper = Literal["proxy", "broker", "nobody"]
 SEEN_MAX = 100_000
 LASTING = ("expired", "unknown", "identity")
-"""Refusals of a download that asking again cannot change."""
+"""Refusals of a download that a retry cannot change."""
 
 
 class MoveFailed(Exception):
-    """A move that did not happen; the client is where it was. One line that says why."""
+    """Raised if a move failed; the client is where it was. The text says why in one line."""
 
 
 class Unreachable(MoveFailed):
-    """The proxy did not say no: it said nothing."""
+    """Raised if the proxy did not answer."""
 
 
 class MoveIn(msgspec.Struct):
-    """What a move-in brought."""
+    """Result of a move-in."""
 
     site: str
     downloaded: int = 0
     copies: int = 0
-    """Handlers of other sites whose copy at this site had everything (see `Options.ahead`)."""
+    """Number of handlers of other sites whose copy at this site was complete (see `Options.ahead`)."""
     merged: int = 0
-    """What had come directly from the broker of the new site meanwhile."""
+    """Number of messages received directly from the new site's broker meanwhile."""
     duplicates: int = 0
-    """What was recognised as a copy, and left out."""
+    """Number of duplicates that were left out."""
     dropped: int = 0
-    """What came to the proxy while its buffer was full."""
+    """Number of messages dropped because the proxy's buffer was full."""
     missing: tuple[str, ...] = ()
-    """Why something may still come: it is asked for again in the background."""
+    """Why messages may still arrive: they are requested again in the background."""
     lost: tuple[str, ...] = ()
-    """Why something will not come."""
+    """Why messages are lost."""
     duration_s: float = 0.0
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How a client moves."""
+    """Options of a client's moves."""
 
     sync: SyncOption = "ping"
-    """How to be sure that one listens before the other stops (section 3.3); "none" uses no proxy at all."""
+    """How to ensure that the new subscriptions work before the old ones end (section 3.3); "none" uses no
+    proxy at all."""
     delay_s: float = 1.0
     """Seconds to wait with `sync = "delay"`."""
     ping_interval_s: float = 0.2
     ping_timeout_s: float = 10.0
     move_timeout_s: float = 30.0
     lease_s: float = 0.0
-    """How long a proxy shall keep a buffer; 0 leaves it to the proxy."""
+    """Seconds that a proxy is asked to keep a buffer; 0 lets the proxy decide."""
     bytes_max: int = 0
-    """How large a buffer may become; 0 leaves it to the proxy."""
+    """Requested size of a buffer; 0 lets the proxy decide."""
     is_unique: bool = True
-    """Whether copies of a message are left out, where they can be recognised."""
+    """Whether to leave out duplicates that can be recognised."""
     suspend: SuspendOption = "unreachable"
-    """When the foreign broker itself keeps what comes, where it can, instead of the proxy: "unreachable" is
-    when no proxy answers at move-out, which otherwise fails."""
+    """When the foreign broker itself, if it can, keeps messages instead of the proxy: "unreachable" means
+    when no proxy answers at move-out; otherwise that move-out fails."""
     publishes_max: int = 10_000
-    """Limit of messages that wait here while the client is away."""
+    """Limit of publishes that wait here while the client is away."""
     ahead: bool = False
-    """Whether to ask the proxy of a new site for a copy of what was kept first; set it where proxies have
-    `proactive.enabled`. It costs a round trip where there is no copy."""
+    """Whether to ask the proxy of a new site first for a copy of the buffer; set it where proxies have
+    `proactive.enabled`. Without a copy it costs a round trip."""
     again_s: float = 5.0
-    """The pause before a proxy that could not be asked is asked again."""
+    """Seconds before a proxy that did not answer is asked again."""
 
 
 class RoamingClient:
@@ -119,19 +117,20 @@ class RoamingClient:
         state_file: Path | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`proxies` are addresses by site. `adapter` opens the broker of a site, if not as the proxy says."""
+        """`proxies` are addresses by site. `adapter` opens the broker of a site, if not the one that the
+        proxy names."""
         self.id = id
         self.proxies = dict(proxies)
         self.options = options or Options()
         self.site: str | None = None
-        """Where it is attached."""
+        """The site where the client is attached."""
         self.filters: dict[str, None] = {}
         self.excluded: dict[str, None] = {}
-        """Those of them for which nothing is kept while the client is away."""
+        """Filters for which no messages are kept while the client is away."""
         self.sources: list[Source] = []
         self.waiting_publishes: deque[ForeignMessage] = deque()
         self.lost_because = ""
-        """Why the broker of the site went away without a move-out, if it did."""
+        """Why the connection to the site's broker was lost without a move-out, if it was."""
         self.credentials = Credentials(id, user, password, tls)
         self._open_adapter = adapter or _as_told
         self._state_file = state_file
@@ -140,7 +139,7 @@ class RoamingClient:
         self._name = ""
         """Name of this stay's channel at the foreign broker."""
         self._stay: Source | None = None
-        """Record of this stay for the case that it ends silently."""
+        """Record of this stay, used if it ends without a move-out."""
         self._adapter: Adapter | None = None
         self._line: Line | None = None
         self._pings: dict[str, tuple[bytes, asyncio.Event]] = {}
@@ -164,10 +163,10 @@ class RoamingClient:
         return self.site is not None
 
     async def subscribe(self, filter: str, *, is_kept: bool = True) -> None:
-        """Also while away: then it begins at the next move-in.
+        """Subscribe. While the client is away, the subscription begins at the next move-in.
 
-        A subscription that is not kept follows the client, but what comes for it while the client is away is
-        lost: no proxy listens, and no buffer is filled (Caporuscio et al., section 5).
+        A subscription that is not kept follows the client, but its messages are lost while the client is
+        away: no proxy listens, and no buffer is filled (Caporuscio et al., section 5).
         """
         self.filters[filter] = None
         if is_kept:
@@ -188,9 +187,9 @@ class RoamingClient:
     async def publish(
         self, topic: str, body: bytes, headers: Mapping[str, str] | None = None, *, is_kept: bool = True
     ) -> None:
-        """In order, also over a move: what is published while away waits here and goes out first.
+        """Publish in order, also across a move: messages published while away wait here and are sent first.
 
-        What is not kept is for now only: published while the client is away, it goes nowhere.
+        A message that is not kept is dropped if the client is away.
         """
         if not is_kept and self._adapter is None:
             return
@@ -213,7 +212,7 @@ class RoamingClient:
         return message
 
     async def close(self) -> None:
-        """Leave for good, without a move-out; what proxies hold stays there until its lease ends."""
+        """Disconnect for good without a move-out; proxies keep their buffers until the leases end."""
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -223,10 +222,10 @@ class RoamingClient:
     # --- move-out ---
 
     async def move_out(self, *, is_returning: bool = False) -> Keeper:
-        """Detach, and let the proxy of this site listen; who keeps what comes from now on.
+        """Detach, and let the proxy of this site listen; return who keeps messages from now on.
 
         A client that says `is_returning`, because it will come back here, is not handed over if the foreign
-        broker can keep its subscriptions itself. MoveFailed: the client is still attached.
+        broker can keep its subscriptions. MoveFailed: the client is still attached.
         """
         async with self._moving:
             adapter, site, options = self._adapter, self.site, self.options
@@ -267,7 +266,7 @@ class RoamingClient:
             line.next_request(), self.id, ticket, self._kept_filters(), options.sync, options.delay_s,
             options.lease_s, options.bytes_max, options.is_unique,
         )  # fmt: skip
-        # Written down first: who is stopped in between asks for a buffer that is perhaps not there.
+        # Written first: after a crash in between the client asks for a buffer that may not exist.
         self.sources.append(source)
         self._write_state()
         ping = self._ping_topic(key, "out-request")
@@ -296,13 +295,13 @@ class RoamingClient:
         return kind(f"site {source.site}: {why}")
 
     async def _detach(self, unsubscribe: bool) -> None:
-        """Leave. What is not unsubscribed is kept by the foreign broker, where it can, for this client."""
+        """Disconnect. The foreign broker keeps the remaining subscriptions for this client, if it can."""
         adapter, line, name = self._adapter, self._line, self._name
         if self._stay is not None and not unsubscribe:
             self.sources.append(self._with_filters(self._stay))
         self.site = self._adapter = self._line = self._stay = None
         if adapter is not None:
-            with suppress(AdapterError):  # The broker is gone: that is as detached as it gets.
+            with suppress(AdapterError):  # The broker is gone, so the client is detached anyway.
                 for filter in self.filters if unsubscribe else ():
                     await adapter.unsubscribe(name, filter)
             with suppress(AdapterError):
@@ -314,9 +313,9 @@ class RoamingClient:
     # --- move-in ---
 
     async def move_in(self, site: str | None = None) -> MoveIn:
-        """Attach at a site (the nearest one if none is named), and fetch what was kept meanwhile.
+        """Attach at a site (the nearest one if none is named), and fetch the messages kept meanwhile.
 
-        MoveFailed: the client is not attached, and nothing that a proxy holds was touched.
+        MoveFailed: the client is not attached, and buffers at proxies are unchanged.
         """
         async with self._moving:
             if self._adapter is not None:
@@ -353,7 +352,7 @@ class RoamingClient:
         return next(iter(found))
 
     async def _listen_at(self, site: str, kept: Source | None, result: MoveIn) -> Adapter:
-        """Steps 1 and 2 of a move-in: from here on, what comes is put into the merge queue."""
+        """Steps 1 and 2 of a move-in: from here on, received messages go to the merge queue."""
         welcome = await self._welcomed(site, kept)
         adapter = self._adapter = self._open_adapter(welcome)
         adapter.on_lost(lambda why: self._on_lost(adapter, why))
@@ -362,7 +361,7 @@ class RoamingClient:
             self._ping_prefix = adapter.topic_of((*PING_LEVELS, "x"))[:-1]
             stay = kept or Source(site, secrets.token_hex(16), Suspended((), welcome.kind, welcome.url))
             if adapter.can_suspend and self.options.sync != "none":
-                # Written down first: whoever is stopped from now on finds it again.
+                # Written first: after a crash from now on the client finds the stay again.
                 self._stay = stay
                 if kept is not None:
                     self.sources.remove(kept)
@@ -375,14 +374,14 @@ class RoamingClient:
         return adapter
 
     def _to_resume(self, site: str) -> Source | None:
-        """The channel of the last stay, if it was here. One of an earlier stay has what belongs before that
-        of later ones: it is downloaded in its turn."""
+        """Return the channel of the last stay, if it was here. A channel of an earlier stay precedes later
+        stays, so it is downloaded in order."""
         last = self.sources[-1] if self.sources else None
         is_here = last is not None and last.site == site and last.suspended is not None
         return last if is_here and self.options.sync != "none" else None
 
     async def _welcomed(self, site: str, kept: Source | None) -> messages.Welcome:
-        """What the proxy says of its broker; if it does not answer, what it said before."""
+        """Return the proxy's description of its broker; if the proxy does not answer, the last known one."""
         self._line = Line(self.proxies[site], self.credentials)
         try:
             welcome = await self._line.open()
@@ -395,18 +394,18 @@ class RoamingClient:
         return welcome
 
     async def _resume(self, adapter: Adapter, kept: Source, result: MoveIn) -> None:
-        """The abbreviated move-in: what the foreign broker has kept comes before what comes now."""
+        """The short move-in: messages kept by the foreign broker precede new ones."""
         assert kept.suspended is not None
         filters = kept.suspended.filters
         if not await adapter.resume(self._name, filters, self._receive):
-            result.lost += (f"site {kept.site}: the broker has not kept what came for this client",)
+            result.lost += (f"site {kept.site}: the broker has not kept this client's messages",)
         for filter in filters:
             if filter not in self.filters:
                 await adapter.unsubscribe(self._name, filter)
         self._stay = Source(kept.site, kept.ticket, msgspec.structs.replace(kept.suspended, filters=()))
 
     async def _download(self, adapter: Adapter, source: Source, result: MoveIn) -> None:
-        """Steps 3 and 4 for one handler; what cannot be had now stays in `sources`."""
+        """Steps 3 and 4 for one handler; what cannot be fetched now stays in `sources`."""
         try:
             if source.suspended is not None:
                 refused = await self._let_stand_in(source, source.suspended)
@@ -431,10 +430,10 @@ class RoamingClient:
             self._forget(source)
 
     async def _fetch_copy(self, source: Source, result: MoveIn) -> bool:
-        """Download the copy of a handler that the proxy here has, if it has one: then that is the source.
+        """Download a handler's copy at the proxy here, if there is one; it is then the source.
 
-        The client and the copy listen at the same foreign broker, so no ping has to tell that it has the
-        client's subscriptions.
+        The client and the copy listen at the same foreign broker, so no ping is needed to prove the client's
+        subscriptions.
         """
         if source.site == result.site:
             return False
@@ -461,7 +460,7 @@ class RoamingClient:
             result.missing += (text,)
 
     async def _let_stand_in(self, source: Source, suspended: Suspended) -> messages.MoveRefused | None:
-        """Have the proxy of that site listen on the channel that this client has left there."""
+        """Ask the proxy of that site to listen on the channel that this client has left there."""
         options, line = self.options, self._connected()
         stand_in = messages.StandIn(
             line.next_request(), self.id, source.ticket, suspended.filters, options.lease_s,
@@ -472,14 +471,14 @@ class RoamingClient:
         return answer if isinstance(answer, messages.MoveRefused) else None
 
     def _handed_over(self, source: Source) -> Source:
-        """A handler has it now: there is nothing to resume any more."""
+        """Note that a handler has taken over the channel: nothing is left to resume."""
         place = self.sources.index(source)
         self.sources[place] = Source(source.site, source.ticket)
         self._write_state()
         return self.sources[place]
 
     async def _synchronise(self, adapter: Adapter, source: Source) -> None:
-        """Before the handler stops listening: be sure that the new subscriptions are effective (3.3)."""
+        """Ensure that the new subscriptions work before the handler stops listening (3.3)."""
         options = self.options
         if options.sync == "delay":
             await asyncio.sleep(options.delay_s)
@@ -518,7 +517,7 @@ class RoamingClient:
                     for message in answer.messages:
                         result.downloaded += self._deliver(message)
                     line.write(messages.Taken(request, answer.first + len(answer.messages) - 1))
-        raise ProxyError("the proxy has not said everything")
+        raise ProxyError("the answer of the proxy is incomplete")
 
     def _connected(self) -> Line:
         if self._line is None:
@@ -526,14 +525,15 @@ class RoamingClient:
         return self._line
 
     def _switch(self, result: MoveIn) -> None:
-        """Steps 5 and 6: behind what was downloaded comes what had been merged, then what comes directly."""
+        """Steps 5 and 6: after the downloaded messages come the merged ones, then new ones."""
         merged, self._merge = self._merge or [], None
         for message in merged:
             result.merged += self._deliver(message)
         result.duplicates = self._duplicates
 
     async def _ask_again(self) -> None:
-        """A proxy or broker was down at the move-in: ask until everything is here, or the client moves."""
+        """Ask again a proxy or broker that was down at the move-in, until everything is here or the client
+        moves."""
         adapter = self._adapter
         while self.sources and adapter is not None:
             await asyncio.sleep(self.options.again_s)
@@ -554,7 +554,7 @@ class RoamingClient:
             self._deliver(message)
 
     def _deliver(self, message: ForeignMessage) -> bool:
-        """Whether it is new, as far as that can be told."""
+        """Deliver a message; return whether it is new, as far as that can be known."""
         if message.identity and self.options.is_unique:
             if message.identity in self._seen:
                 self._duplicates += 1
@@ -574,7 +574,7 @@ class RoamingClient:
             self._spawn(self._publish_ping(self._adapter, ForeignMessage(answer, message.body)))
 
     async def _publish_ping(self, adapter: Adapter, message: ForeignMessage) -> None:
-        with suppress(AdapterError):  # The proxy asks again, as long as it waits.
+        with suppress(AdapterError):  # The proxy repeats the question while it waits.
             await adapter.publish(message)
 
     async def _flush_publishes(self) -> None:
@@ -583,7 +583,7 @@ class RoamingClient:
                 try:
                     await self._adapter.publish(self.waiting_publishes[0])
                 except AdapterError:
-                    return  # It waits for the next move-in, with all that come after it.
+                    return  # The publish waits for the next move-in, with all later ones.
                 self.waiting_publishes.popleft()
 
     def _on_lost(self, adapter: Adapter, why: str) -> None:
@@ -607,7 +607,7 @@ class RoamingClient:
         task.add_done_callback(self._tasks.discard)
 
     def _with_filters(self, stay: Source) -> Source:
-        """What it would take to resume it: also filters that were still to be ended."""
+        """Return what is needed to resume the stay, including filters that were still to be ended."""
         assert stay.suspended is not None
         filters = dict.fromkeys((*stay.suspended.filters, *self._kept_filters()))
         suspended = msgspec.structs.replace(stay.suspended, filters=tuple(filters))
@@ -621,5 +621,5 @@ class RoamingClient:
 
 
 def _as_told(welcome: messages.Welcome) -> Adapter:
-    """The foreign broker that the proxy names."""
+    """Open the foreign broker that the proxy names."""
     return open_adapter(welcome.kind, welcome.url)

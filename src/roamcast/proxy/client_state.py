@@ -1,4 +1,4 @@
-"""What a client must know again after a restart of its own, and how that is written down."""
+"""The persistent state of a client, and how it is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roamcast.errors import InputError
 
 
 class Suspended(msgspec.Struct, frozen=True):
-    """A channel at the foreign broker itself, which keeps what comes while nobody listens."""
+    """A channel at the foreign broker, which keeps its messages while nobody listens."""
 
     filters: tuple[str, ...]
     kind: str
@@ -20,24 +20,24 @@ class Suspended(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Something that is held for this client: by a handler of a proxy, or by the foreign broker."""
+    """Messages held for this client by a handler of a proxy, or by the foreign broker."""
 
     site: str
     ticket: str
     suspended: Suspended | None = None
-    """None: a handler has it."""
+    """The suspended channel; None if a handler holds the messages."""
 
 
 class ClientState(msgspec.Struct, frozen=True):
     filters: tuple[str, ...]
     sources: tuple[Source, ...]
-    """In the order of the client's stays."""
+    """Sources in the order of the client's stays."""
     excluded: tuple[str, ...] = ()
-    """Filters for which nothing is kept while the client is away."""
+    """Filters for which no messages are kept while the client is away."""
 
 
 def read_state(path: Path) -> ClientState:
-    """What was written last; nothing if there is no such file."""
+    """Read the last state; an empty one if there is no file."""
     if not path.exists():
         return ClientState((), ())
     try:
@@ -47,7 +47,7 @@ def read_state(path: Path) -> ClientState:
 
 
 def write_state(path: Path, state: ClientState) -> None:
-    """Whole or not at all; tickets are secrets, so nobody else may read it."""
+    """Write the state atomically; tickets are secrets, so no other user may read it."""
     draft = path.with_name(f"{path.name}.tmp")
     with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(msgspec.json.encode(state))

@@ -1,6 +1,6 @@
 """The configuration of a proxy: every key, its type, its bounds and its default, and how it is read.
 
-The docstring under a field is what users read, in the default file and in the guide.
+Users read the docstring under a field in the default file and in the guide.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Broker(Section, frozen=True):
     """The foreign broker of this site."""
 
     kind: str = "mosquitto"
-    """Which adapter speaks to it: activemq, mosquitto, nats, rabbitmq, roamcast, or one of your own."""
+    """Kind of the broker: activemq, mosquitto, nats, rabbitmq, roamcast, or one of your own."""
     url: str = "mqtt://127.0.0.1:1883"
-    """Where the proxy reaches it, as in mqtt://127.0.0.1:1883 or nats://127.0.0.1:4222."""
+    """URL at which the proxy reaches the broker, as in mqtt://127.0.0.1:1883 or nats://127.0.0.1:4222."""
     client_url: str = ""
-    """Where clients reach it, if that is another address; it is told to every client that is let in."""
+    """URL at which clients reach the broker, if it is different; every accepted client is told."""
     user: str = ""
-    """The user name of the proxy at the foreign broker; clients are not told."""
+    """The user name of the proxy at the foreign broker; not told to clients."""
     password_file: PathText = ""
-    """A file whose content is its password there."""
+    """A file with the password of that user."""
 
     @property
     def own_url(self) -> str:
@@ -48,66 +48,65 @@ class Listener(Section, frozen=True):
     """Where clients and other proxies connect."""
 
     address: Host = "127.0.0.1"
-    """What to listen on. An address that is not loopback needs users, and a secret among proxies."""
+    """Address to listen on. An address that is not loopback needs users, and a secret among proxies."""
     port: Port = 7110
-    """The port; 0 takes any free one."""
+    """Port to listen on; 0 takes any free port."""
     certificate: PathText = ""
-    """The certificate chain, PEM; with it and the key everything is encrypted."""
+    """The certificate chain, PEM; with certificate and key all connections are encrypted."""
     key: PathText = ""
     """Its private key, PEM."""
     connections_max: Count = 10_000
-    """Connections at once, also of those that have not said yet who they are: of these the oldest gives way
-    to a new one."""
+    """Concurrent connections, including unauthenticated ones: past the limit the oldest unauthenticated
+    one is closed for a new one."""
 
 
 class Neighbour(Section, frozen=True):
-    """The proxy of another site; write one [[proxy]] for each. All of them are asked, and may ask."""
+    """The proxy of another site; write one [[proxy]] for each. Each may ask this proxy and is asked by it."""
 
     site: Name
     """The id of that site."""
     address: Endpoint
-    """Where its proxy listens."""
+    """Address of that site's proxy, HOST:PORT."""
 
 
 class Peers(Section, frozen=True):
-    """How proxies prove to each other that they belong together."""
+    """How proxies authenticate to each other."""
 
     secret: SecretText = ""
-    """What all proxies share, at least 16 characters. Better kept in a file of its own."""
+    """Shared secret of all proxies, at least 16 characters; preferably kept in a file."""
     secret_file: PathText = ""
-    """A file whose content is the secret."""
+    """A file with the secret."""
     ca: PathText = ""
-    """Who signs the certificates of the other proxies, PEM; then connections to them are encrypted."""
+    """Certificate authorities of the other proxies, PEM; if set, connections to them are encrypted."""
 
 
 class Access(Section, frozen=True):
-    """Who may come in."""
+    """Which clients may connect."""
 
     users: PathText = ""
-    """The file of users that `roamcast user add` writes; empty lets everybody in who can connect."""
+    """The file of users that `roamcast user add` writes; empty accepts everybody."""
 
 
 class Buffers(Section, frozen=True):
-    """What is kept for clients that are away, and for how long."""
+    """Buffers for clients that are away: sizes and times."""
 
     clients_max: Count = 10_000
-    """Client handlers at once; further move-outs are refused."""
+    """Number of client handlers; past it move-outs are refused."""
     filters_max: Count = 1000
     """Subscriptions of one client."""
     bytes_max: Bytes = 67_108_864
-    """One client's buffer; a client may ask for less."""
+    """Size of one client's buffer; a client may ask for less."""
     bytes_total_max: Bytes = 1_073_741_824
-    """All buffers together."""
+    """Size of all buffers together."""
     lease_s: Seconds = 86_400.0
-    """How long a buffer is kept for a client that does not say how long."""
+    """How long a buffer is kept for a client that does not request a time."""
     lease_max_s: Seconds = 604_800.0
-    """The longest that a client may ask for."""
+    """The longest time that a client may request."""
     overflow: Literal["newest", "oldest"] = "newest"
-    """What is dropped when a buffer is full: what comes then, or what came first. Clients are told how
-    many."""
+    """Which messages a full buffer drops: new ones, or the oldest. Clients are told the number."""
     sync: Literal["process", "group"] = "process"
-    """"process" survives a crash or kill of the proxy; "group" also a power failure, and syncs the disk for
-    all messages that come in at once."""
+    """"process" survives a crash or kill of the proxy; "group" also survives a power failure, with one
+    disk sync for all messages that arrive together."""
 
 
 class Ping(Section, frozen=True):
@@ -120,15 +119,16 @@ class Ping(Section, frozen=True):
 
 
 class Proactive(Section, frozen=True):
-    """Copies at the sites where clients go next, which listen before a client comes (pro-active proxies)."""
+    """Copies at the sites where clients go next, which listen before a client arrives (pro-active
+    proxies)."""
 
     enabled: bool = False
-    """Whether this proxy tells its neighbours, and keeps copies for them. Clients ask for a copy with
-    `Options(ahead=True)`."""
+    """Whether this proxy tells its neighbours about move-outs, and keeps copies for them. Clients ask for
+    a copy with `Options(ahead=True)`."""
     sites: tuple[Name, ...] = ()
-    """The neighbours: ids of sites of [[proxy]]. Without any they are learned from the moves of clients."""
+    """The neighbours: ids of sites of [[proxy]]. If empty, they are learned from the moves of clients."""
     neighbours_max: Count = 4
-    """Learned neighbours at most; the least recently used one gives way."""
+    """Maximum number of learned neighbours; past it the least recently used one is removed."""
     neighbour_timeout_s: Seconds = 604_800.0
     """Seconds without a move after which a learned neighbour is removed."""
 
@@ -137,30 +137,30 @@ class Mqtt(Section, frozen=True):
     """The endpoint for standard MQTT clients, in front of a broker of kind mosquitto."""
 
     enabled: bool = False
-    """Whether to listen at all."""
+    """Whether to start the endpoint."""
     address: Host = "127.0.0.1"
-    """What to listen on; an address that is not loopback needs users."""
+    """Address to listen on; an address that is not loopback needs users."""
     port: Port = 1884
-    """The port; 0 takes any free one."""
+    """Port to listen on; 0 takes any free port."""
     certificate: PathText = ""
-    """The certificate chain, PEM; with it and the key everything is encrypted."""
+    """The certificate chain, PEM; with certificate and key all connections are encrypted."""
     key: PathText = ""
     """Its private key, PEM."""
     session_s: Seconds = 604_800.0
-    """The longest that a session is kept for a client that is away."""
+    """Longest time that the session of a disconnected client is kept."""
     locate_timeout_s: Seconds = 5.0
-    """How long other sites are asked for a session before a client is told to try again."""
+    """Timeout for finding a session at other sites; past it the client is told to try again."""
     receive_max: Annotated[int, Meta(ge=1, le=65_535)] = 1000
-    """QoS 1 messages sent to a client and not acknowledged, at most."""
+    """Maximum number of unacknowledged QoS 1 messages sent to a client."""
 
 
 class Config(Section, frozen=True):
     """One proxy."""
 
     site: Name = "a"
-    """The id of this site, which no other one has."""
+    """The id of this site, different from that of every other site."""
     data: PathText = "proxy-data"
-    """The folder for what must survive a restart."""
+    """The folder for all persistent data."""
     broker: Broker = field(default_factory=Broker)
     listener: Listener = field(default_factory=Listener)
     proxies: tuple[Neighbour, ...] = field(name="proxy", default=())
@@ -208,9 +208,9 @@ def _check_proxies(config: Config) -> None:
     sites = [config.site, *(one.site for one in config.proxies)]
     for site in sites:
         if sites.count(site) > 1:
-            raise InputError(f"proxy: site {site} is there twice, this one is {config.site}; keep one")
+            raise InputError(f"proxy: site {site} is listed twice, and this one is {config.site}; keep one")
     if config.proxies and not config.peers.secret:
-        raise InputError("peers.secret_file is missing: proxies prove with it that they belong together")
+        raise InputError("peers.secret_file is missing: proxies authenticate to each other with it")
     for site in config.proactive.sites:
         if site not in config.sites:
             known = ", ".join(config.sites) or "none"
@@ -219,7 +219,7 @@ def _check_proxies(config: Config) -> None:
 
 
 def _check_open(config: Config, name: str, certificate: str, warn: Warn) -> None:
-    """What a listener needs that others than this machine can reach."""
+    """Check the settings of a listener that other machines can reach."""
     if not config.access.users:
         raise InputError(f"{name}.address is not loopback: set access.users, so that clients are known")
     if not certificate:

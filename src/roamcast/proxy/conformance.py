@@ -1,8 +1,8 @@
-"""Whether an adapter keeps the promises of `adapter.py`: stories over a real broker, for whoever writes one.
+"""Checks that an adapter implements `adapter.py`: tests with a real broker, for authors of adapters.
 
-    asyncio.run(check_adapter(lambda: open_adapter("mine", "mine://127.0.0.1:1234")))
+asyncio.run(check_adapter(lambda: open_adapter("mine", "mine://127.0.0.1:1234")))
 
-Each story has two adapters at one broker, as two processes would have them, and names and topics of its own.
+Each story uses two adapters at one broker, as two processes would, and its own names and topics.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Story = Callable[[Adapter, Adapter], Awaitable[None]]
 
 
 class NotKept(Exception):
-    """A promise that an adapter does not keep; the text says which."""
+    """Raised if an adapter breaks a promise; the text says which."""
 
 
 async def check_adapter(make: Callable[[], Adapter], stories: Iterable[Story] | None = None) -> list[str]:
-    """Tell the stories; their names. NotKept at the first promise that is broken."""
+    """Run the stories; return their names. Raise NotKept at the first broken promise."""
     told = []
     for story in stories if stories is not None else STORIES:
         one, other = make(), make()
@@ -88,7 +88,7 @@ async def messages_come_whole_in_order_and_with_their_identity(one: Adapter, oth
 
 
 async def publishes_go_out_in_the_order_of_the_calls(one: Adapter, other: Adapter) -> None:
-    """Also if nobody waits for one before the next."""
+    """Publishes keep the order of the calls, even if nobody waits between two calls."""
     got: list[ForeignMessage] = []
     topic = one.topic_of(["calls", "order"])
     await one.subscribe("order", topic, got.append)
@@ -110,7 +110,7 @@ async def what_was_sent_before_unsubscribing_is_received_before_it_returns(
     await one.unsubscribe("leaver", topic)
     received = len(got)
     await other.publish(ForeignMessage(topic, b"late"))
-    # A subscription made after that gets nothing of it, and nothing of before.
+    # A subscription made afterwards gets neither this message nor earlier ones.
     await one.subscribe("leaver", topic, got.append)
     await other.publish(ForeignMessage(topic, b"again"))
     await until(lambda: b"again" in bodies(got), "what is published after subscribing again comes")
@@ -156,7 +156,7 @@ async def another_process_continues_or_ends_what_one_left(one: Adapter, other: A
     await other.subscribe("dead", topic, got.append)
     await other.publish(ForeignMessage(topic, b"new"))
     await until(lambda: b"new" in bodies(got), "what is published comes")
-    # Some brokers keep what was queued under a name; but nothing new was added to it.
+    # Some brokers keep messages queued under a name; but no new ones were added.
     expect(bodies(got)[10:].count(b"new"), 1, "an ended subscription adds nothing")
     await other.unsubscribe("dead", topic)
 
@@ -164,7 +164,7 @@ async def another_process_continues_or_ends_what_one_left(one: Adapter, other: A
 async def filters_of_several_names_do_not_disturb_each_other(one: Adapter, other: Adapter) -> None:
     got: dict[str, list[ForeignMessage]] = {"ann": [], "ben": []}
     topics = [one.topic_of(["several", level]) for level in ("x", "y")]
-    # Calls for one name may be under way together.
+    # Calls for one name may run concurrently.
     await asyncio.gather(*(one.subscribe("ann", topic, got["ann"].append) for topic in topics))
     await one.subscribe("ben", topics[1], got["ben"].append)
     await one.subscribe("ben", topics[1], got["ben"].append)

@@ -1,4 +1,4 @@
-"""Which proxy is nearest: the one whose answers come back first, measured."""
+"""Finds the nearest proxy: the one with the shortest measured round trip."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ECHOES = 3
 
 
 class Credentials(NamedTuple):
-    """How a client comes to proxies."""
+    """How a client connects to proxies."""
 
     client: str
     user: str = ""
@@ -26,7 +26,8 @@ class Credentials(NamedTuple):
 async def measure(
     proxies: Mapping[str, str], credentials: Credentials, timeout_s: float = 5.0
 ) -> dict[str, float]:
-    """The shortest round trip in seconds to each proxy that answers, by site, the nearest first."""
+    """Measure the shortest round trip in seconds to each proxy that answers; return them by site, the
+    nearest first."""
     sites = list(proxies)
     times = await asyncio.gather(*(_round_trip(proxies[site], credentials, timeout_s) for site in sites))
     found = [(round_trip_s, site) for round_trip_s, site in zip(times, sites, strict=True) if round_trip_s]

@@ -1,8 +1,8 @@
 """A mobility proxy as a process: sockets, the foreign broker and the journal around the pure service.
 
-No protocol here. Every input goes through `step`: its entries are journalled, and only then are its
-effects performed. What the foreign broker delivers is journalled before its adapter acknowledges it.
-If `step` raises, nothing of it is let out, and the process starts again from its journal.
+This module contains no protocol. Every input goes through `step`: its entries are journalled, and only then
+are its effects performed. Messages of the foreign broker are journalled before its adapter acknowledges them.
+If `step` raises, none of its effects is performed, and the process restarts from its journal.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ log = logging.getLogger("roamcast.proxy")
 TEND_S = 1.0
 REOPEN_MIN_S, REOPEN_MAX_S = 0.2, 5.0
 WAITING_BYTES_MAX = 64 << 20
-"""A connection that takes nothing while so much waits for it is closed."""
+"""A connection with more unsent bytes than this is closed."""
 
 
 def server_context(certificate: str, key: str, name: str) -> ssl.SSLContext | None:
-    """TLS for a listener, if it has a certificate."""
+    """TLS for a listener with a certificate."""
     if not certificate:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -68,7 +68,8 @@ class ProxyServer:
         clock: Callable[[], float] = time.time,
         fail_stop: FailStop | None = None,
     ) -> None:
-        """Without a `fail_stop`, as where a process has several proxies, a step that raises ends `run`."""
+        """Without a `fail_stop`, for example if a process has several proxies, a step that raises ends
+        `run`."""
         self.config = config
         self._fail_stop = fail_stop
         self._has_failed = False
@@ -81,22 +82,23 @@ class ProxyServer:
         self.store = store or Store(config.journal_folder, config.buffers.sync)
         self.service = Service(config, self.adapter.can_suspend, self.adapter.topic_of, self.store.buffers)
         self.address = ""
-        """Where it listens, once it does."""
+        """Address of the listener, once it is open."""
         self.locals: dict[int, Callable[[messages.Message | steps.Local], None]] = {}
-        """Connections that are no sockets: those of the MQTT endpoint."""
+        """Connections without sockets: those of the MQTT endpoint."""
         self.callers: dict[int, Who] = {}
-        """Who is at the other end of each connection, to be kept out if its input makes `step` raise."""
+        """Client or proxy of each connection, to be kept out if its input makes `step` raise."""
         self._pipes: dict[int, Pipe] = {}
         self._connections = 0
         self._operations: dict[str, asyncio.Task[None]] = {}
-        """The last thing begun with the foreign broker for each handler: they happen one after the other."""
+        """The last operation at the foreign broker for each handler: operations of one handler are
+        sequential."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self.connections_max = config.listener.connections_max
         """As configured, or fewer where the system allows fewer open files."""
         self._admitted: set[int] = set()
-        """Connections that have said who they are and have not ended."""
+        """Authenticated connections that have not ended."""
         self._strangers = Strangers(lambda: self.connections_max - len(self._admitted))
         self._doorway = Doorway(self._strangers, self._enter, lambda: HANDSHAKE_TIMEOUT_S)
         self._context = server_context(config.listener.certificate, config.listener.key, "listener")
@@ -117,17 +119,17 @@ class ProxyServer:
         log.info("site %s: proxy listens on %s", self.config.site, self.address)
 
     def begin(self) -> None:
-        """Everything but listening."""
+        """Start everything except the listener."""
         self.adapter.on_lost(self._on_lost)
         self.spawn(self._keep_open())
         self.spawn(self._tend())
 
     async def run(self) -> None:
-        """Run until `stop`; JournalFailed if the journal cannot be written."""
+        """Run until `stop`; raise JournalFailed if the journal cannot be written."""
         await self._ended
 
     def end(self) -> None:
-        """Let `run` return."""
+        """Make `run` return."""
         if not self._ended.done():
             self._ended.set_result(None)
 
@@ -145,7 +147,7 @@ class ProxyServer:
         try:
             await self.adapter.close()
         except AdapterError as error:
-            log.warning("the broker was not left in order: %s", error)
+            log.warning("disconnecting from the broker failed: %s", error)
         self._verifier.close()
         if self._has_failed:
             self.store.abandon()
@@ -172,7 +174,7 @@ class ProxyServer:
     # --- steps ---
 
     def step(self, inputs: Iterable[steps.Input] = ()) -> None:
-        """Give the service something, and do what it says."""
+        """Pass inputs to the service, and perform its effects."""
         if self._ended.done():
             return
         inputs, now = list(inputs), self._clock()
@@ -185,7 +187,7 @@ class ProxyServer:
             try:
                 self.store.write(entries)
             except JournalFailed as error:
-                # Nothing of this step may be let out: the process ends, and starts from what is written.
+                # None of this step's effects may be performed: the process restarts from the journal.
                 self._ended.set_exception(error)
                 return
         for effect in effects:
@@ -193,7 +195,7 @@ class ProxyServer:
         self._set_timer()
 
     def _fail(self, error: Exception, now: float, inputs: list[steps.Input]) -> NoReturn:
-        """The buffers may be half changed: end, and start from what is written."""
+        """The buffers may be inconsistent: end the process, which restarts from the journal."""
         self._has_failed = True
         if self._fail_stop is None:
             self._ended.set_exception(error)
@@ -206,7 +208,7 @@ class ProxyServer:
         self._fail_stop.restart(failure, culprit)
 
     def refusal(self, kind: Literal["client", "peer"], name: str) -> str:
-        """Why this client or proxy may not come in now, as one line; "" if it may."""
+        """Return why this client or proxy is refused now, in one line; "" if it is accepted."""
         return self._fail_stop.kept_out.refusal(kind, name) if self._fail_stop is not None else ""
 
     def _set_timer(self) -> None:
@@ -250,7 +252,7 @@ class ProxyServer:
         if pipe is None or isinstance(message, steps.Local):
             return
         if pipe.waiting_bytes > WAITING_BYTES_MAX:
-            log.warning("%s takes nothing: its connection is closed", pipe.host)
+            log.warning("%s does not read: closing its connection", pipe.host)
             pipe.abort()
             return
         pipe.write(message)
@@ -327,7 +329,7 @@ class ProxyServer:
         return self._connections
 
     async def _enter(self, one: socket.socket, stranger: Stranger) -> None:
-        """Somebody has sent a first byte."""
+        """Handle a connection that has sent its first byte."""
         streams = await self._doorway.open_streams(one, stranger, self._context)
         if streams is not None:
             try:
@@ -341,7 +343,7 @@ class ProxyServer:
         writer: asyncio.StreamWriter,
         is_known: Callable[[], None] = lambda: None,
     ) -> None:
-        """Talk to a client or another proxy; `is_known` is called when it has said who it is."""
+        """Serve a client or another proxy; `is_known` is called when it is authenticated."""
         pipe = Pipe(reader, writer)
         connection = self.new_connection()
         try:
@@ -354,7 +356,7 @@ class ProxyServer:
         except (ProxyError, TimeoutError) as error:
             log.info("%s: %s", pipe.host, str(error) or "no handshake in time")
         except asyncio.CancelledError:
-            pipe.abort()  # It gave way to others, or the proxy stops.
+            pipe.abort()  # It was closed for a new connection, or the proxy stops.
             raise
         finally:
             self.callers.pop(connection, None)
@@ -362,7 +364,7 @@ class ProxyServer:
             self._admitted.discard(connection)
 
     async def _admit(self, connection: int, pipe: Pipe) -> steps.Joined:
-        """Who is there; ProxyError, and told so, if that is nobody who may come in."""
+        """Authenticate the other end; refuse it with a message and ProxyError if that fails."""
         hello = await pipe.read()
         if not isinstance(hello, ProxyHello):
             raise self._turned_away(pipe, MoveRefused(0, "unknown", "a connection begins with Hello"))
@@ -390,13 +392,14 @@ class ProxyServer:
         return steps.Joined(connection, "proxy", hello.id)
 
     async def verify(self, user: str, password: bytes, host: str) -> Outcome:
-        """Whether somebody may come in under this name; without a users file everybody may."""
+        """Return whether a client may connect under this name; without a users file every client may."""
         if not self.config.access.users:
             return Outcome.ACCEPTED
         return await self._verifier.verify(user, password, host)
 
     def _keep_out(self, connection: int, pipe: Pipe, who: Who) -> None:
-        """ProxyError, and told so, if this client or proxy is kept out; else note who it is."""
+        """Refuse a client or proxy that is kept out, with a message and ProxyError; otherwise record its
+        identity."""
         refusal = self.refusal(who.kind, who.name)
         if refusal:
             raise self._turned_away(pipe, MoveRefused(0, "busy", refusal))
@@ -450,7 +453,7 @@ class ProxyServer:
 
 
 class _Receiver:
-    """Takes what the foreign broker delivers for one name: it is on disk when a call returns."""
+    """Receives messages of the foreign broker for one name: they are on disk when a call returns."""
 
     def __init__(self, server: ProxyServer, name: str) -> None:
         self._server, self._name = server, name

@@ -1,13 +1,13 @@
 """The MQTT endpoint of a proxy: unmodified clients of MQTT 3.1.1 and 5 in front of a Mosquitto.
 
 A client connects here instead of at the broker. Its session is a resident handler of the proxy
-(residents.py), so it follows the client to the endpoint of any other site, also when the client went
-away without a word. Publishes are passed on to the broker as they are.
+(residents.py), so it follows the client to the endpoint of any other site, also when the client went away
+without a word. Publishes are forwarded to the broker unchanged.
 
 Subscription identifiers, no local, what is retained and how, shared subscriptions and the properties of
-messages are as with the broker itself. What is different: QoS 2 subscriptions are granted as QoS 1 (while a
-session moves, both brokers deliver to it, and copies without an identity cannot be told), and there are no
-topic aliases.
+messages work as with the broker itself. Differences: QoS 2 subscriptions are granted as QoS 1 (while a
+session moves, both brokers deliver to it, and duplicates without an identity cannot be recognised), and there
+are no topic aliases.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ CONNECT_TIMEOUT_S = 10.0
 KEEP_ALIVE_GRACE = 1.5
 READ_BYTES = 65_536
 RECALLED_MAX = 10_000
-"""Retained messages that one subscription can bring."""
+"""Maximum number of retained messages for one subscription."""
 
 
 class MqttEndpoint:
-    """Where MQTT clients connect."""
+    """Listener for MQTT clients."""
 
     def __init__(self, server: ProxyServer) -> None:
         self.server = server
         self.settings = server.config.mqtt
         self.address = ""
         self._admitted: set[Stranger] = set()
-        """Connections that have said who they are and have not ended."""
+        """Authenticated connections that have not ended."""
         self._strangers = Strangers(lambda: server.connections_max - len(self._admitted))
         self._doorway = Doorway(self._strangers, self._enter, lambda: CONNECT_TIMEOUT_S)
         self._context = server_context(self.settings.certificate, self.settings.key, "mqtt")
@@ -81,12 +81,12 @@ class MqttEndpoint:
             await self._publisher.close()
 
     def new_identity(self, client: str) -> str:
-        """For what a client publishes: see publisher_of."""
+        """Identity for a publish of a client: see publisher_of."""
         self._published += 1
         return f"{client}/{self._incarnation}/{self._published}"
 
     async def publish(self, message: Publish | Will, identity: str) -> None:
-        """Pass on what a client publishes; ClientError if the broker does not take it."""
+        """Forward a publish of a client; raise ClientError if the broker refuses."""
         publisher = await self._open_publisher()
         described = message.properties or PublishProperties()
         if not any(name == IDENTITY_HEADER for name, _ in described.user_properties):
@@ -97,10 +97,11 @@ class MqttEndpoint:
         )
 
     async def recall(self, filter: str) -> tuple[ForeignMessage, ...]:
-        """What the broker has retained under a filter; ClientError if it does not say."""
+        """Return the broker's retained messages under a filter; raise ClientError if the broker does not
+        answer."""
         async with self._connect() as client:
             await client.subscribe(filter)
-            # A broker answers in order: what it has retained comes before the answer to this.
+            # A broker answers in order: retained messages come before the answer to this.
             await client.unsubscribe(filter)
             found = await client.peek(RECALLED_MAX) if client.waiting else []
         now = time.time()
@@ -113,7 +114,7 @@ class MqttEndpoint:
         )
 
     async def _open_publisher(self) -> Client:
-        """One connection for all, which comes back by itself after a loss."""
+        """Open one connection for all clients, which reconnects by itself."""
         async with self._opening:
             if self._publisher is None:
                 publisher = self._connect()
@@ -124,7 +125,7 @@ class MqttEndpoint:
     # --- connections ---
 
     async def _enter(self, one: socket.socket, stranger: Stranger) -> None:
-        """Somebody has sent a first byte."""
+        """Handle a connection that has sent its first byte."""
         streams = await self._doorway.open_streams(one, stranger, self._context)
         if streams is None:
             return
@@ -132,7 +133,7 @@ class MqttEndpoint:
         try:
             await self._converse(reader, writer, stranger)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ClientError):
-            pass  # The client went away, or was too slow, or the broker is gone: its session stays.
+            pass  # The client disconnected, or was too slow, or the broker is gone: the session stays.
         finally:
             writer.close()
             self._admitted.discard(stranger)
@@ -201,14 +202,15 @@ class MqttEndpoint:
 
 
 class _Packets:
-    """Whole frames of a connection."""
+    """Reads whole packets of a connection."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
         self._data = b""
 
     async def next(self, over: asyncio.Future[None] | None = None) -> tuple[int, bytes]:
-        """The next frame; IncompleteReadError at the end of the connection, or when it is over."""
+        """Return the next packet; raise IncompleteReadError at the end of the connection, or when it is to
+        be closed."""
         while True:
             found = cut(self._data, 0, PACKET_MAX)
             if found is not None:

@@ -1,7 +1,7 @@
-"""Errands: why a proxy connects to the proxy of another site. Pure.
+"""Errands: the tasks for which a proxy connects to the proxy of another site. Pure.
 
 A relay is the move-in proxy's part of a full move-in (section 3.2, steps 3 and 4): it asks the proxy of the
-move-out for a client, and passes messages on in both directions. It stores nothing.
+move-out for a client, and forwards messages in both directions. It stores nothing.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from roamcast.proxy.service import Service
 
 BATCH_BYTES, BATCH_MESSAGES = 256 << 10, 1000
-"""Of messages that go to a client, or to another site, at once."""
+"""Size of one batch of messages to a client or another site."""
 AGAIN_S = 5.0
-"""Pause before a failed request to the foreign broker, or to another site, is repeated."""
+"""Pause before a failed request to the foreign broker, or to another site, is retried."""
 
 
 class Errand(Protocol):
-    """Gets the events of the connections that were dialed for it, until `Service.hang_up`."""
+    """Receives the events of the connections dialed for it, until `Service.hang_up`."""
 
     def on_joined(self, link: int) -> None: ...
     def on_answer(self, link: int, message: messages.Message) -> None: ...
     def on_left(self, link: int, why: str) -> None:
-        """The connection ended or could not be made; there is nothing left to hang up."""
+        """Note that the connection ended or could not be made; it need not be hung up."""
 
 
 class Relay:
@@ -54,7 +54,7 @@ class Relay:
     def on_left(self, link: int, why: str) -> None:
         self.end()
         why = why or "the connection ended"
-        text = f"the proxy of site {self._asked.site} cannot be asked ({why}): what it has stays there"
+        text = f"the proxy of site {self._asked.site} cannot be asked ({why}): its messages stay there"
         self._service.refuse(self._client.connection, self._asked.request, "proxy", text)
 
     def end(self) -> None:

@@ -12,7 +12,7 @@ from roamcast.proxy.wire import Pipe, ProxyError, connect_client
 
 
 class Line:
-    """It is called again where the proxy has ended it: by a restart, for instance."""
+    """One connection. It is reopened after the proxy has closed it, for example at a restart."""
 
     def __init__(self, address: str, credentials: Credentials) -> None:
         self._address, self._credentials = address, credentials
@@ -22,7 +22,7 @@ class Line:
         self._requests = 0
 
     async def open(self) -> Welcome:
-        """ProxyError if the proxy cannot be reached, or does not let this client in."""
+        """Connect; raise ProxyError if the proxy cannot be reached, or refuses this client."""
         self._pipe, welcome = await connect_client(self._address, *self._credentials)
         self._reader = asyncio.get_running_loop().create_task(self._read(self._pipe))
         return welcome
@@ -32,7 +32,7 @@ class Line:
         return self._requests
 
     async def ask(self, message: MoveOut | StandIn) -> Message:
-        """The one answer to a request; ProxyError if there is none."""
+        """Return the one answer to a request; raise ProxyError if there is none."""
         async with self.asking(message) as answers:
             return await anext(answers)
 

@@ -8,8 +8,8 @@ A connection begins with the preface of both sides, then the handshake:
                                             Proof                  ->
                                                                    <- Welcome (proof)
 
-The secret that proxies share is never sent: a proof is an HMAC over both ids, both nonces and the role,
-so it serves for this connection and this direction only. Either side may say MoveRefused instead.
+The secret that proxies share is never sent: a proof is an HMAC over both ids, both nonces and the role, so it
+is valid for this connection and direction only. Either side may send MoveRefused instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WIRE_VERSION = 3
 PREFACE = MAGIC + WIRE_VERSION.to_bytes(2, "big")
 LENGTH_BYTES = 4
 STRANGER_BYTES_MAX = 4096
-"""No frame may be longer before its sender has proved who it is."""
+"""Maximum size of a frame before its sender is authenticated."""
 FRAME_BYTES_MAX = 8 << 20
 NONCE_BYTES = 32
 
@@ -50,7 +50,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_un
 
 
 class MoveRefused(_Message, frozen=True):
-    """The request, or with request 0 the connection, ends here; nothing was changed by it."""
+    """Ends the request, or with request 0 the connection; the request has changed nothing."""
 
     request: int
     code: Code
@@ -95,7 +95,8 @@ class Echo(_Message, frozen=True):
 
 
 class MoveOut(_Message, frozen=True):
-    """Listen for me. The ticket is the client's secret; the same request again changes nothing."""
+    """Asks the proxy to listen for the client. The ticket is the client's secret; repeating the request
+    changes nothing."""
 
     request: Number
     client: Name
@@ -104,23 +105,24 @@ class MoveOut(_Message, frozen=True):
     sync: Sync = "basic"
     delay_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     lease_s: Annotated[float, Meta(ge=0)] = 0.0
-    """How long to keep the buffer; 0 leaves it to the proxy, which also has a maximum."""
+    """Seconds to keep the buffer; 0 lets the proxy decide, which also has a maximum."""
     bytes_max: Number = 0
     is_unique: bool = True
-    """Whether a message with an identity is kept once, however often the foreign broker delivers it."""
+    """Whether a message with an identity is kept once, even if the foreign broker delivers it several
+    times."""
 
 
 class StandIn(_Message, frozen=True):
-    """I have left a channel suspended at the broker of that site: listen on it in my place.
+    """Asks the proxy to listen on a channel that the client has left suspended at the broker of that site.
 
-    Answered with MovedOut; then it is a handler like any other. The proxy asks that of the other site in
-    the same words, for the user that it knows.
+    Answered with MovedOut; then it is a handler like any other. The proxy forwards the request to the other
+    site, for the user that it has authenticated.
     """
 
     request: Number
     client: Name
     ticket: Ticket
-    """The channel is named after it."""
+    """Ticket that the channel is named after."""
     filters: Annotated[tuple[Filter, ...], Meta(max_length=10_000)]
     lease_s: Annotated[float, Meta(ge=0)] = 0.0
     bytes_max: Number = 0
@@ -130,7 +132,7 @@ class StandIn(_Message, frozen=True):
 
 
 class MovedOut(_Message, frozen=True):
-    """The proxy listens: from now on what comes is kept, as far as this was granted."""
+    """Says that the proxy listens: messages are kept from now on, within the granted limits."""
 
     request: Number
     lease_s: float
@@ -138,45 +140,46 @@ class MovedOut(_Message, frozen=True):
 
 
 class Download(_Message, frozen=True):
-    """I am back and listen myself: end the handler at that site and give me what it has."""
+    """Asks to end the handler at that site and to send its messages: the client is back and listens
+    itself."""
 
     request: Number
     client: Name
     ticket: Ticket
     site: Annotated[str, Meta(max_length=256)] = ""
-    """Where the move-out was; empty is here."""
+    """Site of the move-out; empty means here."""
     user: Annotated[str, Meta(max_length=256)] = ""
-    """As in StandIn: set by the proxy that asks for the client, and ignored in messages of clients."""
+    """As in StandIn: set by the proxy that forwards the request, and ignored in messages of clients."""
 
 
 class Batch(_Message, frozen=True):
     request: Number
     first: Number
-    """The number of the first message; they are numbered without gaps."""
+    """Number of the first message; messages are numbered without gaps."""
     messages: tuple[ForeignMessage, ...]
 
 
 class Taken(_Message, frozen=True):
-    """Everything up to this number is mine now."""
+    """Acknowledges all messages up to this number."""
 
     request: Number
     number: Number
 
 
 class Downloaded(_Message, frozen=True):
-    """There is no more. `dropped` messages came while the buffer was full."""
+    """Ends the download. `dropped` messages came while the buffer was full."""
 
     request: Number
     dropped: Number = 0
     missing: Text = ""
-    """Why there may be more later: then the handler stays, and can be asked again."""
+    """Why more messages may come later: then the handler stays, and can be asked again."""
 
 
 # --- proxies among themselves ---
 
 
 class Locate(_Message, frozen=True):
-    """Do you hold the session of this client of your MQTT endpoint? If so, and it is clean, end it."""
+    """Asks whether a site's MQTT endpoint holds the session of this client; a clean one is ended."""
 
     request: Number
     client: Name
@@ -185,9 +188,9 @@ class Locate(_Message, frozen=True):
 
 
 class Surround(_Message, frozen=True):
-    """Listen for this client as well: it has moved out here, and may come to you (ahead.py).
+    """Asks a neighbour to listen for this client as well: it has moved out here and may go there (ahead.py).
 
-    Answered with MovedOut. The copy's ticket is worked out from this one.
+    Answered with MovedOut. The copy's ticket is derived from this one.
     """
 
     request: Number
@@ -201,7 +204,7 @@ class Surround(_Message, frozen=True):
 
 
 class Prefix(_Message, frozen=True):
-    """Give my copy what your handler had before this ping of mine; it keeps that."""
+    """Asks for the messages that the handler had before this ping of the copy; the handler keeps them."""
 
     request: Number
     client: Name
@@ -211,7 +214,7 @@ class Prefix(_Message, frozen=True):
 
 
 class Forget(_Message, frozen=True):
-    """End this handler, or copy: the client has what was in it, or gets it elsewhere."""
+    """Ends this handler or copy: the client has its messages, or gets them elsewhere."""
 
     request: Number
     client: Name
@@ -229,13 +232,14 @@ class Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     is_promised: bool
     """True if another site was told of the session before."""
     seen: Annotated[tuple[str, ...], Meta(max_length=10_000)] = ()
-    """The last identities received there, to recognise copies still on their way to the next site."""
+    """Identities of the last messages received there, to recognise copies still on their way to the next
+    site."""
     passing: dict[int, tuple[str, bool]] = {}
-    """Its own publishes with QoS 2 that are not released: see buffers.py."""
+    """QoS 2 publishes of the client that are not released: see buffers.py."""
 
 
 class Located(_Message, frozen=True):
-    """What a site holds of a client: nothing, one session, or several while one is on its way."""
+    """Sessions of a client at a site: none, one, or several while one is moving."""
 
     request: Number
     held: tuple[Held, ...] = ()
@@ -272,7 +276,7 @@ def frame(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Decode a message; InputError if it is none of this version."""
+    """Decode a message; raise InputError if it is not valid in this version."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -281,7 +285,7 @@ def decode(data: bytes) -> Message:
 
 def refusal_in(message: Message) -> str:
     """Say why an answer is not the expected one."""
-    return message.text if isinstance(message, MoveRefused) else f"it said {type(message).__name__}"
+    return message.text if isinstance(message, MoveRefused) else f"unexpected answer {type(message).__name__}"
 
 
 def proof(secret: str, role: str, dialer: ProxyHello, listener: Challenge) -> bytes:
@@ -295,13 +299,13 @@ def is_proof(given: bytes, secret: str, role: str, dialer: ProxyHello, listener:
 
 
 def channel_name(client: str, ticket: str) -> str:
-    """The name of a stay or a handler at the foreign broker; whoever has the ticket can continue it."""
+    """Name of a stay or a handler at the foreign broker; anyone with the ticket can continue it."""
     digest = hashlib.sha256(f"{client}\0{ticket}".encode()).hexdigest()
     return f"roamcast-{digest[:20]}"
 
 
 def ahead_ticket(ticket: str, site: str) -> str:
-    """The ticket of the copy that a site has of a handler: whoever has the handler's can work it out."""
+    """The ticket of a site's copy of a handler: anyone with the handler's ticket can derive it."""
     return hashlib.sha256(f"roamcast ahead {site} {ticket}".encode()).hexdigest()[:32]
 
 

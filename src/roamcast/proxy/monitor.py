@@ -3,10 +3,10 @@
     async with HostMonitor([client]):
         async for message in client: …
 
-A host that knows that its network goes away says so with `going_down`, and with `back` that there is one
-again (a power or network daemon can call these). Without such a word the monitor sees only what it
-measures: a nearer proxy in time, but a cut connection too late for a move-out; what comes between a cut
-and the next move-in is then kept only where the foreign broker can keep a client's channel.
+A host that knows that its network will go down calls `going_down`, and `back` when there is a network again
+(a power or network daemon can call these). Without these calls the monitor only measures: it notices a nearer
+proxy in time, but a cut connection too late for a move-out. Messages between the cut and the next move-in are
+then kept only if the foreign broker can keep a client's channel.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class HostMonitor:
         await asyncio.wait([self._task])
 
     async def going_down(self, *, is_returning: bool = False) -> None:
-        """The network of this host will be gone soon: move out, while that can be done. A host that sleeps
-        and wakes at the same place says `is_returning`."""
+        """Move out while possible: the network of this host will soon be down. A host that will wake at
+        the same place says `is_returning`."""
         self._is_up = False
         attached = [client for client in self._clients if client.is_attached]
         await asyncio.gather(*(self._move_out(client, is_returning) for client in attached))
 
     def back(self) -> None:
-        """There is a network again."""
+        """Move in again: there is a network."""
         self._is_up = True
         self._wake.set()
 
@@ -75,7 +75,7 @@ class HostMonitor:
                 continue
 
     async def _look(self, client: RoamingClient) -> None:
-        """One measurement, and what follows from it."""
+        """Measure once, and move clients if needed."""
         found = await measure(client.proxies, client.credentials)
         if not found or not self._is_up:
             return

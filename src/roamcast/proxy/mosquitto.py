@@ -1,7 +1,7 @@
 """Mosquitto, and any other broker of MQTT 5.
 
-Each handler is an MQTT session of its own, with QoS 1: so the broker keeps what comes while nobody
-listens. The identifier of a subscription is made of its filter, hence it means the same in every process.
+Each handler is an MQTT session of its own, with QoS 1: so the broker keeps messages while nobody listens. The
+identifier of a subscription is derived from its filter, so it is the same in every process.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from roamcast.proxy.base import DAY_S, ConnectionsAdapter, give, parse_url, with
 from roamcast.proxy.mqtt_notes import foreign_message
 
 IDENTIFIER_MAX = 268_435_455
-"""The largest that MQTT has for a subscription."""
+"""The largest subscription identifier of MQTT."""
 QUEUE_MAX = 16_384
 TOGETHER_MAX = 1_000
-"""Messages that are received at once."""
+"""Maximum number of messages received at once."""
 
 
 class MosquittoAdapter(ConnectionsAdapter[Client, "_Handler"]):
@@ -37,10 +37,10 @@ class MosquittoAdapter(ConnectionsAdapter[Client, "_Handler"]):
         prefix: str = "roamcast-",
         is_behind_endpoint: bool = False,
     ) -> None:
-        """`session_expiry`: for how many seconds a suspended handler is kept; `prefix`: of client ids.
+        """`session_expiry`: seconds for which a suspended handler is kept; `prefix`: prefix of client ids.
 
-        `is_behind_endpoint`: what only MQTT says of a message is kept as well, and what is retained comes
-        only when the endpoint asks for it.
+        `is_behind_endpoint`: MQTT-specific data of a message is kept as well, and retained messages come only
+        when the endpoint asks for them.
         """
         super().__init__()
         self._is_behind_endpoint = is_behind_endpoint
@@ -74,7 +74,8 @@ class MosquittoAdapter(ConnectionsAdapter[Client, "_Handler"]):
                 await self._unsubscribe_unknown(name, filter)
 
     async def _unsubscribe_unknown(self, name: str, filter: str) -> None:
-        """Of another process. What the session holds for other filters is not taken, hence not lost."""
+        """End a subscription of another process. Messages for other filters in the session are not
+        acknowledged, so they are not lost."""
         client = self._connect(self._prefix + name)
         await client.__aenter__()
         try:
@@ -101,7 +102,7 @@ class MosquittoAdapter(ConnectionsAdapter[Client, "_Handler"]):
     # --- what other brokers of MQTT do in another way ---
 
     async def ask(self, client: Client, filter: str) -> None:
-        """Subscribe; what is retained comes for a new subscription only, if at all."""
+        """Subscribe; retained messages come only for a new subscription, if at all."""
         is_behind = self._is_behind_endpoint
         await client.subscribe(
             filter, qos=1, retain_handling=2 if is_behind else 1, retain_as_published=is_behind,
@@ -109,7 +110,7 @@ class MosquittoAdapter(ConnectionsAdapter[Client, "_Handler"]):
         )  # fmt: skip
 
     def topic_filter(self, filter: str) -> str:
-        """What names a subscription when it ends."""
+        """Return the topic filter to unsubscribe."""
         return filter
 
     def message_of(self, notification: Notification) -> ForeignMessage:
@@ -119,7 +120,7 @@ class MosquittoAdapter(ConnectionsAdapter[Client, "_Handler"]):
 
 
 class _Handler:
-    """One session and who receives from it."""
+    """One session and its receivers."""
 
     def __init__(self, adapter: MosquittoAdapter, client: Client) -> None:
         self.adapter, self.client = adapter, client
@@ -146,10 +147,10 @@ class _Handler:
         with adapted():
             await self.client.unsubscribe(self.adapter.topic_filter(filter))
         while self.client.waiting and self._reader is not None and not self._reader.done():
-            await asyncio.sleep(0)  # Until everything that is here was given to its receiver.
+            await asyncio.sleep(0)  # Wait until every message received so far was given to its receiver.
 
     async def begin(self) -> None:
-        """Be connected, and listen."""
+        """Connect and listen."""
         if self._begun is None:
             self._begun = asyncio.get_running_loop().create_task(self._begin())
         with adapted():
@@ -169,7 +170,8 @@ class _Handler:
             self.adapter.lose(str(error))
 
     def _receiver_of(self, notification: Notification) -> Receive:
-        """Of the filter it came for; what was kept for one that is not subscribed yet goes to the latest."""
+        """Return the receiver of the message's filter; a message for a filter not subscribed yet goes to
+        the latest one."""
         assert self._latest is not None
         for identifier in notification.subscription_identifiers:
             if identifier in self._by_identifier:
@@ -181,7 +183,7 @@ class _Handler:
             with suppress(ClientError):
                 await self._begun
         if self._reader is not None:
-            # Before the client: whatever a receiver gets must still be acknowledged.
+            # Before the client stops: received messages must still be acknowledged.
             self._reader.cancel()
             await asyncio.wait([self._reader])
         await self.client.close(forget=forget)
@@ -192,5 +194,5 @@ def identifier_of(filter: str) -> int:
 
 
 def adapted() -> AbstractContextManager[None]:
-    """What the client library refuses, which says where, in the words of adapters."""
+    """Turn refusals of the client library into AdapterError."""
     return base.adapted("", ClientError, InputError)

@@ -1,6 +1,6 @@
-"""What the MQTT endpoint knows beside topics and bodies, and how it travels with a session.
+"""MQTT-specific data of subscriptions and messages, and how it travels with a session.
 
-Handlers and buffers know filters with a note and messages with something carried; only the endpoint reads
+Handlers and buffers store a note with each filter and carried data with each message; only the endpoint reads
 these. So options of subscriptions and properties of messages follow a client from site to site.
 """
 
@@ -20,11 +20,11 @@ from roamcast.proxy.base import without_identity
 
 
 class Subscription(msgspec.Struct, frozen=True, array_like=True):
-    """What a client has asked for with a filter."""
+    """Options of a client's subscription."""
 
     qos: int
     identifier: int = 0
-    """0: none."""
+    """Subscription identifier; 0 for none."""
     no_local: bool = False
     retain_as_published: bool = False
 
@@ -47,16 +47,16 @@ def is_wanted_by(filter: str, topic: str) -> bool:
 
 
 class Carried(msgspec.Struct, frozen=True, array_like=True):
-    """What MQTT says of a message beside its topic, body and user properties."""
+    """MQTT data of a message beside its topic, body and user properties."""
 
     is_retained: bool = False
-    """Published to be retained."""
+    """True if it was published with the retain flag."""
     is_recalled: bool = False
-    """Stored before the subscription was made."""
+    """True if it was stored before the subscription was made."""
     expires: float = 0.0
-    """When nobody wants it any more; 0: never."""
+    """Expiry of the message; 0 for never."""
     properties: bytes = b""
-    """As in a PUBLISH, without what is said above."""
+    """Other properties of the PUBLISH."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -65,7 +65,7 @@ PLAIN = Carried()
 
 
 def foreign_message(notification: Notification, now: float, is_recalled: bool = False) -> ForeignMessage:
-    """A notification of the broker, with what only MQTT says of it."""
+    """Convert a notification of the broker, with its MQTT-specific data."""
     message = without_identity(notification.topic, notification.payload, notification.properties)
     user = tuple(pair for pair in notification.user_properties if pair[0] != IDENTITY_HEADER)
     described = PublishProperties(
@@ -80,7 +80,7 @@ def foreign_message(notification: Notification, now: float, is_recalled: bool = 
         notification.retain, is_recalled, now + expiry_s if expiry_s is not None else 0.0,
         encode(described, PUBLISH),
     )  # fmt: skip
-    # Most messages have nothing but user properties of different names, which are their headers.
+    # Most messages have only user properties with different names; these are the headers.
     return message if carried == PLAIN else msgspec.structs.replace(message, carried=_encode(carried))
 
 
@@ -91,7 +91,7 @@ def carried_of(message: ForeignMessage) -> Carried:
 def properties_of(
     message: ForeignMessage, carried: Carried, found: Iterable[Subscription], now: float
 ) -> PublishProperties:
-    """For the client that has these subscriptions."""
+    """Return the properties for the client that has these subscriptions."""
     described = publish_properties(carried.properties) or PublishProperties()
     user: UserProperties = described.user_properties or tuple(message.headers.items())
     return msgspec.structs.replace(
@@ -103,5 +103,5 @@ def properties_of(
 
 
 def publisher_of(message: ForeignMessage) -> str:
-    """The client of an endpoint that published it, if it was one: see `MqttEndpoint.publish`."""
+    """Return the client of an endpoint that published the message, if one did: see `MqttEndpoint.publish`."""
     return message.identity.rsplit("/", 2)[0] if message.identity.count("/") >= 2 else ""

@@ -34,15 +34,17 @@ if TYPE_CHECKING:
 
 PACKET_MAX = 1 << 20
 PUBLISHES_MAX = 1000
-"""Publishes of one client on their way to the broker; then its connection is not read."""
+"""Number of forwarded, unacknowledged publishes of one client past which reading from it pauses."""
 UNSENT_BYTES_MAX = 1 << 20
-"""A client that does not read gets nothing more than this; the rest stays in its buffer."""
+"""A client with more unsent bytes gets no further messages; these stay in its buffer."""
 UNSENT_PAUSE_S = 0.05
 SHORT_LEASE_S = 60.0
 """Lease of a session that ends with its connection, if the proxy ends first."""
 ATTACH = 1
 QOS_MAX = 1
-NO_QOS_2 = "QoS 1: while a session moves, two brokers deliver to it, and copies without an identity remain"
+NO_QOS_2 = (
+    "QoS 1: while a session moves, two brokers deliver to it, and duplicates without an identity remain"
+)
 
 REASONS: dict[messages.Code, Reason] = {
     "identity": Reason.NOT_AUTHORIZED,
@@ -58,9 +60,9 @@ class Session:
     ) -> None:
         self.client = connect.client_id or f"auto-{secrets.token_hex(8)}"
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the connection is to be closed from this side."""
+        """Set when this side wants to close the connection."""
         self.is_moved = False
-        """Whether the client is somewhere else now."""
+        """True if the client is at another site now."""
         self._endpoint, self._connect, self._writer = endpoint, connect, writer
         self._server = endpoint.server
         self._connection = self._server.new_connection()
@@ -70,18 +72,18 @@ class Session:
         self._filters: dict[str, Subscription] = {}
         self._waiting: deque[tuple[int, ForeignMessage]] = deque()
         self._in_flight: dict[int, int] = {}
-        """Numbers of messages by packet id."""
+        """Message numbers by packet id."""
         self._packet_id = 0
         self._settled: dict[int, None] = {}
-        """Numbers that the client has, behind one that it has not acknowledged."""
+        """Numbers that the client acknowledged after one that it has not acknowledged."""
         self._taken = -1
-        """The number up to which the client has everything; below 0: nothing was for it yet."""
+        """Number up to which the client has acknowledged everything; below 0: no message was sent yet."""
         self._told = -1
         self._is_welcome = False
         self._is_telling = False
         self._publishes: set[asyncio.Task[None]] = set()
         self._passing: dict[int, tuple[str, bool]] = {}
-        """QoS 2 publishes that are not yet released: see buffers.py."""
+        """QoS 2 publishes that are not released: see buffers.py."""
 
     @property
     def is_over(self) -> bool:
@@ -96,7 +98,7 @@ class Session:
     # --- the session ---
 
     async def begin(self) -> Reason | None:
-        """Attach; why not, if that cannot be."""
+        """Attach; return why not if that fails."""
         server, connect = self._server, self._connect
         user = (connect.username or "") if server.config.access.users else ""
         server.locals[self._connection] = self._on_local
@@ -127,7 +129,7 @@ class Session:
         return None
 
     def end(self) -> None:
-        """The connection is over; the session stays for as long as was agreed."""
+        """Handle the end of the connection; the session stays for the agreed time."""
         server = self._server
         if server.locals.pop(self._connection, None) is None:
             return
@@ -141,7 +143,7 @@ class Session:
             self.over.set_result(None)
 
     def disconnect(self, reason: Reason) -> None:
-        """Tell a client of MQTT 5 why; with 3.1.1 the connection just ends."""
+        """Tell a client of MQTT 5 the reason; with 3.1.1 only close the connection."""
         if self._connect.version == 5:
             self._write(packets.Disconnect(reason))
         if not self.over.done():
@@ -181,7 +183,7 @@ class Session:
                 self._in_flight[packet.packet_id] = number
 
     def _packet_of(self, message: ForeignMessage) -> packets.Publish | None:
-        """None if the client does not want it: its own, or one that has expired."""
+        """Return the packet; None if the client does not want it: its own publish, or an expired one."""
         now, carried = time.time(), carried_of(message)
         found = [one for filter, one in self._filters.items() if is_wanted_by(filter, message.topic)]
         if publisher_of(message) == self.client and found:
@@ -190,7 +192,7 @@ class Session:
                 return None
         if carried.expires and carried.expires <= now:
             return None
-        # The best that was asked for; 1 where a subscription has ended meanwhile.
+        # The highest requested QoS; 1 if the subscription has ended meanwhile.
         qos = max((one.qos for one in found), default=1)
         is_published_so = carried.is_retained and any(one.retain_as_published for one in found)
         return packets.Publish(
@@ -205,7 +207,7 @@ class Session:
                 return self._packet_id
 
     def _write_publish(self, packet: packets.Publish) -> bool:
-        """Whether the client can have it at all: MQTT asks to leave out what is too large for it."""
+        """Write a PUBLISH; return False if it is too large for the client: MQTT requires to leave it out."""
         most = self._connect.maximum_packet_size
         try:
             data = write(packet, self._connect.version)
@@ -239,7 +241,7 @@ class Session:
     # --- what comes from the client ---
 
     async def take(self, packet: packets.Packet) -> bool:
-        """Whether the client has taken its leave."""
+        """Process packets; return whether the client has sent DISCONNECT."""
         match packet:
             case packets.Publish():
                 await self._on_publish(packet)
@@ -274,14 +276,14 @@ class Session:
             case _:
                 raise protocol_error(f"a {type(packet).__name__} is not expected")
         if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
-            # A client that is gone may have sent acknowledgements first: those that are here count.
+            # A disconnected client may have sent acknowledgements: those received count.
             with suppress(OSError):
                 await self._writer.drain()
         return False
 
     async def _on_publish(self, packet: packets.Publish) -> None:
         if not packet.topic or (packet.properties is not None and packet.properties.topic_alias):
-            raise protocol_error("topic aliases are not taken here")
+            raise protocol_error("topic aliases are not supported here")
         identity, is_passed = "", False
         if packet.qos == 2:
             identity, is_passed = self._passing.get(packet.packet_id, ("", False))
@@ -289,7 +291,7 @@ class Session:
                 self._write(packets.Pubrec(packet.packet_id))
                 return
             if len(self._passing) >= PUBLISHES_MAX:
-                raise PacketError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "too many publishes are not released")
+                raise PacketError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "too many unreleased QoS 2 publishes")
         identity = identity or self._endpoint.new_identity(self.client)
         if packet.qos == 2:
             self._note_passing(packet.packet_id, identity, False)
@@ -300,11 +302,11 @@ class Session:
             await asyncio.wait(self._publishes, return_when=asyncio.FIRST_COMPLETED)
 
     def _note_passing(self, packet_id: int, identity: str, is_passed: bool) -> None:
-        """Written down before it is passed on, and before the client hears of it."""
+        """Journal the publish before it is forwarded, and before the client is answered."""
         self._passing[packet_id] = identity, is_passed
         if not identity:
             del self._passing[packet_id]
-        if self._connection in self._server.locals:  # Otherwise the client is gone, and asks again.
+        if self._connection in self._server.locals:  # Otherwise the client is gone, and repeats the publish.
             self._server.step([steps.Got(self._connection, steps.Pass(packet_id, identity, is_passed))])
 
     async def _pass_on(self, packet: packets.Publish, identity: str) -> None:
@@ -314,7 +316,7 @@ class Session:
         except PublishError as error:
             reason = error.reason
         except ClientError:
-            # Not acknowledged: the client publishes it again when it is back.
+            # Not acknowledged: the client repeats the publish when it reconnects.
             self.disconnect(Reason.SERVER_UNAVAILABLE)
             return
         if packet.qos == 1:
@@ -329,7 +331,7 @@ class Session:
             for entry in packet.entries
         }
         recall = [entry.filter for entry in packet.entries if self._brings_retained(entry)]
-        # Known before the first message can come for them.
+        # Registered before the first message for these filters can arrive.
         before = dict(self._filters)
         self._filters |= add
         refused = await self._change({filter: one.note for filter, one in add.items()}, ())
@@ -361,5 +363,5 @@ class Session:
     async def _ask(self, message: steps.Attach | steps.Subscribe) -> messages.Message | steps.Local:
         self._answers[message.request] = asyncio.get_running_loop().create_future()
         answer = self._answers[message.request]
-        self._server.step([steps.Got(self._connection, message)])  # It may answer at once.
+        self._server.step([steps.Got(self._connection, message)])  # The answer may come at once.
         return await answer

@@ -1,8 +1,8 @@
 """NATS: core subjects, and JetStream where it is on.
 
 All subscriptions of a handler are in one queue group of its own, so a message that several of its filters
-match comes once. With `stream`, each subscription is a durable consumer of that stream: the stream keeps what
-comes while nobody listens.
+match comes once. With `stream`, each subscription is a durable consumer of that stream: the stream keeps
+messages while nobody listens.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from roamcast.proxy.base import (
 
 CONNECT_S = 10
 FLUSH_S = 60
-"""Over a slow link much may be on its way before the server's answer."""
+"""Long, because over a slow link much data may precede the server's answer."""
 ACK_PENDING_MAX = 1_024
 DELIVERED_PAUSE_S = 0.02
 MESSAGE_ID = "Nats-Msg-Id"
-"""The header by which publishers let a stream leave out copies."""
+"""The header by which a stream recognises duplicate publishes."""
 
 
 class NatsAdapter(ForeignAdapter):
     separator = "."
 
     def __init__(self, url: str, *, stream: str = "", domain: str = "", kept_s: float = DAY_S) -> None:
-        """`stream`: the JetStream stream that holds the subjects, `domain`: where it is, if not here.
+        """`stream`: the JetStream stream that holds the subjects; `domain`: its domain, if it is remote.
 
-        Both may be in the URL: nats://127.0.0.1:4222?stream=NAME. `kept_s`: how long a consumer is kept
-        while nobody listens.
+        Both may be in the URL: nats://127.0.0.1:4222?stream=NAME. `kept_s`: how long a consumer is kept while
+        nobody listens.
         """
         super().__init__()
         self._place = parse_url(url, "nats", 4222)
@@ -76,7 +76,7 @@ class NatsAdapter(ForeignAdapter):
                 error_cb=self._on_error, closed_cb=self._on_closed,
             )  # fmt: skip
         except (Error, OSError, TimeoutError) as error:
-            # The last word of the server says more than that there is none.
+            # The last error of the server is more specific than a lost connection.
             raise AdapterError(f"{place}: {[str(error), *self._refusals][-1]}") from None
         self._client, self._is_open = client, True
 
@@ -111,7 +111,7 @@ class NatsAdapter(ForeignAdapter):
         return any([await self._subscribe(name, filter, receive) for filter in filters])
 
     async def _subscribe(self, name: str, filter: str, receive: Receive) -> bool:
-        """Whether the stream had a consumer for it."""
+        """Subscribe; return whether the stream already had a consumer for the filter."""
         client = self._open_client
         known = self._subscriptions.setdefault(name, {})
         if filter in known:
@@ -130,7 +130,7 @@ class NatsAdapter(ForeignAdapter):
         return is_kept
 
     async def _settle(self, client: Client, filter: str) -> None:
-        """Wait until the server has it; what it refuses, it says before it answers this."""
+        """Wait until the server has the subscription; it reports a refusal before it answers this."""
         self._refusals.clear()
         await client.flush(FLUSH_S)
         if self._refusals:
@@ -162,7 +162,8 @@ class NatsAdapter(ForeignAdapter):
         return sorted(found, key=lambda one: one.created)
 
     async def _delivered(self, name: str, filter: str) -> None:
-        """Wait until the consumer has sent what was in the stream before: it does not end it for that."""
+        """Wait until the consumer has sent all earlier messages of the stream; this does not end the
+        consumer."""
         last = (await self._jetstream.stream_info(self._stream)).state.last_seq
         async with asyncio.timeout(CONNECT_S):
             for consumer in await self._consumers(name, filter):
@@ -172,17 +173,18 @@ class NatsAdapter(ForeignAdapter):
                     sent = await self._jetstream.consumer_info(self._stream, consumer.name)
 
     async def _consumer(self, name: str, filter: str) -> tuple[str, bool]:
-        """The subject to which the stream delivers what is for this filter, and whether it was so before."""
+        """Return the subject to which the stream delivers this filter's messages, and whether the consumer
+        existed."""
         durables, found = durable_names(name, filter), await self._consumers(name, filter)
-        for older in found[:-1]:  # Whoever renewed it was killed in between.
+        for older in found[:-1]:  # The process that renewed the consumer was killed in between.
             await self._jetstream.delete_consumer(self._stream, older.name)
         if not found:
             return await self._add_consumer(durables[0], filter, DeliverPolicy.NEW), False
         latest = found[-1]
         if not latest.num_ack_pending or latest.ack_floor is None:
             return str(latest.config.deliver_subject), True
-        # Whoever got that was killed before it was acknowledged. The server would send it again after what
-        # comes next; a consumer that begins there has it in order.
+        # The process that got these messages was killed before they were acknowledged. The server would send
+        # them again after newer ones; a consumer that starts there has them in order.
         other = next(durable for durable in durables if durable != latest.name)
         begins = latest.ack_floor.stream_seq + 1
         renewed = await self._add_consumer(other, filter, DeliverPolicy.BY_START_SEQUENCE, begins)
@@ -226,13 +228,14 @@ class NatsAdapter(ForeignAdapter):
                 await self._jetstream.publish(message.topic, message.body, headers=headers)
             else:
                 await client.publish(message.topic, message.body, headers=headers)
-                # Core NATS acknowledges nothing; this is as near as it gets.
+                # Core NATS acknowledges nothing; a flush is the best available substitute.
                 await client.flush(FLUSH_S)
 
 
 class _OrderedClient(Client):
-    """nats-py writes a PING at once, past commands that its flusher has yet to write: the server's answer
-    then says nothing about a subscription that was just made, or ended. Here they go first."""
+    """Client that sends commands in order. nats-py writes a PING at once, before commands that its flusher
+    has yet to write, so the server's answer would say nothing about a new or ended subscription. This
+    class writes them first."""
 
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
         if self._pending and self._transport is not None:
@@ -242,9 +245,9 @@ class _OrderedClient(Client):
 
 
 class _Subscribed(asyncio.Future[Msg]):
-    """A filter at work: takes messages as they come off the wire.
+    """An active filter: takes messages as they are read.
 
-    A callback would have a queue and a task for each subscription, and so mix up the order of what comes for
+    A callback would have a queue and a task for each subscription, and so change the order of messages for
     several filters of one handler.
     """
 
@@ -261,7 +264,7 @@ class _Subscribed(asyncio.Future[Msg]):
         is_kept = msg.reply.startswith("$JS.ACK")
         if is_kept and not own:
             about = msg.metadata
-            # Streams of several sites may have the same name, and count for themselves.
+            # Streams of several sites may have the same name and separate sequences.
             own = f"{about.stream}:{about.sequence.stream}:{about.timestamp.timestamp():.6f}"
         message = without_identity(msg.subject, msg.data, headers, own)
         self._arrivals.add(self, message, msg if is_kept else None)
@@ -272,7 +275,7 @@ class _Subscribed(asyncio.Future[Msg]):
         task.add_done_callback(self._acknowledging.discard)
 
     async def stop(self) -> None:
-        """Listen no more; everything that had been sent is received and acknowledged."""
+        """Stop listening; all messages sent so far are received and acknowledged."""
         listening, self.listening = self.listening, None
         if listening is not None:
             await listening.drain()  # type: ignore[no-untyped-call]
@@ -281,7 +284,8 @@ class _Subscribed(asyncio.Future[Msg]):
 
 
 class _Arrivals:
-    """What one read has brought, for whomever: it is given together, and so written to the disk together."""
+    """Messages of one read for all receivers: they are passed on together, and so written to the disk
+    together."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[_Subscribed, ForeignMessage, Msg | None]] = []
@@ -302,6 +306,6 @@ class _Arrivals:
 
 
 def durable_names(name: str, filter: str) -> tuple[str, str]:
-    """Names that NATS takes, the same in every process; two, so that one can follow the other."""
+    """Return names valid in NATS, the same in every process; two, so that one can replace the other."""
     one = "roamcast-" + hashlib.sha256(f"{name}\n{filter}".encode()).hexdigest()[:32]
     return one, f"{one}-b"

@@ -1,6 +1,6 @@
 """RabbitMQ: a topic exchange, and a queue for each handler.
 
-A queue gets each message once, however many of its bindings match, and keeps it while nobody listens.
+A queue gets each message once, even if several of its bindings match, and keeps it while nobody listens.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class RabbitMqAdapter(ForeignAdapter):
     def __init__(
         self, url: str, *, exchange: str = "amq.topic", prefix: str = "roamcast-", kept_s: float = DAY_S
     ) -> None:
-        """`exchange`: a topic exchange that is there already; `prefix`: of the names of queues; `kept_s`:
-        how long a queue is kept while nobody listens."""
+        """`exchange`: an existing topic exchange; `prefix`: prefix of queue names; `kept_s`: how long a
+        queue is kept while nobody listens."""
         super().__init__()
         self._kept_s = kept_s
         self._place = parse_url(url, "amqp", 5672)
@@ -45,7 +45,7 @@ class RabbitMqAdapter(ForeignAdapter):
         self._exchange: AbstractExchange | None = None
         self._handlers: dict[str, _Handler] = {}
         self._making = asyncio.Lock()
-        """Two calls at once for a new name share one queue."""
+        """Held while a queue is created, so that two concurrent calls for a new name share one queue."""
 
     # --- life ---
 
@@ -94,7 +94,7 @@ class RabbitMqAdapter(ForeignAdapter):
                 is_there = await self._is_there(name)
                 channel = await self._open_connection.channel()
                 await channel.set_qos(prefetch_count=PREFETCH)
-                # One that is there stays as it was made, by whatever settings.
+                # An existing queue keeps the settings that it was created with.
                 made: dict[str, FieldValue] = {"x-expires": int(self._kept_s * 1000)}
                 queue = await channel.declare_queue(
                     self._prefix + name, durable=True, passive=is_there, arguments=None if is_there else made
@@ -112,7 +112,7 @@ class RabbitMqAdapter(ForeignAdapter):
             if is_known:
                 await handler.drained()
             handler.receivers.pop(filter, None)
-            # Of another process's queue the other bindings are not known: it stays, with what it holds.
+            # The other bindings of another process's queue are unknown: the queue stays, with its messages.
             if not handler.receivers and self._handlers.pop(name, None) is not None:
                 await handler.end(is_known)
 
@@ -130,7 +130,7 @@ class RabbitMqAdapter(ForeignAdapter):
         return is_kept
 
     async def _is_there(self, name: str) -> bool:
-        """Whether there is a queue; a channel on which it is asked for in vain is closed by the server."""
+        """Return whether the queue exists; the server closes a channel that asks for a missing one."""
         channel = await self._open_connection.channel()
         try:
             await channel.declare_queue(self._prefix + name, passive=True)
@@ -154,7 +154,7 @@ class RabbitMqAdapter(ForeignAdapter):
 
 
 class _Handler:
-    """One queue."""
+    """One queue, its channel and its receivers."""
 
     def __init__(self, channel: AbstractChannel, queue: AbstractQueue) -> None:
         self.channel, self.queue = channel, queue
@@ -167,7 +167,7 @@ class _Handler:
             self._consumer = await self.queue.consume(self._on_message)
 
     async def _on_message(self, message: AbstractIncomingMessage) -> None:
-        # A queue does not say which binding a message came by; all receivers are of one handler.
+        # A message does not name its binding; all receivers belong to one handler.
         receive = next(reversed(self.receivers.values()), None)
         if receive is None:
             await message.reject(requeue=True)
@@ -178,7 +178,7 @@ class _Handler:
         await message.ack()
 
     async def drained(self) -> None:
-        """Wait until everything in the queue was received: unbound, nothing is added to it."""
+        """Wait until everything in the queue was received: the queue is unbound, so nothing is added."""
         if self._consumer is None:
             return
         while (await self.queue.declare()).message_count:
@@ -190,7 +190,7 @@ class _Handler:
             await self.queue.cancel(consumer)
 
     async def end(self, is_own: bool) -> None:
-        """Listen no more; and if it is our own to end, end the queue as well."""
+        """Stop listening; delete the queue if this handler owns it."""
         await self.stop()
         if is_own:
             await self.queue.delete(if_unused=False, if_empty=False)

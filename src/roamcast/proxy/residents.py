@@ -1,11 +1,11 @@
 """Sessions of the MQTT endpoint: handlers that listen all the time, and follow their clients. Pure.
 
-A client of the endpoint knows nothing of proxies. Its handler stays subscribed while it is here and
-while it is away; what comes is kept until the client has acknowledged it. When it connects at another
-site, that site's proxy asks all others for the session and adopts it: it makes a handler of its own,
-subscribes that, pings the old one through the foreign brokers (section 3.3), and fetches what it has,
-which goes in front of what came here meanwhile. Everything adopted is journalled before it is
-acknowledged to the old site, so either proxy may be killed at any moment.
+A client of the endpoint does not know about proxies. Its handler stays subscribed while the client is here
+and while it is away; messages are kept until the client has acknowledged them. When it connects at another
+site, that site's proxy asks all others for the session and adopts it: it creates and subscribes its own
+handler, pings the old one through the foreign brokers (section 3.3), and fetches the old one's messages,
+which precede messages received here meanwhile. Adopted messages are journalled before it is acknowledged to
+the old site, so either proxy may be killed at any moment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HELD_SEEN_MAX = 1000
 """Identities that travel with a session, so that copies still on their way are recognised."""
 LOCATE, ADOPT = 1, 2
-"""Request numbers on a dialed connection, which has one of each at the most."""
+"""Request numbers on a dialed connection, which has at most one request of each kind."""
 
 
 class Seeking:
@@ -84,7 +84,7 @@ class Adopting:
         topic = self._service.ping_topic(ping_key(self._ticket), "in-request")
         self._service.ping(topic, self._nonce, lambda: self._is_wanted() and not self._link)
         if self.handler.opened.copy_of is not None:
-            # Nobody waits for a copy: what it is a copy of may be gone, and would never answer.
+            # Nobody waits for a copy: its original may be gone, and would never answer.
             self._service.after(self._service.config.ping.timeout_s, self._ask_anyway)
 
     def _ask_anyway(self) -> None:
@@ -153,14 +153,14 @@ class Residents:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.adopting: dict[int, Adopting] = {}
-        """By handler."""
+        """Adoptions by handler."""
         self._seeking: dict[int, Seeking] = {}
-        """By the connection of the client."""
+        """Searches by the connection of the client."""
         self._attached: dict[int, Fetching] = {}
-        """By handler."""
+        """Attached clients by handler."""
         self._of_connection: dict[int, int] = {}
         self._subscribing: dict[int, tuple[int, int]] = {}
-        """Connection and request, by the token of the Listen."""
+        """Connection and request of each subscription in progress, by the token of the Listen."""
         self._tokens = 0
 
     # --- the endpoint ---
@@ -194,7 +194,7 @@ class Residents:
         service = self.service
         handler = self._resident(attach.client)
         if handler is not None and handler.opened.owner != attach.user:
-            text = f"client id {attach.client!r} belongs to another user here"
+            text = f"client id {attach.client!r} belongs to another user at this site"
             service.refuse(joined.connection, attach.request, "identity", text)
         elif service.down:
             text = f"the broker of site {service.site} is down ({service.down})"
@@ -383,7 +383,7 @@ class Residents:
             self.service.send(connection, steps.Done(request))
         elif handler.source is not None and handler.id not in self.adopting:
             self._tokens += 1
-            # Copies at several sites may ping one handler, and each hears the answers to all.
+            # Copies at several sites may ping one handler, and each receives the answers to all.
             own = ping_key(handler.opened.ticket)
             nonce = f"{own}-{handler.adopted}-{self._tokens}".encode()
             adopting = self.adopting[handler.id] = Adopting(self, handler, handler.source, nonce)
@@ -405,7 +405,7 @@ class Residents:
             self.on_listening(handler, 0)
 
     def on_left(self, connection: int) -> None:
-        """The connection of a client ended."""
+        """Handle the end of a client's connection."""
         handler = self.service.buffers.by_id.get(self._of_connection.get(connection, 0))
         if handler is not None:
             self._detach(handler)

@@ -1,7 +1,7 @@
-"""Roamcast's own broker, used as one that knows nothing of mobility.
+"""Adapter for Roamcast's own broker, used without its mobility.
 
-It is a broker of MQTT 5, and more: a filter may have conditions on the content behind its topic
-(`city/+/air?pm10>50`), and every notification has an identity of its own.
+It is an MQTT 5 broker with extensions: a filter may have conditions on the content behind its topic
+(`city/+/air?pm10>50`), and every notification has its own identity.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@
 
 Move-out (3.2): the proxy makes a client handler, subscribes it, synchronises if asked to (3.3), and
 acknowledges. Move-in: the client listens at its new site and asks the proxy there to download; that one
-relays to the proxy of the move-out, which unsubscribes the handler and gives what it has.
+relays to the proxy of the move-out, which unsubscribes the handler and sends its messages.
 
-Where this goes beyond the paper: the client acknowledges what it got, and only that leaves the buffer,
-so a download that breaks off, or a client that leaves again, loses nothing and can be continued. The
-move-in proxy keeps nothing. Buffers have quotas and leases, and survive the proxy (buffers.py). A client
-that left its own channel suspended at the foreign broker has it resumed by a handler of the same name.
+Differences from the paper: only messages that the client has acknowledged leave the buffer, so an interrupted
+download loses nothing and can be continued. The move-in proxy keeps nothing. Buffers have quotas and leases,
+and survive the proxy (buffers.py). A client that left its own channel suspended at the foreign broker can
+have a handler of the same name resume it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Fetching(msgspec.Struct):
     sent: int
     """The number of the last message that was sent."""
     failed: str = ""
-    """Why the foreign broker may still hold something for the handler."""
+    """Why the foreign broker may still hold messages for the handler."""
 
 
 class Service:
@@ -228,7 +228,7 @@ class Service:
             text = f"site {self.site} knows no proxy of a site {asked.site!r}"
             self.refuse(connection, request, "proxy", text)
         elif self.down:
-            text = f"the broker of site {self.site} is down ({self.down}): nothing was taken over"
+            text = f"the broker of site {self.site} is down ({self.down}): no message was taken over"
             self.refuse(connection, request, "broker", text)
         elif key in self.relays:
             self.refuse(connection, request, "busy", "this request is under way")
@@ -239,7 +239,7 @@ class Service:
     def _on_dialed(self, link: int) -> None:
         if link in self._errands:
             self._errands[link].on_joined(link)
-        else:  # It was hung up before it was answered.
+        else:  # The connection was closed before the answer.
             self.do(steps.Close(link))
 
     def _on_left(self, connection: int, why: str) -> None:
@@ -283,7 +283,7 @@ class Service:
         key = request.client, request.ticket
         if key in self.buffers.by_key and self.buffers.by_key[key].is_frozen:
             self._acknowledge_lease(connection, request.request, self.buffers.by_key[key])
-        elif self.buffers.gone.get(key) == "taken":  # The answers did not reach the client.
+        elif self.buffers.gone.get(key) == "taken":  # The client did not get the answers.
             self.send(connection, messages.MovedOut(request.request, 0.0, 0))
         else:
             move = messages.MoveOut(
@@ -297,7 +297,7 @@ class Service:
     ) -> tuple[messages.Code, str] | None:
         client, limits = request.client, self.limits
         if any(one.opened.owner != user for one in self.buffers.by_client.get(client, {}).values()):
-            return "identity", f"client id {client!r} belongs to another user here"
+            return "identity", f"client id {client!r} belongs to another user at this site"
         if self.down:
             return "broker", f"the broker of site {self.site} is down ({self.down}): stay attached"
         if handler is not None:
@@ -331,7 +331,7 @@ class Service:
     def _foreign_filters(self, handler: Handler) -> tuple[str, ...]:
         """The client's filters, then those for pings: a ping proves that all filters before it are effective.
 
-        One that waits to be downloaded only answers whoever asks for it, until that is done.
+        A handler that waits for its download only answers pings, until the download is done.
         """
         key = ping_key(handler.opened.ticket)
         topics = [self.ping_topic(key, "in-request")]
@@ -354,7 +354,7 @@ class Service:
         self._residents.on_listening(handler, listening.token)
         moving = self._moving.get(handler.id)
         if moving is not None and moving.is_resumed and not listening.is_kept:
-            text = f"the broker of site {self.site} has not kept what came for {handler.client!r}"
+            text = f"the broker of site {self.site} has not kept the messages for {handler.client!r}"
             self._give_up(handler, "expired", text)
         elif moving is not None:
             self._synchronise(handler)
@@ -415,7 +415,7 @@ class Service:
             self.put(handler, message)
 
     def put(self, handler: Handler, message: ForeignMessage) -> None:
-        """Put a message into the buffer if there is room, and send it to the client that waits for it."""
+        """Put a message into the buffer if there is room, and send it to a waiting client."""
         size = size_of(message)
         while not self._has_room(handler, size):
             self.keep(Dropped(handler.id, 1))
@@ -481,7 +481,9 @@ class Service:
             self._answer_unknown(connection, request, client, ticket)
             return
         if handler.opened.owner != user:
-            self.refuse(connection, request, "identity", f"client {client!r} is another user's here")
+            self.refuse(
+                connection, request, "identity", f"client {client!r} belongs to another user at this site"
+            )
             return
         if handler.opened.copy_of is None:
             self.ahead.on_fetched(handler, by_site)
@@ -499,11 +501,11 @@ class Service:
         self._fetching[handler.id] = fetching
         was_frozen, before = handler.is_frozen, self._foreign_filters(handler)
         if self.down and not self._can_suspend and not handler.is_frozen:
-            # The foreign broker kept nothing for the handler, so nothing more can come.
+            # The foreign broker kept nothing for the handler, so no more messages can come.
             self.keep(Frozen(handler.id))
         if handler.opened.is_resident and not handler.is_frozen:
-            # The ping came behind everything that only this site gets; the other site gets all that follows.
-            # This site must not take that too: after a kill there may be a gap in front of it.
+            # The ping came after all messages that only this site gets; the other site gets all later ones.
+            # This site must not take those too: after a kill there may be a gap before them.
             self.keep(Frozen(handler.id))
         if not was_frozen and not self.down:
             stays = self.ping_topic(ping_key(ticket), "in-request")
@@ -512,7 +514,7 @@ class Service:
 
     def _answer_unknown(self, connection: int, request: int, client: str, ticket: str) -> None:
         why = self.buffers.gone.get((client, ticket))
-        if why == "taken":  # The end of an earlier download did not reach the client.
+        if why == "taken":  # The client did not get the end of an earlier download.
             self.send(connection, messages.Downloaded(request))
         elif why == "expired":
             text = f"client {client!r} stayed away for longer than its lease: its buffer was given up"

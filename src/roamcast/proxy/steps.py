@@ -18,7 +18,7 @@ Role = Literal["client", "proxy", "dialed", "endpoint"]
 
 
 class Attach(msgspec.Struct, frozen=True):
-    """A client of the endpoint has connected: find its session at any site, or begin one."""
+    """A client of the endpoint has connected: find its session at any site, or create one."""
 
     request: int
     client: str
@@ -54,7 +54,7 @@ class Recalled(msgspec.Struct, frozen=True):
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """The client publishes with QoS 2; remembered to recognise a repeated publish, at any site."""
+    """The client publishes with QoS 2; recorded to recognise a repeated publish at any site."""
 
     packet_id: int
     identity: str
@@ -78,7 +78,7 @@ Local = Attach | Attached | Subscribe | Recalled | Pass | Done | Detach
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """A connection whose other end has proved who it is: a user ("" for nobody) or a site."""
+    """A connection whose other end is authenticated: a user ("" for anonymous) or a site."""
 
     connection: int
     role: Role
@@ -110,7 +110,7 @@ class Listening(msgspec.Struct, frozen=True):
     name: str
     token: int = 0
     is_kept: bool = True
-    """False if the foreign broker says that it had nothing under this name (see Listen.is_resumed)."""
+    """False if the foreign broker says that it kept nothing under this name (see Listen.is_resumed)."""
 
 
 class Unlistened(msgspec.Struct, frozen=True):
@@ -164,14 +164,15 @@ class Dial(msgspec.Struct, frozen=True):
 
 
 class Listen(msgspec.Struct, frozen=True):
-    """Subscribe the handler, in this order; Listening or ForeignFailed follows. In order for each name."""
+    """Subscribe the handler's filters in this order; Listening or ForeignFailed follows. Operations of one
+    name are sequential."""
 
     name: str
     filters: tuple[str, ...]
     token: int = 0
     """Returned with the answer."""
     is_resumed: bool = False
-    """Whether the foreign broker may have kept something under this name."""
+    """True if the foreign broker may have kept messages under this name."""
 
 
 class Unlisten(msgspec.Struct, frozen=True):

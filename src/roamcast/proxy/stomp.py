@@ -11,7 +11,7 @@ _ESCAPES = (("\\", "\\\\"), ("\r", "\\r"), ("\n", "\\n"), (":", "\\c"))
 
 
 class StompError(Exception):
-    """Bytes that are no STOMP; the text says what is wrong."""
+    """Raised for bytes that are not STOMP; the text says what is wrong."""
 
 
 class Frame(NamedTuple):
@@ -46,13 +46,13 @@ def _unescape(text: str) -> str:
 
 
 class StompReader:
-    """Cuts frames out of what a connection says."""
+    """Splits the bytes of a connection into frames."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are whole now."""
+        """Return the frames that are complete."""
         self._data += data
         found: list[Frame] = []
         at = 0
@@ -66,7 +66,8 @@ class StompReader:
         return found
 
     def _read(self, at: int) -> tuple[Frame | None, int]:
-        """A frame that begins at this place, and where it ends; the place again if there is none yet."""
+        """Return a frame that begins at this position, and its end; the position itself if the frame is
+        incomplete."""
         data = self._data
         while at < len(data) and data[at] in b"\r\n":  # A heart-beat.
             at += 1
@@ -98,7 +99,7 @@ def _read_head(head: bytes) -> tuple[str, dict[str, str]]:
     headers: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition(":")
-        # Of several with one name the first counts.
+        # If a header is repeated, the first one counts.
         headers.setdefault(_unescape(name), _unescape(value))
     return command, headers
 

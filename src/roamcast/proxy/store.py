@@ -1,4 +1,4 @@
-"""The buffers on disk: what a proxy has acknowledged survives `kill -9`, or a power loss if asked to."""
+"""The buffers on disk: what a proxy has acknowledged survives `kill -9`, or a power loss if so configured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("roamcast.proxy")
 
 
 class Store:
-    """The journal of a proxy, and the buffers that it gave when it was opened."""
+    """The journal of a proxy, and the buffers recovered from it."""
 
     def __init__(self, folder: Path, sync: Sync = "process", bytes_max: int = 4 << 30) -> None:
         self._journal, recovered = Journal.open(
@@ -31,13 +31,13 @@ class Store:
             raise
 
     def write(self, entries: Iterable[Entry]) -> None:
-        """When this returns they are promised; JournalFailed if they cannot be."""
+        """Write entries; they are durable when this returns. JournalFailed if they cannot be written."""
         for entry in entries:
             self._journal.append(encode_entry(entry))
         self._journal.commit()
 
     def tend(self) -> None:
-        """Now and then: keep the journal short."""
+        """Keep the journal short; called regularly."""
         outcome = self._journal.poll_snapshot()
         if outcome is not None and outcome.error is not None:
             log.warning("no snapshot of the buffers: %s", outcome.error)
@@ -45,11 +45,11 @@ class Store:
             self._journal.begin_snapshot().write_in_child(self.buffers.freeze)
 
     def abandon(self) -> None:
-        """Give the folder free without a snapshot: a step has failed halfway in the buffers."""
+        """Release the folder without a snapshot: a step failed, and the buffers may be inconsistent."""
         self._journal.close()
 
     def close(self) -> None:
-        """A clean stop leaves a snapshot, which any version of the code can start from."""
+        """Stop cleanly with a snapshot, from which any version of the code can start."""
         try:
             if self._journal.failed is None:
                 self._journal.write_snapshot(self.buffers.freeze())

@@ -21,7 +21,7 @@ KEEP_ALIVE_S = 15
 
 
 class ProxyError(Exception):
-    """A proxy refused something, or cannot be reached; the text is one line that says what and why."""
+    """Raised if a proxy refuses something or cannot be reached; the text says what and why, in one line."""
 
     def __init__(self, text: str, code: messages.Code | None = None) -> None:
         super().__init__(text)

@@ -9,7 +9,7 @@ __all__ = ["LogWriter", "read_log", "schema"]
 
 
 def __getattr__(name: str) -> Any:
-    """Parquet takes more memory than all the rest of a broker: it is loaded when it is used."""
+    """Load Parquet on first use: it takes more memory than the rest of a broker."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from roamcast.records import parquet

@@ -1,4 +1,4 @@
-"""What happened to one notification on its way to one client, told from the event logs of all brokers."""
+"""Explains what happened to one notification on its way to one client, from the event logs of all brokers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Identity(NamedTuple):
     publisher: str
     number: int
     incarnation: int | None = None
-    """None: of the last session of the publisher that has published so much."""
+    """Incarnation of the publisher; None: the last one that published at least this number."""
 
     def is_in(self, row: Row) -> bool:
         return _is_about(row, self) and (row.incarnation or 0) == self.incarnation
 
 
 class Step(NamedTuple):
-    """One thing that happened."""
+    """One event."""
 
     time: float
     node: str
@@ -31,7 +31,7 @@ class Step(NamedTuple):
 class Explanation(NamedTuple):
     steps: list[Step]
     outcome: str
-    """In one line."""
+    """The outcome in one line."""
 
 
 def explain(rows: Iterable[Row], client: str, wanted: Identity) -> Explanation:
@@ -53,7 +53,7 @@ def rows_of(rows: Iterable[Row], wanted: Identity) -> tuple[Identity, list[Row]]
 
 
 def _is_about(row: Row, wanted: Identity) -> bool:
-    """Whether the number is one of this row, in whichever incarnation."""
+    """Return whether the row is about this number, in any incarnation."""
     if row.publisher != wanted.publisher or row.number is None:
         return False
     return row.number <= wanted.number < row.number + (row.notifications or 1)

@@ -24,7 +24,7 @@ TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([
 SAMPLED = 1
 """The flag of a `traceparent` by which a publisher says that it records its own spans."""
 TO_CLIENTS = frozenset({"queued", "sent", "acknowledged"})
-"""Kinds of rows that say for whom a notification was."""
+"""Kinds of rows that name the receiver of a notification."""
 PRODUCER, CONSUMER, INTERNAL = 4, 5, 1
 """Kinds of spans, as OTLP numbers them."""
 
@@ -44,7 +44,7 @@ class Trace(NamedTuple):
     spans: list[Span]
     trace_id: str
     parent_id: str
-    """Of the root: the publisher's span; "" if it named none."""
+    """Parent of the root: the publisher's span; "" if it named none."""
 
     def id_of(self, key: tuple[str, ...]) -> str:
         return _digest(self.trace_id, *key)[:16]
@@ -104,7 +104,7 @@ class _Building:
         """Handoffs to brokers that are not finished, and since when."""
         self._sent: dict[str, float] = {}
         self._is_over = False
-        """Whether the client has acknowledged: what it does from then on is of no concern."""
+        """True once the client has acknowledged: later events are ignored."""
         self._context = ("", "", 0)
 
     def read(self, row: Row) -> None:

@@ -1,7 +1,7 @@
-"""The clients of a simulated network, and how they talk to its brokers.
+"""The clients of a simulated network, and how they communicate with its brokers.
 
-A network has one kind of clients. `PlainAccess` has those of the lab, which say what the core understands
-as it is; `mqtt_access.MqttAccess` has MQTT clients.
+A network has one kind of clients. `PlainAccess` has the clients of the lab, which send the core's own
+messages; `mqtt_access.MqttAccess` has MQTT clients.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ if TYPE_CHECKING:
     from roamcast.simulator.network import NetworkBase
 
 CONTROL_BYTES = 64
-"""What a message without content counts for on a link with limited bandwidth."""
+"""Assumed size of a message without content on a link with limited bandwidth."""
 
 
 class Access(Protocol):
     def act(self, client: str, item: Input) -> None:
-        """The application of a client does this, now."""
+        """Perform an action of a client's application now."""
 
     def take(self, broker: str, effects: MachineEffects) -> None:
-        """What the step of a broker wants done for clients."""
+        """Perform the effects of a broker's step on clients."""
 
     def broker_crashed(self, broker: str) -> None:
-        """Every connection to it breaks."""
+        """Break every connection to the broker."""
 
     def broker_started(self, broker: str) -> None:
-        """It serves again."""
+        """Note that the broker serves again."""
 
     def is_attached(self, client: str) -> bool:
-        """Whether it has a connection."""
+        """Return whether the client has a connection."""
 
     def asked(self) -> Mapping[str, int]:
-        """How many notifications the application of a client wanted published, where that is counted."""
+        """Return how many publishes a client's application requested, where that is counted."""
 
     def wrongs(self) -> Iterator[tuple[str, str]]:
-        """What is wrong at the end: kind and text of each violation."""
+        """Return kind and text of each violation found at the end."""
 
 
 class AnyClient(Protocol):
-    """A client that speaks with its broker in messages, not in bytes."""
+    """A client that exchanges messages with its broker, not bytes."""
 
     id: str
 
@@ -83,7 +83,7 @@ class AccessConnection:
         self.down = down
         self.is_open = True
         self.is_heard = True
-        """Whether the client still hears the broker; no more, once it has said that it leaves."""
+        """True while messages of the broker reach the client; false once it has said that it leaves."""
 
     def close(self) -> None:
         self.is_open = self.is_heard = False
@@ -98,16 +98,16 @@ class PlainAccess:
         self._link = Link(settings.access_delay, self._rng)
         self._lane = lane_for(settings.access_delay, settings.access_bits_per_s)
         self._is_prompt = not settings.service_s
-        """Whether brokers take no time, so that they can take together what arrives at one time."""
+        """True if brokers need no processing time, so that messages that arrive together are one step."""
         self._together_at = -1.0
         self._together: list[tuple[AccessConnection, Said]] = []
-        """What was sent last, and when it arrives."""
+        """The last messages sent, and their arrival time."""
         self.clients: dict[str, AnyClient] = {}
         self.closed_by_broker: list[str] = []
         self._connections: dict[str, AccessConnection] = {}
         self._connections_made = 0
         self._media: dict[str, Link] = {}
-        """By broker, where its clients share one medium."""
+        """Shared media by broker, where its clients share one."""
         self._waiting: dict[str, str] = {}
         """Clients that try to attach to a broker that is down."""
         self._asked: Counter[str] = Counter()
@@ -152,7 +152,8 @@ class PlainAccess:
         self._step(client, AttachTo(broker, number))
 
     def _links(self, client: str, broker: str, number: int) -> tuple[Link, Link]:
-        """One each way. Where nothing is drawn, all are the same: a source of chance takes 2,500 bytes."""
+        """Create one link for each direction. Without randomness all connections share them: a random
+        source takes 2,500 bytes."""
         if self._lane is not None:
             return self._link, self._link
         settings, rng_for = self._settings, self._network.rng_for
@@ -171,7 +172,7 @@ class PlainAccess:
             return
         self._step(client, LeaveFor(destination))
         if destination:
-            return  # The connection ends when the broker has heard of it.
+            return  # The connection ends when the broker learns of it.
         connection.close()
         delay = self._settings.notice_delay
         notice_s = delay.low_s + (delay.high_s - delay.low_s) * self._rng.random()
@@ -188,7 +189,7 @@ class PlainAccess:
         for _, message in sends:
             is_leave = type(message) is Leave
             if is_leave:
-                # What it already sent arrives, but nothing reaches it any more.
+                # Messages that it already sent arrive, but it receives nothing any more.
                 connection.is_heard = False
                 del self._connections[connection.client.id]
             if lane is None:
@@ -199,13 +200,13 @@ class PlainAccess:
             if is_leave:
                 network.push_lane(lane, at, self._arrive_leave, connection, message)
             elif at == self._together_at and self._is_prompt and lane and lane[-1][3] is self._together:
-                self._together.append((connection, message))  # What arrives at one time is one event.
+                self._together.append((connection, message))  # Messages that arrive together are one event.
             else:
                 self._together_at, self._together = at, [(connection, message)]
                 network.push_lane(lane, at, self._arrive_together, self._together, None)
 
     def _arrive_together(self, sent: Sequence[tuple[AccessConnection, Said]], _: None) -> None:
-        """What clients of one broker have sent at one time is one step of the broker."""
+        """Pass messages that clients of one broker sent at the same time to one step of the broker."""
         arrive = self._network.arrive
         broker = ""
         inputs: list[Input] = []
@@ -234,7 +235,7 @@ class PlainAccess:
         if effects.to_clients:
             self.send_down(effects.to_clients)
         for client, number, reason in effects.client_closes:
-            # A client that is still on it has been wronged.
+            # The protocol has failed a client that is still connected.
             connection = self._connections.get(client)
             if connection is not None and connection.id == number and connection.is_open:
                 connection.close()
@@ -275,7 +276,7 @@ class PlainAccess:
     # --- brokers crash ---
 
     def broker_crashed(self, broker: str) -> None:
-        """The clients notice, and try again until the broker is back."""
+        """Let the clients notice, and retry until the broker is back."""
         for client, connection in list(self._connections.items()):
             if connection.broker == broker and connection.is_open:
                 connection.close()

@@ -1,12 +1,11 @@
-"""Checkers that run inside a simulation: what was owed, what came, and what excuses the rest.
+"""Checkers that run inside a simulation: expected deliveries, actual deliveries, and excuses for the
+difference.
 
-They see the same rows as the log and nothing of the brokers' tables. What a
-client is owed follows from the rows `published`, `subscribed` and `unsubscribed`
-and from evaluating its filters one by one: published after a subscription
-settled and before its unsubscription was issued, it must be delivered; between
-issued and settled it may be; otherwise it must not. What came is what the
-clients' own rows say. Each anomaly must have an excuse that the protocol's
-promise names; without one it is a violation.
+They see the same rows as the log and nothing of the brokers' tables. What a client is owed follows from the
+rows `published`, `subscribed` and `unsubscribed` and from evaluating its filters one by one: published after
+a subscription settled and before its unsubscription was issued, it must be delivered; between issued and
+settled it may be; otherwise it must not. Actual deliveries are the clients' own rows. Each anomaly must have
+an excuse that the protocol's promise names; without one it is a violation.
 
 Some excuses are a matter of propagation delays. While a broker or a link is down
 messages wait, and so does the clock by which these are measured.
@@ -32,7 +31,7 @@ Identity = tuple[str, int, int]
 """Publisher, incarnation, number."""
 
 ROUNDING_S = 1e-6
-"""What adding up delays may be wrong by."""
+"""Tolerance for sums of delays."""
 
 
 class Subscription:
@@ -48,7 +47,7 @@ class Subscription:
 
 
 class Receiver:
-    """What is known of one client."""
+    """State of one client."""
 
     __slots__ = (
         "absences", "at", "filters", "given_up", "left_at", "move_ins", "newest", "noticed_at", "owed",
@@ -57,28 +56,28 @@ class Receiver:
 
     def __init__(self) -> None:
         self.filters: dict[str, Filter] = {}
-        """All that it ever subscribed to, by their text."""
+        """All its subscriptions so far, by their text."""
         self.owed = 0
-        """Notifications that it must still get."""
+        """Notifications that the client must still receive."""
         self.newest: dict[str, Notification] = {}
         """Publisher to the newest delivered."""
         self.waiting_since: float | None = None
-        """Since when it is attached anew without having got what waits for it."""
+        """Time of the last attach after which a waiting notification has not arrived yet."""
         self.left_at: float | None = None
         self.absences: list[tuple[float, float]] = []
-        """From when to when it was away; in the end by the clock that stands still during outages."""
+        """Start and end of each absence; at the end by the clock that stops during outages."""
         self.at = ""
-        """The broker that it is attached to, by its own word."""
+        """The broker that the client reported to be attached to."""
         self.noticed_at: dict[str, float] = {}
         """When a broker last noticed that it was gone."""
         self.move_ins: list[float] = []
-        """When its session was at the broker it had attached to, and the protocol went to work."""
+        """Times at which the session reached the client's new broker, and the protocol started."""
         self.given_up: dict[str, set[Identity]] = {}
-        """Excuse to what brokers have dropped with it."""
+        """Notifications that brokers dropped, by excuse."""
 
 
 class Notification:
-    """A published notification, and for whom it is still under way."""
+    """A published notification, and the clients that have not received it yet."""
 
     __slots__ = ("attributes", "broker_of", "had", "owed", "position", "published_at", "status")
 
@@ -92,15 +91,15 @@ class Notification:
         self.status: dict[str, int] | None = status
         """Client to MUST, MAY or HAD; None once all have had it."""
         self.had: tuple[str, ...] = ()
-        """Those who had it, once all have: they take less room so."""
+        """Clients that received it, once all have: a smaller form of `status`."""
         self.owed = 0
         self.broker_of: dict[str, str] = {}
-        """Which broker delivered it first, kept where a promise asks."""
+        """The broker that delivered it first, kept if a promise needs it."""
 
 
 @dataclass
 class Violation:
-    """Something that the protocol's promise does not excuse."""
+    """A difference that the protocol's promise does not excuse."""
 
     kind: str
     text: str
@@ -111,13 +110,13 @@ class Violation:
 
 @dataclass
 class Counts:
-    """What every verdict counts, whoever gives it."""
+    """Counts that every verdict has."""
 
     published: int = 0
     expected: int = 0
-    """Deliveries that are owed."""
+    """Number of deliveries owed."""
     delivered: int = 0
-    """Arrivals, duplicates among them."""
+    """Number of arrivals, including duplicates."""
     lost: int = 0
     duplicates: int = 0
     out_of_order: int = 0
@@ -128,22 +127,23 @@ Arrival = Literal["new", "duplicate", "out of order"]
 
 
 class Arrivals:
-    """Counts what arrives, and tells what is new from duplicates and from what came too late.
+    """Counts arrivals, and tells new ones from duplicates and late ones.
 
-    `Checker` has tables of its own for that: it must forget what is settled, or long runs would not fit.
+    `Checker` has its own tables for that: it must forget settled notifications, or long runs would not fit
+    into memory.
     """
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self._had: dict[tuple[str, Identity], None] = {}
         self._newest: dict[tuple[str, str], tuple[int, int]] = {}
-        """Receiver and publisher to the newest that has arrived."""
+        """Number of the newest arrival, by receiver and publisher."""
 
     def had(self, receiver: str, identity: Identity) -> bool:
         return (receiver, identity) in self._had
 
     def newest(self, receiver: str, publisher: str) -> int:
-        """The number of the newest that has arrived; 0 if none has."""
+        """Return the number of the newest arrival; 0 if there is none."""
         return self._newest.get((receiver, publisher), (0, 0))[1]
 
     def take(self, receiver: str, identity: Identity) -> Arrival:
@@ -168,19 +168,19 @@ class Result(Counts):
     handoffs: int = 0
     handoff_delays_s: list[float] = field(default_factory=list)
     handoffs_interrupted: int = 0
-    """Ended before a waiting notification arrived."""
+    """Handoffs that ended before a waiting notification arrived."""
     handoffs_nothing_waiting: int = 0
     crashes: int = 0
     links_down: int = 0
-    """How often a link went down, also with one of its ends."""
+    """Number of link failures, including those with a failed end."""
     located: int = 0
-    """Changes of clients' own state: epochs of those whose filters depend on it."""
+    """Changes of clients' own state, for clients whose filters depend on it."""
     blacked_out: int = 0
-    """Notifications that clients missed because they are too fast, exactly as predicted."""
+    """Notifications that clients missed because they move too fast, exactly as predicted."""
     excused: dict[str, int] = field(default_factory=dict)
     violations_total: int = 0
     violations: list[Violation] = field(default_factory=list)
-    """The first of them, told in words."""
+    """Descriptions of the first violations."""
 
     def violate(self, kind: str, text: str, kept_max: int = 20) -> None:
         self.violations_total += 1
@@ -190,23 +190,23 @@ class Result(Counts):
 
 @dataclass(frozen=True)
 class Edges:
-    """How far the edges of an absence reach, in seconds."""
+    """Tolerances around an absence, in seconds."""
 
     before_leave_s: float
-    """What was published so shortly before the client left may have been on its way to it."""
+    """A notification published this shortly before the client left may have been in transit."""
     after_attach_s: float
-    """What was published so shortly after it attached may have missed its subscription."""
+    """A notification published this shortly after the attach may have missed the subscription."""
     after_outage_s: float = 0.0
-    """Seconds that messages take at most which were on a link when it went down and are sent again."""
+    """Longest delay of messages that were on a link when it failed and are sent again."""
 
 
 class Checker:
-    """Give it every row of a run in order of time, then `finish`."""
+    """Checks a run: pass every row in order of time, then call `finish`."""
 
     def __init__(self, promise: Promise, edges: Edges, violations_max: int = 20) -> None:
         self.result = Result()
         self.hostile = ""
-        """A broker that makes up what it says; it may publish on topics, and under names, that begin so."""
+        """The hostile broker; it may publish topics and client names with this prefix."""
         self._hears_hostile: dict[str, None] = {}
         """Clients that have subscribed to such topics."""
         self._promise = promise
@@ -215,17 +215,17 @@ class Checker:
         self._violations_max = violations_max
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._matching: dict[bytes, list[Subscription]] = {}
-        """Attributes to the subscriptions they match, remembered while these last."""
+        """Cache from attributes to matching subscriptions, valid while the subscriptions stay the same."""
         self._notifications: dict[tuple[str, int], list[Notification]] = {}
         self._newest: list[tuple[str, Notification]] = []
-        """What was published last, all at the same time, and at which broker each."""
+        """The last publishes, all at one time, with their brokers."""
         self._receivers: dict[str, Receiver] = defaultdict(Receiver)
         self._not_advertised: Counter[str] = Counter()
-        """Publisher to how much of it was refused."""
+        """Number of refused publishes, by publisher."""
         self._outages: list[tuple[float, float]] = []
-        """From when to when some broker or link was down."""
+        """Start and end of outages of any broker or link."""
         self._down: dict[tuple[str, str | None], None] = {}
-        """Those that are down: (broker, None), or (broker, peer) by the word of the broker."""
+        """What is down: (broker, None), or (broker, peer) as reported by the broker."""
         self._handlers: dict[str, Callable[[Row], None]] = {
             "published": self._on_published,
             "delivered": self._on_delivered,
@@ -258,7 +258,7 @@ class Checker:
         if row.reason == "settled":
             subscription = self._subscriptions.get((client, text))
             if subscription is not None:
-                # What is owed to a filter on the client's own state is decided by `location_checks`.
+                # `location_checks` decides what filters on the client's own state are owed.
                 subscription.settled = not filter.own
             return
         subscription = self._subscriptions[client, text] = Subscription(client, widest(filter))
@@ -325,7 +325,7 @@ class Checker:
     # --- what came ---
 
     def _on_delivered(self, row: Row) -> None:
-        # Rows of this kind come by the million: one slice is quicker than seven names.
+        # There are millions of these rows: one slice is faster than seven names.
         client, _, _, publisher, incarnation, first, count = row[4:11]
         count = count or 1
         self.result.delivered += count
@@ -359,7 +359,7 @@ class Checker:
         if self._keeps_brokers:
             notification.broker_of[client] = row.broker or ""
         if notification.owed == 0 and not self._promise.duplicate and MAY not in status.values():
-            # Whatever comes of it now is a duplicate or unwanted.
+            # A later arrival of it is a duplicate or unwanted.
             notification.had += tuple(status)
             notification.status = None
         last = receiver.newest.get(row.publisher or "")
@@ -429,7 +429,7 @@ class Checker:
         receiver = self._receivers[client]
         if row.node != client:
             receiver.move_ins.append(row.time)
-            return  # A broker's belief; the client may have left without its noticing.
+            return  # The broker's view; the client may have left unnoticed.
         receiver.at = row.broker or ""
         if receiver.left_at is not None:
             receiver.absences.append((receiver.left_at, row.time))
@@ -451,7 +451,8 @@ class Checker:
             given_up.add((row.publisher or "", row.incarnation or 0, number))
 
     def _may_be_in_transit(self, receiver: Receiver, row: Row) -> bool:
-        """Not for a client that is there, nor later than a round trip after it was known to be gone."""
+        """Return whether the notification may be in transit: not for an attached client, nor later than a
+        round trip after the client was known to be gone."""
         noticed_at = receiver.noticed_at.get(row.node, float("-inf"))
         round_trip_s = 2 * self._edges.after_attach_s + ROUNDING_S
         return receiver.at != row.node and self._tick(row.time) <= self._tick(noticed_at) + round_trip_s
@@ -459,7 +460,7 @@ class Checker:
     # --- outages ---
 
     def _on_down(self, row: Row) -> None:
-        """A broker has crashed, as the one who runs it says; or a link is down, as a broker says."""
+        """Note that a broker has crashed, or that a broker reports a link down."""
         if not self._down:
             last_s = self._outages[-1][1] if self._outages else row.time
             self._outages.append((max(row.time, last_s), float("inf")))
@@ -475,7 +476,7 @@ class Checker:
             self._outages[-1] = (self._outages[-1][0], row.time + self._edges.after_outage_s)
 
     def _tick(self, time: float) -> float:
-        """A time by the clock that stands still during outages, because what is under way waits."""
+        """Return a time by the clock that stops during outages, because messages in transit wait."""
         if not self._outages:
             return time
         return time - sum(min(end, time) - start for start, end in self._outages if start < time)
@@ -483,10 +484,10 @@ class Checker:
     # --- the end ---
 
     def finish(self, stored: set[tuple[str, Identity]], asked: Mapping[str, int] | None = None) -> Result:
-        """Judge what never came.
+        """Judge missing deliveries.
 
-        `stored` is what brokers still hold, for whom; `asked`, of clients of which that is
-        known, how many notifications their applications wanted published.
+        `stored` maps clients to what brokers still hold for them; `asked` is the number of requested
+        publishes of clients for which it is known.
         """
         for receiver in self._receivers.values():
             if receiver.left_at is not None:
@@ -501,7 +502,8 @@ class Checker:
         return self.result
 
     def _compare_published(self, asked: Mapping[str, int]) -> None:
-        """A client sends again what was not accepted. It must be taken, and once."""
+        """Compare requested and actual publishes: a client repeats a publish until it is accepted, and it
+        must count once."""
         published = Counter(self._not_advertised)
         for (publisher, _), numbered in self._notifications.items():
             published[publisher] += len(numbered)
@@ -541,7 +543,7 @@ class Checker:
         )
 
     def _was_moving_in(self, client: str, notification: Notification) -> bool:
-        """Whether it was published within one propagation delay of a move-in, before or after."""
+        """Return whether it was published within one propagation delay of a move-in, before or after."""
         delay_s = self._edges.after_attach_s + ROUNDING_S
         published, move_ins = self._tick(notification.published_at), self._receivers[client].move_ins
         first = bisect_left(move_ins, published - delay_s, key=self._tick)
@@ -558,7 +560,7 @@ class Checker:
         self.result.violate(kind, text, self._violations_max)
 
     def violate(self, kind: str, text: str) -> None:
-        """A violation that the driver found."""
+        """Add a violation that the driver found."""
         self._violate(kind, text)
 
 
@@ -567,5 +569,5 @@ def _client(row: Row) -> str:
 
 
 def _outage(row: Row) -> tuple[str, str | None]:
-    """What is down, or up again."""
+    """Describe what is down, or up again."""
     return (row.broker or "", None) if row.peer is None else (row.node, row.peer)

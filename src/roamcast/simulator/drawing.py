@@ -42,7 +42,7 @@ from roamcast.simulator.story import Story
 from roamcast.simulator.topology import Topology, from_edges
 
 HOSTILE = "evil"
-"""The broker that makes up what it says."""
+"""The broker that sends made-up messages."""
 
 LOSSES = (0.05, 0.2, 0.5)
 
@@ -80,9 +80,9 @@ def draw_moves(
     returns_per_scale: float = 2,
     changes_mind: float = 0.1,
 ) -> list[Action]:
-    """A client goes from broker to broker, on average once in `scale_s`; some say where they go.
+    """Draw a client's moves from broker to broker, on average one per `scale_s`; some are proclaimed.
 
-    `returns_per_scale` is how many absences would fit into `scale_s`.
+    `returns_per_scale` is how many absences fit into `scale_s`.
     """
     actions: list[Action] = []
     now_s = span.start_s
@@ -93,7 +93,7 @@ def draw_moves(
         broker = rng.choice(brokers)
         actions.append((now_s, client, LeaveFor(broker if rng.random() < 0.2 else "")))
         now_s += rng.expovariate(returns_per_scale / scale_s)
-        # Some who proclaim a move change their minds.
+        # Some clients that proclaim a move go elsewhere.
         if changes_mind and rng.random() < changes_mind:
             broker = rng.choice(brokers)
         actions.append((now_s, client, AttachTo(broker, 0)))
@@ -107,7 +107,7 @@ def draw_publishes(
     rng: random.Random,
     count_max: float = float("inf"),
 ) -> list[Action]:
-    """A client publishes what `draw` gives it for each time."""
+    """Draw publishes of a client with the content that `draw` returns for each time."""
     actions: list[Action] = []
     now_s = span.start_s
     while now_s < span.end_s and len(actions) < count_max:
@@ -117,7 +117,7 @@ def draw_publishes(
 
 
 def in_order(actions: Iterable[Action]) -> tuple[Action, ...]:
-    """Sorted by time alone: actions at equal times keep the order in which they were drawn."""
+    """Sort by time alone: actions at equal times keep the order in which they were drawn."""
     return tuple(sorted(actions, key=lambda action: action[0]))
 
 
@@ -125,7 +125,7 @@ def in_order(actions: Iterable[Action]) -> tuple[Action, ...]:
 
 
 def with_faults(story: Story, faults: Sequence[str], span_start_s: float, rng: random.Random) -> Story:
-    """The same story with faults of these kinds."""
+    """Add faults of these kinds to the story."""
     is_mobile = story.settings.protocol in MOBILE_PROTOCOLS
     draws = _MOBILE_FAULTS if is_mobile else _FAULTS
     for kind in draw_kinds(faults, rng):
@@ -146,7 +146,7 @@ def with_faults(story: Story, faults: Sequence[str], span_start_s: float, rng: r
 
 
 def _with_replicas(story: Story, start_s: float, rng: random.Random) -> Story:
-    """One or two brokers have followers, and everything happens to them that can."""
+    """Give one or two brokers followers, with every kind of replica fault."""
     brokers, span = story.topology.brokers, _span_of(story, start_s)
     chosen = sorted(rng.sample(brokers, min(len(brokers), rng.choice((1, 1, 2)))))
     lease_s = max(span.duration_s / rng.choice((5, 15, 40)), 0.02)
@@ -165,7 +165,8 @@ def _with_replicas(story: Story, start_s: float, rng: random.Random) -> Story:
 def _draw_replica_fault(
     names: Sequence[str], lease_s: float, span: Span, rng: random.Random
 ) -> list[tuple[float, Fault]]:
-    """One thing that happens to a site, and its end: from far below a lease to several leases later."""
+    """Draw one fault of a replicated site and its end: its length is from far below a lease to several
+    leases."""
     began_s = span.moment(rng)
     ended_s = began_s + rng.expovariate(1 / (lease_s * rng.choice((0.1, 0.5, 2.0, 6.0))))
     name = rng.choice((*names, "leader", "leader"))
@@ -188,7 +189,7 @@ def _draw_replica_fault(
 
 
 def _with_hostile(story: Story, start_s: float, rng: random.Random) -> Story:
-    """One more broker, linked with one of the others, and what it makes up, from the beginning on."""
+    """Add a hostile broker, linked with one of the others, and its messages."""
     topology, lies = add_hostile(story.topology, Span(start_s / 2, _span_of(story, 0.0).duration_s), rng)
     settings = replace(story.settings, hostile=HOSTILE)
     return Story(topology, settings, in_order([*story.actions, *lies]))
@@ -202,13 +203,13 @@ def add_hostile(topology: Topology, span: Span, rng: random.Random) -> tuple[Top
 
 
 def draw_kinds(faults: Sequence[str], rng: random.Random) -> Sequence[str]:
-    """Of several kinds of faults not always all."""
+    """Choose some of several kinds of faults."""
     chosen = [kind for kind in faults if rng.random() < 0.75] if len(faults) > 1 else []
     return chosen or faults
 
 
 def _draw_crashes(story: Story, start_s: float, rng: random.Random) -> list[Action]:
-    """Brokers that stay, and come back with their journal; half of them wrote a snapshot before."""
+    """Draw crashes of brokers that do not move; half of them wrote a snapshot before."""
     faults = _draw_outages_of_brokers(story, start_s, lambda unsent: Crash(unsent=unsent), rng)
     for crash_s, broker, _ in [one for one in faults if isinstance(one[2], Crash)]:
         if rng.random() < 0.5:
@@ -217,14 +218,14 @@ def _draw_crashes(story: Story, start_s: float, rng: random.Random) -> list[Acti
 
 
 def _draw_mobile_crashes(story: Story, start_s: float, rng: random.Random) -> list[Action]:
-    """Brokers that move, and come back with a journal or without."""
+    """Draw crashes of brokers that move, with and without a journal."""
     return _draw_outages_of_brokers(story, start_s, lambda amnesia: Crash(amnesia=amnesia), rng)
 
 
 def _draw_outages_of_brokers(
     story: Story, start_s: float, crash: Callable[[bool], Crash], rng: random.Random
 ) -> list[Action]:
-    """Brokers are down for a while; some of their clients go elsewhere, the others wait."""
+    """Draw outages of brokers; some of their clients go elsewhere, the others wait."""
     brokers, span = story.topology.brokers, _span_of(story, start_s)
     faults: list[Action] = []
     for _ in range(rng.choice((1, 1, 2, 4))):
@@ -246,7 +247,7 @@ def _draw_partitions(story: Story, start_s: float, rng: random.Random) -> list[A
 def draw_cuts(
     links: Sequence[tuple[str, str]], settings: NetworkSettings, span: Span, rng: random.Random
 ) -> list[Action]:
-    """Links that are down for a while, by ones and twos."""
+    """Draw outages of one or two links at a time."""
     faults: list[Action] = []
     for _ in range(rng.choice((1, 2, 3)) if links else 0):
         down_s, up_s = draw_outage(settings, span, rng)
@@ -260,7 +261,7 @@ def _draw_detours(story: Story, start_s: float, rng: random.Random) -> list[Acti
 
 
 def draw_detours(links: Sequence[tuple[str, str]], span: Span, rng: random.Random) -> list[Action]:
-    """Links that change between ways of different lengths; the direct one has the factor 1."""
+    """Draw changes of links between paths of different lengths; the direct path has the factor 1."""
     faults: list[Action] = []
     for _ in range(rng.choice((1, 2, 4, 8)) if links else 0):
         broker, peer = rng.choice(links)
@@ -297,7 +298,8 @@ def _draw_histories(story: Story, start_s: float, rng: random.Random) -> list[Ac
 def draw_impostors(
     brokers: Sequence[str], settings: NetworkSettings, span: Span, rng: random.Random
 ) -> list[Action]:
-    """Brokers that are cloned, or whose disk is replaced by an empty one or an old backup for a while."""
+    """Draw brokers that are cloned, or whose disk is replaced by an empty one or an old backup for a
+    while."""
     faults: list[Action] = []
     for _ in range(rng.choice((1, 2, 3))):
         broker = rng.choice(brokers)
@@ -334,7 +336,7 @@ def draw_copies(protocol: str, seed: int) -> Settings:
 
 
 def everyone_next(brokers: Sequence[str]) -> str:
-    """A model by which clients go from every broker to every other one, as likely as not."""
+    """Model in which clients go from every broker to every other one with equal probability."""
     everyone = {one: {other: {"probability": 0.5} for other in brokers if other != one} for one in brokers}
     return json.dumps({"brokers": everyone})
 
@@ -348,7 +350,7 @@ def back_or_everywhere(brokers: Sequence[str]) -> str:
 
 
 def with_heartbeats(story: Story, rng: random.Random) -> Story:
-    """Brokers that watch each other, and are often wrong: their patience is that of a few links."""
+    """Draw brokers that monitor each other with timeouts so short that they often err."""
     brokers, delay_s = story.topology.brokers, max(story.settings.link_delay.high_s, 0.005)
     mobility = msgspec.structs.replace(
         story.settings.mobility,
@@ -368,14 +370,14 @@ def _span_of(story: Story, start_s: float) -> Span:
 
 
 def draw_outage(settings: NetworkSettings, span: Span, rng: random.Random) -> tuple[float, float]:
-    """From when to when: from far below one link's delay up to a large part of the story."""
+    """Draw start and end of an outage: from far below one link's delay up to a large part of the story."""
     down_s = span.moment(rng)
     length_s = rng.choice((settings.link_delay.high_s, span.duration_s / 20, span.duration_s / 4))
     return down_s, down_s + rng.expovariate(1 / max(length_s, 0.005))
 
 
 def attached_at(actions: Iterable[Action], broker: str, time_s: float) -> list[str]:
-    """The clients that a story has at a broker at this time."""
+    """Return the clients attached at the broker at this time."""
     at: dict[str, str] = {}
     for _, client, item in in_order(action for action in actions if action[0] <= time_s):
         if isinstance(item, AttachTo):

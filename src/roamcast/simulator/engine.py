@@ -1,8 +1,7 @@
 """The engine: a heap of timed events and virtual time. It knows neither brokers nor clients.
 
-What travels with a delay that is always the same arrives in the order in which it was sent. So it waits in a
-lane, a plain queue of which only the first event is in the heap too: the heap stays small, however much is
-under way.
+Messages with a constant delay arrive in the order in which they were sent. So they wait in a lane, a plain
+queue of which only the first event is in the heap: the heap stays small, even with many messages in transit.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from roamcast.simulator.links import Delay
 
 Handle = Callable[[Any, Any], None]
 Event = tuple[float, int, Handle, Any, Any, "deque[Event] | None"]
-"""When, a number that keeps the order of equal times, what to call with what, and its lane."""
+"""Time, a number that orders equal times, the handler with its two arguments, and the lane."""
 
 REPORT_EVERY = 5_000
 
@@ -27,17 +26,17 @@ class Engine:
     def __init__(self) -> None:
         self.now = 0.0
         self.steps = 0
-        """Events so far."""
+        """Number of events so far."""
         self._heap: list[Event] = []
         self._pushed = 0
 
     def push(self, at: float, handle: Handle, first: Any = None, second: Any = None) -> None:
-        """Call `handle(first, second)` at this time; what is pushed for the same time keeps its order."""
+        """Call `handle(first, second)` at this time; events of the same time keep their order."""
         self._pushed += 1
         heappush(self._heap, (at, self._pushed, handle, first, second, None))
 
     def push_lane(self, lane: deque[Event], at: float, handle: Handle, first: Any, second: Any) -> None:
-        """As `push`, for times that never fall within one lane."""
+        """Like `push`, for times that never decrease within one lane."""
         self._pushed += 1
         event = (at, self._pushed, handle, first, second, lane)
         if not lane:
@@ -50,7 +49,7 @@ class Engine:
         until_s: float = float("inf"),
         steps_max: float = float("inf"),
     ) -> None:
-        """Go on until nothing is left to do before this time, or `steps_max` events have happened."""
+        """Process events until none is left before this time, or `steps_max` events have happened."""
         with _without_collector():
             heap, steps = self._heap, self.steps
             report_at = steps if progress is not None else float("inf")
@@ -76,13 +75,14 @@ class Engine:
 
 
 def lane_for(delay: Delay, bits_per_s: float | None = None) -> deque[Event] | None:
-    """A lane for everything with this delay, if it is always the same."""
+    """Return a lane for everything with this delay, if it is constant."""
     return deque() if delay.is_fixed and bits_per_s is None else None
 
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """The hot loop makes many small objects and hardly a cycle: collecting would cost a tenth of it."""
+    """Disable garbage collection: the loop makes many small objects and few cycles, and collecting would
+    cost a tenth of its time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -65,7 +65,7 @@ INVARIANTS = (
 )
 
 Do = tuple[str, str]
-"""What a client does next: ("attach", broker), ("leave", "" or a proclaimed destination), ("publish", "")."""
+"""Next action of a client: ("attach", broker), ("leave", "" or a proclaimed destination), ("publish", "")."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class World:
 
 
 class Connection(NamedTuple):
-    """What one client and its broker are saying to each other; messages by their numbers."""
+    """Messages in transit between one client and its broker, by their numbers."""
 
     number: int = 0
     broker: int = -1
@@ -94,13 +94,13 @@ class Connection(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """What a broker has still to hear of a connection that its client has left."""
+    """A connection that the client has left, as far as its broker has yet to learn of it."""
 
     client: int
     number: int
     broker: int
     up: tuple[int, ...] = ()
-    """What is said before the end; empty if the broker only notices it."""
+    """Messages still on their way to the broker; empty if the broker only notices the end."""
 
 
 class Moment(NamedTuple):
@@ -114,7 +114,7 @@ class Moment(NamedTuple):
     done: tuple[int, ...]
     """How far each client's script is."""
     received: tuple[tuple[tuple[str, int], ...], ...]
-    """What each client has received: publisher and number, in order."""
+    """Messages that each client has received: publisher and number, in order."""
     crashes_left: int
 
 
@@ -127,7 +127,7 @@ class Broken(Exception):
 
 
 class Local(NamedTuple):
-    """What one input does to one broker."""
+    """Effect of one input on one broker."""
 
     state: int
     frames: tuple[tuple[int, tuple[int, ...]], ...]
@@ -140,7 +140,7 @@ class Local(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What a search has found."""
+    """Result of a search."""
 
     world: str
     protocol: str
@@ -248,7 +248,7 @@ class Explorer:
             stack.append((after, iter(following)))
 
     def _next_steps(self, moment: Moment) -> list[Step]:
-        """Everything that can happen now, or one thing whose order makes no difference."""
+        """Return every step possible now, or one step whose order makes no difference."""
         may_crash = moment.crashes_left > 0
         alone = None if may_crash else self._alone(moment)
         if alone is not None:
@@ -260,7 +260,7 @@ class Explorer:
         return steps
 
     def _all_steps(self, moment: Moment) -> list[Step]:
-        """Everything that can happen now but a crash."""
+        """Return every step possible now, except crashes."""
         steps: list[Step] = []
         for index, client in enumerate(self._clients):
             if moment.connections[index].down:
@@ -288,7 +288,7 @@ class Explorer:
         return None
 
     def _hears_one_link(self, broker: int, moment: Moment) -> bool:
-        """Whether nothing but frames of one link ever reaches the broker again."""
+        """Return true if the broker will only receive frames of one link from now on."""
         id = self._brokers[broker]
         return (
             sum(other == broker for _, other in self._ways) == 1
@@ -613,7 +613,7 @@ class Explorer:
             raise Broken(f"at rest, the sessions that are held are {', '.join(held)}")
 
     def _left_at(self, machine: BrokerMachine) -> str:
-        """What is under way or stored at a broker, although nothing more can happen."""
+        """Describe what is still in transit or stored at a broker when no step is possible."""
         core = machine.broker
         for text in core.unfinished():
             if not text.startswith("timers at"):  # Time stands still, so no timer runs out.

@@ -1,7 +1,7 @@
 """Faults: what can happen to brokers and links, and which assumptions it breaks.
 
-A fault is something that the network does to itself, told in a story beside what
-clients do. `FAULTS` are the kinds that a fuzzer can be asked for.
+A fault is an event of the network itself; a story contains faults beside the actions of clients. `FAULTS` are
+the kinds that a fuzzer can be asked for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roamcast.protocol.effects import Input
 
 
 class Fault(Input, frozen=True):
-    """Something that happens to a broker or to one of its links."""
+    """An event at a broker or at one of its links."""
 
 
 class Crash(Fault, frozen=True):
@@ -38,7 +38,7 @@ class Restart(Fault, frozen=True):
 
 
 class Cut(Fault, frozen=True):
-    """The link to this peer goes down; what is on it waits."""
+    """The link to this peer goes down; messages on it wait."""
 
     peer: str
 
@@ -69,7 +69,7 @@ class Snapshot(Fault, frozen=True):
 
 
 class Lie(Fault, frozen=True):
-    """The hostile broker says what this number draws (`simulator.hostile`)."""
+    """The hostile broker sends messages drawn from this number."""
 
     number: int
 
@@ -89,7 +89,7 @@ class Impostor(Fault, frozen=True):
 
 
 class Relink(Fault, frozen=True):
-    """The broker moves: its link to `old` is given up, and there is one to `new`."""
+    """The broker moves: it gives up its link to `old` and makes one to `new`."""
 
     old: str
     new: str
@@ -116,7 +116,7 @@ class Revive(Fault, frozen=True):
 
 
 class Halt(Fault, frozen=True):
-    """A replica stands still; its clock does not."""
+    """A replica is suspended; its clock is not."""
 
     replica: str
 
@@ -126,7 +126,7 @@ class Proceed(Fault, frozen=True):
 
 
 class Part(Fault, frozen=True):
-    """Two replicas, or a replica and etcd, do not reach each other."""
+    """Two replicas, or a replica and etcd, cannot reach each other."""
 
     one: str
     other: str
@@ -149,7 +149,7 @@ class Promote(Fault, frozen=True):
 
 
 class Repair(Fault, frozen=True):
-    """Everything of the site is there again."""
+    """All processes and connections of the site work again."""
 
 
 # --- kinds of faults --------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ between the direct way and others; brokers are cloned, or come back with an empt
 more broker makes up what it says; some brokers have replicas, which are killed, stand still, lose their disks
 or do not reach each other."""
 NATURAL = tuple(name for name in FAULTS if name not in ("hostile", "replication", "detour"))
-"""Those that come about by themselves, at brokers without replicas and links without detours."""
+"""Faults that occur without replicas, detours or hostile brokers."""
 
 
 def why_left_out(protocol: type[MobilityProtocol], faults: Iterable[str]) -> str | None:

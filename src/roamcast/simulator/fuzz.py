@@ -1,9 +1,8 @@
-"""Drawing networks and stories from seeds, to find the one that breaks a promise.
+"""Draws networks and stories from seeds, to find one that breaks a promise.
 
-A seed decides everything: the brokers, the links, who subscribes to what, who
-publishes, and when everyone moves. Moves are drawn on the scale of the delays,
-so that clients often leave again in the middle of a handoff. Faults that are
-asked for are drawn on top: the rest of the story is the same without them.
+A seed decides everything: the brokers, the links, who subscribes to what, who publishes, and when everyone
+moves. Moves are drawn on the scale of the delays, so that clients often leave again in the middle of a
+handoff. Requested faults are added: the rest of the story is the same without them.
 """
 
 from __future__ import annotations
@@ -59,14 +58,15 @@ FILTERS = (
 )  # fmt: skip
 
 START_S = 10.0
-"""When everyone has attached and subscribed, and the story begins."""
+"""Time at which all clients have attached and subscribed, and the story begins."""
 
 LONG_S = 60.0
-"""A leave that the broker does not notice before the client is elsewhere."""
+"""Duration after which a broker notices that a client left, longer than the client needs to reach another
+one."""
 
 
 def draw_story(protocol: str, seed: int, faults: Sequence[str] = ()) -> Story:
-    """The story of a seed, with faults of these kinds."""
+    """Draw the story of a seed, with faults of these kinds."""
     rng = random.Random(f"fuzz/{seed}")
     topology = parse_topology(rng.choice(TOPOLOGIES), rng)
     if protocol in MOBILE_PROTOCOLS:
@@ -82,8 +82,8 @@ def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSetti
     routing = rng.choice(find_protocol(protocol).strategies)
     advertisements = rng.random() < 0.25
     link, access, notice = draw_delays(LONG_S, rng)
-    # What waits for a slow client is neither on its way nor published while it is away, so
-    # those who lose only that are not asked about slow clients.
+    # Messages waiting for a slow client are neither in transit nor published during an absence, so protocols
+    # that lose only those are not tested with slow clients.
     window = rng.choice((1, 2, 256)) if "away" not in promise.lost else 256
     return NetworkSettings(
         protocol=protocol,
@@ -150,7 +150,7 @@ def _draw_publish(rng: random.Random) -> PublishThis:
 
 
 def _changes(client: str, span: Span, rng: random.Random) -> list[Action]:
-    """Subscribe and unsubscribe at any moment, also while away."""
+    """Draw subscriptions and unsubscriptions at any time, also while away."""
     actions: list[Action] = []
     for _ in range(rng.randint(1, 6)):
         filter = parse(rng.choice(FILTERS)).text
@@ -171,7 +171,7 @@ class Failure:
 
 @dataclass
 class FuzzReport:
-    """What a series of seeds showed."""
+    """Results of a series of seeds."""
 
     protocol: str
     seeds: int = 0
@@ -191,7 +191,7 @@ class FuzzReport:
 
     @classmethod
     def of(cls, protocol: str, result: Result) -> FuzzReport:
-        """What one seed showed."""
+        """Return the result of one seed."""
         same = {one.name for one in fields(cls)} & {one.name for one in fields(result)}
         figures = {name: getattr(result, name) for name in same - {"violations"}}
         return cls(
@@ -204,7 +204,7 @@ class FuzzReport:
         )
 
     def add(self, other: FuzzReport) -> None:
-        """Count what other seeds of the same protocol showed, too."""
+        """Add the result of other seeds of the same protocol."""
         for one in fields(self):
             if one.name not in ("protocol", "excused"):
                 setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))

@@ -12,7 +12,7 @@ from roamcast.simulator.fuzz import draw_story
 
 Verdict = dict[str, int]
 COUNTED = (*(field.name for field in fields(Counts)), "handoffs")
-"""What a verdict says."""
+"""Counts in a verdict."""
 
 
 def write_fuzzed(folder: Path, stories: Iterable[tuple[str, int]]) -> Iterator[tuple[str, Verdict]]:

@@ -1,9 +1,9 @@
-"""A hostile neighbour: a broker that answers nothing, and says what is drawn.
+"""A hostile neighbour: a broker that ignores all messages and sends random ones.
 
-It has honest links (numbers, acknowledgements), since whoever breaks these loses its connection and no more.
-Everything else that it says is made up: any type of message with any fields, or a copy of what was said
-somewhere in the network with some fields changed. The brokers that it is linked with have rules for it
-(`rules_for`), and the checkers judge everyone else.
+It has honest links (numbers, acknowledgements), since breaking these would only end its connection. All its
+messages are made up: any type with any fields, or a copy of a message somewhere in the network with some
+fields changed. The brokers that it is linked with have rules for it (`rules_for`), and the checkers judge
+everyone else.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RULES = (
     PeerRules(prefix="evil", clients=()),
     PeerRules(imports=("evil/#",), exports=("evil/#",), may=("data", "subscriptions")),
 )
-"""What a hostile neighbour may do, with one seed or another: nothing that concerns anyone in a story."""
+"""Rules for a hostile neighbour, by seed: they grant nothing that affects clients of a story."""
 NUMBERS = (0, 0, 1, 1, 2, 3, 7, 64, -1, 10**6, 1 << 40, (1 << 63) - 1)
 FLOATS = (0.0, 1.0, 11.5, -3.0, 1e12, float("inf"), float("nan"))
 FILTERS = (
@@ -59,14 +59,14 @@ def border_of(hostile: str, seed: int) -> dict[str, PeerRules]:
 
 
 class HostileBroker(BrokerMachine):
-    """Keeps its links and ignores everything that is said to it."""
+    """Maintains its links, and ignores every message."""
 
     __state__ = BrokerMachine.__state__
 
     def __init__(self, settings: MachineSettings) -> None:
         super().__init__(msgspec.structs.replace(settings, border=None))
         self.heard: deque[Message] = deque(maxlen=HEARD_MAX)
-        """What somebody in the network said lately."""
+        """Recent messages of the network."""
 
     def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects:
         for item in inputs:
@@ -85,7 +85,7 @@ class HostileBroker(BrokerMachine):
         return MachineEffects()
 
     def lie(self, rng: random.Random, clients: Sequence[str], brokers: Sequence[str]) -> None:
-        """Send something made up to every neighbour."""
+        """Send a made-up message to every neighbour."""
         liar = Liar(rng, (*clients, "evil1", "evil2"), brokers, list(self.heard))
         for end in self.links.ends.values():
             for _ in range(rng.choice((1, 1, 3))):
@@ -93,7 +93,7 @@ class HostileBroker(BrokerMachine):
                 try:
                     (end.send_fleeting if message.is_fleeting else end.send)(message)
                 except (InputError, TypeError, OverflowError, ValueError, AttributeError):
-                    continue  # What cannot be encoded cannot be said either.
+                    continue  # A message that cannot be encoded cannot be sent.
 
     def deadline(self) -> None:
         return None
@@ -123,7 +123,7 @@ class Liar:
         return message
 
     def _changed(self, message: Message) -> Message:
-        """A copy of what was said, with some fields as somebody else would like them."""
+        """Return a copy of a message with some fields changed."""
         names = [one.name for one in msgspec.structs.fields(message)]
         types = {one.name: one.type for one in _fields(type(message))}
         drawn = {name: self._value(types[name], 1) for name in names if self._rng.random() < 0.3}

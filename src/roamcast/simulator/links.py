@@ -36,14 +36,14 @@ class Delay:
 
 
 LOSSES_MAX = 4
-"""Transmissions of one message that are lost in a row, at most: the delay stays bounded."""
+"""Maximum number of lost transmissions of one message in a row, so that the delay stays bounded."""
 
 RETRANSMIT_DELAYS = 2
-"""A message is sent again after this multiple of the longest delay: its acknowledgement should be there."""
+"""Timeout of a retransmission, as a multiple of the longest delay."""
 
 
 def longest_s(delay: Delay, loss: float) -> float:
-    """How long one message takes over a link at most."""
+    """Longest time that one message takes over a link."""
     return delay.high_s * (1 + (LOSSES_MAX * RETRANSMIT_DELAYS if loss else 0))
 
 
@@ -54,7 +54,7 @@ class Link:
 
     def __init__(self, delay: Delay, rng: random.Random, bits_per_s: float | None = None) -> None:
         self.delay_s = delay.low_s if delay.is_fixed and bits_per_s is None else None
-        """Set where the delay is always the same: then order is kept by itself."""
+        """The delay, if it is constant: then order is kept without further work."""
         self.bits_per_s = bits_per_s
         self._delay = delay
         self._random = rng.random
@@ -62,11 +62,11 @@ class Link:
         self._last_s = 0.0
 
     def arrival_s(self, now_s: float, size_bytes: int) -> float:
-        """When something sent now arrives; never before what was sent earlier."""
+        """Return when a message sent now arrives; never before one sent earlier."""
         delay = self._delay
         start_s = now_s
         if self.bits_per_s is not None:
-            # The sender is busy until the last bit of what went before is out.
+            # The sender is busy until the last bit of earlier messages is out.
             start_s = max(now_s, self._busy_until_s) + 8 * size_bytes / self.bits_per_s
             self._busy_until_s = start_s
         arrival_s = start_s + delay.low_s + (delay.high_s - delay.low_s) * self._random()
@@ -75,7 +75,7 @@ class Link:
 
 
 class LossyLink(Link):
-    """A link that loses transmissions and makes them again: what arrives is late, but in order."""
+    """A link that loses and repeats transmissions: messages arrive late, but in order."""
 
     __slots__ = ("_loss", "_retransmit_s", "retransmissions")
 

@@ -56,13 +56,13 @@ class Stay(NamedTuple):
 
 
 class Subscribed(NamedTuple):
-    """One subscription of one client; times that did not come are infinite."""
+    """One subscription of one client; missing times are infinite."""
 
     filter: Filter
     issued_at: float
     settled_at: float
     ends_at: float
-    """When the unsubscription was issued…"""
+    """Time at which the unsubscription was issued."""
     ended_at: float
     """… and when it had settled."""
 
@@ -81,7 +81,7 @@ DelayBetween = Callable[[str, str], float]
 
 
 class NearPosition(Region):
-    """What is near a position, by another formula than that of the brokers (the haversine)."""
+    """Distance condition on positions, with another formula than the brokers' (the haversine)."""
 
     def __init__(self, centre: str, metres: float) -> None:
         super().__init__(f"near {centre} by {metres!r}", EVERYWHERE)
@@ -175,7 +175,8 @@ class LocationChecker:
                 stays[index] = stay._replace(ends_at=row.time)
 
     def _on_subscription(self, row: Row) -> None:
-        """Also plain ones: what matches both is owed to either."""
+        """Record subscriptions, including plain ones: a notification that matches both kinds is owed to
+        either."""
         text, now = row.filter or "", row.time
         known = self.subscriptions[row.client or ""][text]
         match row.kind, row.reason:
@@ -217,8 +218,8 @@ class LocationChecker:
     # --- the verdict ---
 
     def judge(self, delay_s: float, between: DelayBetween | None = None) -> Iterator[tuple[str, str]]:
-        """What went wrong: its kind, and what happened. No notification takes longer than this delay;
-        `between` gives the exact ones, where they do not vary."""
+        """Return errors: kind and description. No notification takes longer than this delay; `between`
+        gives the exact delays, if they are constant."""
         for client, subscriptions in list(self.subscriptions.items()):
             held = [one for kept in subscriptions.values() for one in kept]
             if any(one.filter.own for one in held):

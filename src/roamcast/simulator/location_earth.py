@@ -18,7 +18,7 @@ APARTS_M = (5.0, 120.0, 2_000.0, 40_000.0)
 LATITUDES = (0.0, 43.26, -33.9, 78.2, 89.99)
 LONGITUDES = (-2.93, 151.2, 179.999, -180.0)
 METRE = 1 / 111_195.08
-"""In degrees of latitude."""
+"""One metre in degrees of latitude."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Earth:
     graph: MovementGraph
 
     def filters(self, rng: random.Random) -> tuple[str, ...]:
-        """On where the client is; distances never hit a position of the square."""
+        """Draw filters on the client's location; distances are never equal to those between positions of
+        the square."""
         near, far = (round(self.apart_m * rng.choice((0.63, 1.27, 2.6, 4.1)), 1) for _ in range(2))
         return (
             f"location WITHIN {near} M OF myloc", f"location WITHIN {far} M OF myloc",

@@ -56,14 +56,14 @@ FILTERS = (
 PLAIN_FILTERS = ("service = 'news'", "cost < 2", "location IN ('a', 'b')", "location IS NOT NULL", "TRUE")
 
 ANY = "any"
-"""Not one protocol: each seed draws its own."""
+"""Stands for any protocol: each seed draws its own."""
 
 START_S = 30.0
 BUDGET = NumberSteps(fall=1, rise=1, lowest=0, highest=4)
 
 
 def protocols() -> list[str]:
-    """Those that promise exactly once; names with a colon are rules as published, except one."""
+    """Protocols that promise exactly once; names with a colon are published rules, except one."""
     return [
         name
         for name, protocol in sorted(PROTOCOLS.items())
@@ -73,7 +73,7 @@ def protocols() -> list[str]:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the parts of a story have in common."""
+    """Settings that the parts of a story share."""
 
     rng: random.Random
     topology: Topology
@@ -86,13 +86,13 @@ class Setting:
     filters: tuple[str, ...] = FILTERS
     plain_filters: tuple[str, ...] = PLAIN_FILTERS
     earth: Earth | None = None
-    """Where locations are positions; the graph is then one of positions that are one step apart."""
+    """Positions on the earth, if locations are positions; the graph then joins positions one step apart."""
 
     def first_filter(self, client: str) -> list[str]:
         return [self.filters[0]] if client == "c0" else []
 
     def about(self, location: Value) -> Value:
-        """What a notification says of a location: of a position, one that is near."""
+        """Return a location for a notification: for a position, a near one."""
         return location if self.earth is None else self.earth.beside(str(location), self.rng)
 
 
@@ -349,7 +349,8 @@ def _publishes(client: str, setting: Setting, walks: list[list[Action]]) -> list
 
 
 def _hop(client: str, setting: Setting, start: Value, broker: str) -> list[Action]:
-    """To another broker, then a few steps, as soon as the handoff is over or everyone has heard of it."""
+    """Move to another broker, then take a few steps, as soon as the handoff is over or all brokers know of
+    it."""
     rng, topology = setting.rng, setting.topology
     link_s = setting.settings.link_delays[0][2].low_s
     actions: list[Action] = []

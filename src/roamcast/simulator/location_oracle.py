@@ -62,7 +62,7 @@ PLACE = "location"
 
 
 def said_by(item: Input, told_in: Sequence[str]) -> Value | None:
-    """Where a client says that it is, when it does this."""
+    """Return the location that a client reports with this action."""
     if isinstance(item, MoveTo):
         return item.values.get(PLACE)
     if not told_in or not isinstance(item, PublishThis):
@@ -106,20 +106,20 @@ def _is_refused(place: Value, variables: Mapping[str, Variable]) -> bool:
 
 
 def _is_one_place(one: Value | None, other: Value | None) -> bool:
-    """Whether two positions differ in how they are written alone."""
+    """Return whether two positions differ only in notation."""
     if not (isinstance(one, str) and isinstance(other, str) and "," in one and "," in other):
         return False
     return [float(part) for part in one.split(",")] == [float(part) for part in other.split(",")]
 
 
 def delivers_once(promise: Promise) -> bool:
-    """Whether a protocol promises everything, once and in order, as far as its buffers last."""
+    """Return whether a protocol promises exactly once in order, within its buffer limits."""
     broken = promise.duplicate | promise.reordered | promise.stale
     return not broken and promise.lost <= {"overflow", "expired"}
 
 
 def is_standing(story: Story, checker: LocationChecker) -> bool:
-    """Whether all clients attach and subscribe once, before anything is published, and then only walk."""
+    """Return whether all clients attach and subscribe once, before the first publish, and then only walk."""
     first_publish_s = min((at for at, _, item in story.actions if isinstance(item, PublishThis)), default=0.0)
     attached: dict[str, None] = {}
     for at, client, item in story.actions:
@@ -143,7 +143,7 @@ def is_standing(story: Story, checker: LocationChecker) -> bool:
 
 
 def has_fixed_delays(settings: NetworkSettings) -> bool:
-    """Whether it is known when what is sent arrives, whatever else is sent."""
+    """Return whether arrival times are known, whatever else is sent."""
     delays = (settings.access_delay, settings.link_delay, *(one[2] for one in settings.link_delays))
     return all(delay.is_fixed for delay in delays) and not (
         settings.service_s or settings.access_bits_per_s or settings.loss
@@ -151,12 +151,13 @@ def has_fixed_delays(settings: NetworkSettings) -> bool:
 
 
 def _is_walking(epochs: list[Epoch], settled_s: float) -> bool:
-    """One first location, which all know in time, and then steps."""
+    """Return whether a client has one first location, known to all brokers in time, and then only steps."""
     return not epochs or (epochs[0].begins_at < settled_s and not any(epoch.is_late for epoch in epochs[1:]))
 
 
 def flooded(story: Story) -> Story:
-    """The same with flooding and filtering where the client is. Nobody roams, so no protocol is needed."""
+    """Return the same story with flooding and filtering at the client's broker. Nobody roams, so no
+    protocol is needed."""
     settings = replace(story.settings, protocol="none", routing="flooding", advertisements=False)
     return replace(story, settings=settings)
 
@@ -173,7 +174,7 @@ class Timing:
         self._delays: dict[tuple[str, str], float] = {}
 
     def blackout(self, client: str) -> Iterator[tuple[Identity, int]]:
-        """What the client would get if all were flooded, and misses; and in which of its epochs."""
+        """Return the notifications that a client misses compared with flooding, and their epochs."""
         broker = self._brokers[client]
         epochs = self._checker.epochs[client]
         begins = [epoch.begins_at for epoch in epochs]
@@ -200,7 +201,8 @@ class Timing:
         return self._delays[start, end]
 
     def _gets_through(self, notification: Published, end: str) -> bool:
-        """Whether each broker on the way sends it on: for this client, or for any other behind the link."""
+        """Return whether each broker on the path forwards it: for this client, or for any other behind the
+        link."""
         if self._story.settings.routing == "flooding":
             return True
         for here, there in pairwise(self._story.topology.path(notification.broker, end)):
@@ -226,7 +228,7 @@ class Timing:
     def _may_match(
         self, expression: Expression, attributes: Attributes, epoch: Epoch | None, delay_s: float
     ) -> bool:
-        """Whether a filter matches for any state that the client may be in."""
+        """Return whether a filter matches for any possible state of the client."""
         match expression:
             case And():
                 return all(self._may_match(one, attributes, epoch, delay_s) for one in expression.children)

@@ -14,7 +14,7 @@ from roamcast.simulator.links import Link
 
 
 class Direction:
-    """What one end of a link sends."""
+    """Messages of one end of a link."""
 
     def __init__(self, link: Link, acknowledging: Link) -> None:
         self.link = link

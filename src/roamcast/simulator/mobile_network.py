@@ -98,7 +98,7 @@ class MobileNetwork(NetworkBase):
         self.crashes = 0
         self.links_lost = 0
         self.is_restless = False
-        """Whether there was so much to do that it was given up."""
+        """True if the run was aborted because the events did not end."""
         self.on_step: Callable[[str, Sequence[Input]], None] | None = None
         """Called after each step of a broker, for whoever looks on."""
         self.on_amnesia: Callable[[str], None] | None = None
@@ -106,7 +106,7 @@ class MobileNetwork(NetworkBase):
         self.on_change: Callable[[str], None] | None = None
         """Called after each doing of a client."""
         self.changed_at: dict[str, float] = {}
-        """When a client last attached, or did something."""
+        """Time at which a client last attached or acted."""
         self.arrive = self._step_broker
         self.rng = self.rng_for("mobile network")
         self.brokers = {id: self._make_broker(id) for id in topology.brokers}
@@ -120,10 +120,10 @@ class MobileNetwork(NetworkBase):
         self.access = MobileAccess(self)
         edges = [*topology.overlay, *settings.reach]
         self.reach: dict[frozenset[str], bool] = {frozenset(edge): True for edge in edges}
-        """Who could have a link, and whether that is so right now."""
+        """Pairs that could have a link, and whether they can now."""
         self.elections: dict[str, Election] = {}
         self._parents: dict[str, str] = {}
-        """In a plain story: the last parent of each, though the link to it may be lost."""
+        """In a plain story: the last parent of each broker, even if the link to it is lost."""
         self._heartbeats: dict[tuple[str, str], Link] = {}
         self._incarnations: Counter[str] = Counter()
         if settings.reach:
@@ -186,7 +186,7 @@ class MobileNetwork(NetworkBase):
                 self._heal(broker, new)
 
     def _repair(self, *_: None) -> None:
-        """Everything is up again; where the story says who has a link, those missing are made."""
+        """Repair everything that is down, and make missing links that the story requires."""
         for broker in list(self.down):
             self._restart(broker)
         for pair in list(self.reach):
@@ -301,7 +301,7 @@ class MobileNetwork(NetworkBase):
             link.directions[sender].unacknowledged.popleft()
 
     def _close(self, link: TreeLink, end: str) -> None:
-        """One end gives the link up, and the other hears of it, if it is in reach."""
+        """End a link at one end; the other end learns of it if it is in reach."""
         if end in link.closed or end in self.down:
             return
         link.closed[end] = None
@@ -445,7 +445,7 @@ class MobileNetwork(NetworkBase):
     # --- for those who look on ---
 
     def waiting(self) -> Iterator[str]:
-        """What is not at rest, in words."""
+        """Describe what is still in transit."""
         if self.is_restless:
             yield "messages without end"
         for broker, links in self.links.items():

@@ -45,7 +45,7 @@ class MobileChecker:
         self._arrivals = Arrivals(self.result)
         self._excused: dict[Owed, None] = {}
         self._ever: dict[str, dict[str, Filter]] = {}
-        """Everything that a client ever subscribed to."""
+        """All subscriptions that a client ever made."""
         self._unrest_at = 0.0
         settings = network.settings
         link_s = longest_s(settings.link_delay, settings.loss)
@@ -108,7 +108,7 @@ class MobileChecker:
         return one is not None and _matches(one.subscriber.filters, attributes)
 
     def _on_amnesia(self, broker: str) -> None:
-        """What only this broker holds is excused: it is stored here, or was sent and not acknowledged."""
+        """Excuse notifications that only this broker holds: stored here, or sent and not acknowledged."""
         self._unrest_at = self.network.now
         node = self.network.brokers[broker]
         held: dict[Owed, None] = {}
@@ -147,7 +147,7 @@ class MobileChecker:
             self.result.violate("not matching", f"{client} got {identity[0]}/{identity[2]} with {attributes}")
 
     def _on_change(self, client: str) -> None:
-        """If the client has unsubscribed, what it has not had by now may come, and need not."""
+        """After an unsubscription, allow but do not require outstanding notifications."""
         one = self.network.clients[client].subscriber
         ever = self._ever.setdefault(client, {})
         ever.update(one.filters)
@@ -200,7 +200,7 @@ class MobileChecker:
                     yield "never drained", f"{len(queue)} bursts for {client} at {id}"
 
     def _end_of_way(self, broker: str, client: str) -> str | None:
-        """Where the ways lead that begin at a broker."""
+        """Return where the routes from a broker lead."""
         seen: dict[str, None] = {}
         at = broker
         while at not in seen:

@@ -8,13 +8,13 @@ from roamcast.errors import InputError
 from roamcast.mobility import Settings
 
 FIELDS = {field.name: field for field in msgspec.structs.fields(Settings) if field.name != "delay_bound_s"}
-"""By name; the bound on the delay is the network's own, and no line of a story."""
+"""Settings by name; the bound on the delay comes from the network, and has no line in a story."""
 
 NONE_WORD = "none"
 
 
 def format_mobility_lines(settings: Settings) -> list[str]:
-    """What is not as always."""
+    """Write the settings that differ from the defaults."""
     values = {name: getattr(settings, name) for name in FIELDS}
     return [
         f"{name} {NONE_WORD if value is None else value}"
@@ -32,5 +32,5 @@ def parse_mobility_line(settings: Settings, name: str, text: str) -> Settings:
 
 
 def as_always(settings: Settings, name: str) -> Settings:
-    """The same with the default of one of them, to be tried when a story is shrunk."""
+    """Yield the settings with one of them at its default, for shrinking a story."""
     return msgspec.structs.replace(settings, **{name: FIELDS[name].default})

@@ -116,7 +116,8 @@ def from_file(path: str | Path, topology: Topology | None = None) -> dict[str, l
 
 
 def part_of(visits: list[Visit], from_s: float, until_s: float) -> list[Visit]:
-    """What of a client's visits lies in a period, in seconds since it began; it stays where that ends."""
+    """Return the part of a client's visits within a period, in seconds since its start; a visit at its end
+    stays open."""
     part = []
     for visit in visits:
         if visit.attach_s < until_s and (visit.leave_s is None or visit.leave_s > from_s):
@@ -191,7 +192,8 @@ _MAKE_LEAVE: dict[str, Callable[[Topology, _Means, random.Random], _Leave]] = {
 
 
 def _after(time_s: float, mean_s: float, rng: random.Random) -> float:
-    """An exponential period later, and later in any case: a tiny period must not vanish in a large time."""
+    """Return a time an exponential period later, and always later: a tiny period must not be lost by
+    rounding."""
     return max(time_s + rng.expovariate(1.0 / mean_s), math.nextafter(time_s, math.inf))
 
 

@@ -1,9 +1,9 @@
 """MQTT clients of a simulated network: the client machine that ships, over access links with delay.
 
-Bytes keep their order and are cut anywhere. What is on its way when a client silently goes away is lost.
-A client that is refused, or whose connection the broker ends, tries again, unless the story has it do
-something else first; one whose broker has crashed waits until the broker is back. What clients do and see is
-written into a `Ledger`.
+Bytes keep their order and are cut anywhere. Bytes in transit are lost when a client silently leaves. A client
+that is refused, or whose connection the broker ends, tries again, unless the story has it do something else
+first; one whose broker has crashed waits until the broker is back. Actions and observations of clients are
+recorded in a `Ledger`.
 """
 
 from __future__ import annotations
@@ -73,21 +73,21 @@ class Line:
         self.down = down
         self.noted = noted
         self.asked: dict[int, SubscribeFilter | UnsubscribeFilter] = {}
-        """What was asked for and not answered, by packet id."""
+        """Unanswered requests by packet id."""
         self.begun = b""
         """The beginning of a packet whose rest is still on its way to the broker."""
         self.waiting_bytes = 0
-        """What the client has sent and the broker does not have yet."""
+        """Bytes that the client has sent and the broker has not received yet."""
         self.is_taken = False
-        """Whether the broker has been told of the CONNECT."""
+        """True if the broker has received the CONNECT."""
         self.is_open = True
-        """Whether what the client has sent still reaches the broker."""
+        """True while bytes of the client reach the broker."""
         self.is_heard = True
-        """Whether what the broker writes still reaches the client."""
+        """True while bytes of the broker reach the client."""
 
 
 class MqttClient:
-    """A client's application: one process, which begins anew with a clean start."""
+    """A client's application: one process, which restarts without memory after a clean start."""
 
     def __init__(self, id: str, ledger: ClientLedger) -> None:
         self.id = id
@@ -98,14 +98,14 @@ class MqttClient:
         self.session: ClientSession | None = None
         self.line: Line | None = None
         self.broker = ""
-        """Where it is, or wants to be."""
+        """The broker where the client is, or wants to be."""
         self.attempt = 0
-        """Rises with every attach and leave of the story, so that what is older is not tried again."""
+        """Rises with every attach and leave of the story, so that older attempts are not retried."""
         self.retries = 0
         self.publishing: dict[int, Message] = {}
-        """By token."""
+        """Unacknowledged publishes by token."""
         self.clears: list[Message] = []
-        """Those of QoS 0 without a payload that have not left yet: what leaves does not say which it is."""
+        """Unsent QoS 0 publishes without a payload, since packets on the wire cannot be identified."""
 
     def sent(self, packet: packets.Publish, ledger: Ledger) -> Message | None:
         """The message that leaves with a PUBLISH."""
@@ -119,7 +119,7 @@ class MqttClient:
         return message
 
     def begin(self) -> ClientSession:
-        """A process without any memory."""
+        """Start a process without any memory."""
         for message in self.publishing.values():
             message.is_abandoned = message.is_abandoned or message.acknowledged_at is None
         self.publishing, self.clears = {}, []
@@ -131,7 +131,7 @@ class MqttAccess:
     def __init__(
         self, network: MqttNetwork, ledger: Ledger, drains: Mapping[str, list[tuple[float, str]]]
     ) -> None:
-        """`drains` says of brokers when, and for which other one, they are drained."""
+        """`drains` tells when each broker is drained, and to which other one."""
         self.ledger = ledger
         self.clients: dict[str, MqttClient] = {}
         self._network = network
@@ -143,7 +143,7 @@ class MqttAccess:
         self._waiting: dict[str, str] = {}
         """Clients that wait for a broker that is down."""
         self._plain_qos_0_at = ""
-        """The broker whose step, which is being performed, brought nothing but QoS 0 publishes."""
+        """The broker whose present step received only QoS 0 publishes."""
 
     # --- what applications do ---
 
@@ -297,7 +297,7 @@ class MqttAccess:
             client.broker = item.destination
 
     def _break_off(self, client: MqttClient) -> None:
-        """The client goes away without a word; the broker notices that later."""
+        """Let the client leave silently; the broker notices later."""
         self._waiting.pop(client.id, None)
         line = client.line
         if line is None:
@@ -316,7 +316,7 @@ class MqttAccess:
             self._network.step(line.broker, (ConnectionLost(line.noted.number),))
 
     def _end_line(self, line: Line) -> None:
-        """The client has the connection no more."""
+        """End the client's side of the connection."""
         line.is_heard = False
         line.noted.left_at = min(line.noted.left_at, self._network.now)
         if line.client.line is line:
@@ -353,7 +353,7 @@ class MqttAccess:
     # --- bytes to brokers ---
 
     def _flush(self, client: MqttClient, last: bytes = b"") -> None:
-        """Write what the client machine wants written."""
+        """Write the pending output of the client machine."""
         line, session, now = client.line, client.session, self._network.now
         if line is None or session is None:
             return
@@ -407,7 +407,7 @@ class MqttAccess:
             line.noted.is_goodbye_heard = is_last and not self._network.is_down(line.broker)
 
     def _note_sent(self, client: MqttClient, line: Line, data: bytes) -> None:
-        """Write down what leaves the client; it always writes whole packets."""
+        """Record packets that leave the client; it always writes whole packets."""
         now, position = self._network.now, 0
         version = client.settings.version if client.session is None else client.session.version
         while position < len(data):
@@ -537,7 +537,8 @@ class MqttAccess:
         self._go_on(client)
 
     def _go_on(self, client: MqttClient) -> None:
-        """A client whose broker is drained goes where it is sent; MQTT 3.1.1 cannot say that, people can."""
+        """Move a client of a drained broker to the broker it is referred to; with MQTT 3.1.1 the user does
+        that."""
         drained = [to for at, to in self._drains.get(client.broker, ()) if at <= self._network.now]
         client.broker = drained[-1] if drained else client.broker
 
@@ -578,7 +579,7 @@ def _asked_by(packet: packets.Subscribe) -> SubscribeFilter:
 
 
 def _rest_of(data: bytes) -> bytes:
-    """What follows the last whole packet."""
+    """Return the bytes after the last whole packet."""
     position = 0
     while position < len(data):
         whole = cut(data, position, PACKET_MAX)
@@ -589,7 +590,7 @@ def _rest_of(data: bytes) -> bytes:
 
 
 def _is_plain_qos_0(data: bytes) -> bool:
-    """Whether these are whole packets, and all of them plain QoS 0 publishes."""
+    """Return whether these are whole packets, and all of them plain QoS 0 publishes."""
     position = 0
     while position < len(data):
         whole = cut(data, position, PACKET_MAX) if data[position] == QOS_0_PUBLISH else None

@@ -63,17 +63,17 @@ PROBE = "probe-"
 
 @dataclass
 class Circumstances:
-    """What a story did to brokers that excuses something."""
+    """Events of a story at brokers that excuse differences."""
 
     access_s: float
     """The longest way between client and broker."""
     forgotten: dict[str, None] = field(default_factory=dict)
     joined_at: float = -inf
-    """When the last broker joined; before that there were several networks."""
+    """Time at which the last broker joined; before that there were several networks."""
     has_quota: bool = False
-    """Whether brokers may refuse to retain something."""
+    """True if brokers may refuse to retain messages."""
     makes_room: bool = False
-    """Whether brokers may be full: then they end sessions for which nothing is kept."""
+    """True if brokers may be full: they then end sessions without subscriptions."""
     rules: dict[str, list[tuple[float, AccessRules]]] = field(default_factory=dict)
     """Broker to its rules, from when on."""
 
@@ -176,7 +176,7 @@ class MqttChecker:
         )
 
     def _is_denied(self, message: Message, broker: str, start: float, end: float) -> bool:
-        """Whether the rules of a broker denied it all the time."""
+        """Return whether the rules of a broker denied it all the time."""
         in_force = self._in_force(broker, start, end)
         return bool(in_force) and not any(
             access.of(Identity(message.publisher)).may_publish(message.topic, message.attributes)
@@ -190,7 +190,7 @@ class MqttChecker:
         return before + [access for at, access in changes if start < at <= end] if before else []
 
     def _may_be_withheld(self, client: ClientLedger, message: Message) -> bool:
-        """Whether the rules of some broker ever denied it to the client."""
+        """Return whether the rules of some broker ever denied it to the client."""
         accesses = (access for changes in self._accesses.values() for _, access in changes)
         return any(not _may_receive(access, client, message) for access in accesses)
 
@@ -199,15 +199,15 @@ class MqttChecker:
         return known is not None and any(one.broker in self._about.forgotten for one in known.connections)
 
     def _is_from_doubtful(self, message: Message) -> bool:
-        """Whether its publisher's session may have begun anew without its knowing."""
+        """Return whether its publisher's session may have restarted without the publisher's knowledge."""
         publisher = self._ledger.clients.get(message.publisher)
         return publisher is not None and any(
             publisher.lives[one.life].is_doubtful for one in message.sendings
         )
 
     def _has_overtaken(self, message: Message) -> bool:
-        """Whether it came by a session that stood in for the publisher's own, which could not be asked what
-        it had sent before."""
+        """Return whether it was published over a session that stood in for the publisher's own one, whose
+        messages were not known."""
         publisher = self._ledger.clients.get(message.publisher)
         return publisher is not None and any(
             publisher.lives[one.life].has_stand_in for one in message.sendings
@@ -251,7 +251,8 @@ class MqttChecker:
                 self.result.violate("lost", f"{client.id} misses {_told(message)}")
 
     def _owes(self, one: Subscription, message: Message, client: ClientLedger, life: Life) -> bool:
-        """Whether the message was published while the subscription held, and with a QoS that is kept."""
+        """Return whether the message was published while the subscription was active, with a QoS that is
+        stored."""
         if one.depends_on_place and not self._is_surely_there(one, message, client, life, message.taken_by):
             return False
         if one.group or not one.qos or not one.wants(message, client.id):
@@ -271,7 +272,8 @@ class MqttChecker:
     def _is_surely_there(
         self, one: Subscription, message: Message, client: ClientLedger, life: Life, taken_by: float
     ) -> bool:
-        """Whether the message matches wherever the client may have been while it was on its way."""
+        """Return whether the message matches at every place where the client may have been while it was in
+        transit."""
         start, end = message.first_at - self._ledger.slack_s, taken_by + self._ledger.slack_s
         if not (client.is_there(start, end) and self._ledger.is_calm(start, end)):
             return False
@@ -294,13 +296,13 @@ class MqttChecker:
         return [place for _, place in said]
 
     def _is_excused(self, client: ClientLedger, message: Message) -> bool:
-        """By what operators did: other networks, brokers that are gone."""
+        """Return whether actions of operators excuse it: separate networks, forgotten brokers."""
         if self._is_before_join(message):
             return True
         return self._was_at_forgotten(client.id) or self._was_at_forgotten(message.publisher)
 
     def _is_before_join(self, message: Message) -> bool:
-        """Whether there were several networks, or just had been, when it was published."""
+        """Return whether it was published while there were several networks, or shortly after."""
         return message.first_at < self._about.joined_at + self._ledger.slack_s
 
     def _may_have_expired(self, client: ClientLedger, message: Message) -> bool:
@@ -667,11 +669,12 @@ class MqttChecker:
         return any(one.expiry_s is not None for one in last)
 
     def _is_doubtful(self, message: Message) -> bool:
-        """Whether nobody can say if it was taken at all."""
+        """Return whether it is unknown if any broker accepted the message."""
         return not message.is_accepted or self._may_be_denied(message)
 
     def _is_before(self, one: Message, other: Message) -> bool:
-        """Whether one was surely taken before another, which was surely taken."""
+        """Return whether one message was certainly accepted before another one, which was certainly
+        accepted."""
         if one.is_will or self._is_doubtful(other):
             return False
         taken_by = one.sendings[-1].at + self._longest_s if not one.qos else one.taken_by
@@ -702,7 +705,7 @@ def _left_groups(life: Life, message: Message) -> list[Subscription]:
 
 
 def _way(life: Life, delivery: Delivery) -> str:
-    """By which way it came: shared subscriptions always have identifiers of their own."""
+    """Return the way by which it came: shared subscriptions always have their own identifiers."""
     groups = [one for one in life.subscriptions if one.group]
     for one in groups:
         if one.asked.identifier in delivery.identifiers:

@@ -61,12 +61,12 @@ SHARED = ("$share/g/job/#", "$share/g/job/#", "$share/h/a/#")
 WHERE = ("", "", "", "x > 1", "x <> 2 OR x IS NULL")
 PLACES = ("a", "b", "c", "d")
 START_S = 10.0
-"""When everyone has attached and subscribed, and the story begins."""
+"""Time at which all clients have attached and subscribed, and the story begins."""
 
 
 @dataclass(frozen=True)
 class Scale(Span):
-    """How fast things happen in a story."""
+    """Time scale of a story."""
 
     step_s: float
 
@@ -78,13 +78,13 @@ class Player:
     id: str
     version: Version
     brokers: tuple[str, ...]
-    """Where it goes."""
+    """Brokers that the client visits."""
     identifier: int
 
 
 @dataclass(frozen=True)
 class Plot:
-    """What has been drawn of a story before its clients begin."""
+    """Parts of a story drawn before its clients."""
 
     topology: Topology
     settings: NetworkSettings
@@ -95,7 +95,7 @@ class Plot:
 
 
 def protocols() -> list[str]:
-    """Those that promise exactly once, whatever honest brokers and links do; some are variants (a colon)."""
+    """Protocols that promise exactly once with honest brokers and links; some are variants (a colon)."""
     excuses = frozenset({"overflow", "expired"})
     return [
         name

@@ -1,6 +1,6 @@
-"""What MQTT clients of a simulation did and saw: the evidence from which `mqtt_checks` says what was owed.
+"""Records what MQTT clients of a simulation did and saw: the evidence for `mqtt_checks`.
 
-It is written by the clients' side alone (see `mqtt_access`), and knows nothing of the brokers' tables.
+Only the clients' side (`mqtt_access`) writes it; the brokers' tables are not used.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class Sending:
     connection: int
     broker: str
     life: int
-    """Which session of the publisher."""
+    """The session of the publisher at that time."""
 
 
 @dataclass(eq=False)
 class Message:
-    """Something published: by a client, or as its will."""
+    """A message published by a client, or as its will."""
 
     key: str
-    """How its payload begins."""
+    """Prefix of its payload."""
     publisher: str
     number: int
-    """In the order of publishing."""
+    """Order of publishing."""
     topic: str
     attributes: Attributes
     qos: int
@@ -52,7 +52,7 @@ class Message:
     acknowledged_at: float | None = None
     reason: Reason = Reason.SUCCESS
     is_abandoned: bool = False
-    """Whether its publisher gave up before it was acknowledged: it may be published or not."""
+    """True if the publisher gave up before the acknowledgement: the message may be published or not."""
     is_will: bool = False
     is_due: bool = True
     """True if the will must be published."""
@@ -61,19 +61,19 @@ class Message:
 
     @property
     def first_at(self) -> float:
-        """Before this nobody can have it."""
+        """Earliest time at which a subscriber can have it."""
         return self.sendings[0].at if self.sendings else inf
 
     @property
     def is_accepted(self) -> bool:
-        """Whether brokers promised something about it."""
+        """Return whether brokers promised something about it."""
         if self.is_will:
             return self.is_due
         return self.qos > 0 and self.acknowledged_at is not None and not self.reason.failed
 
     @property
     def taken_by(self) -> float:
-        """By this time its broker had taken it, if it did at all."""
+        """Return the latest time at which its broker took it, if it did."""
         return inf if self.acknowledged_at is None else self.acknowledged_at
 
 
@@ -86,37 +86,37 @@ class Subscription:
     group: str
     asked_at: float
     sent_at: float
-    """When it was asked for last: after a lost connection it is asked for again."""
+    """Time of the last request: after a lost connection it is repeated."""
     replaces: Subscription | None = None
-    """What it replaces if it is granted; otherwise that one stays."""
+    """The subscription that it replaces if it is granted; otherwise that one stays."""
     unanswered: int = 1
-    """How often it was asked for without a SUBACK, and …"""
+    """Number of requests without a SUBACK."""
     answered_at: float = inf
-    """… when there was none missing any more."""
+    """Time at which the last missing SUBACK arrived."""
     granted_at: float = inf
     qos: int = 0
-    """As granted."""
+    """Granted QoS."""
     is_refused: bool = False
     is_in_time: bool = False
-    """Whether the answer was not given because waiting took too long."""
+    """True if SUBACK was sent in time, before the wait timed out."""
     settled_from: float | None = None
     """When every broker knew of it (see `MqttLedger.settled_at`); None: not asked yet."""
     changed_at: float = inf
-    """When its end was asked for."""
+    """Time at which its end was requested."""
     gone_at: float = inf
-    """When its end was acknowledged."""
+    """Time at which its end was acknowledged."""
 
     @property
     def depends_on_place(self) -> bool:
         return IN_PLACE in self.asked.where
 
     def wants(self, message: Message, client: str) -> bool:
-        """Whether it matches, wherever the client is."""
+        """Return whether it matches, wherever the client is."""
         is_own = self.asked.no_local and message.publisher == client
         return not is_own and not self.is_refused and self.filter.matches(message.attributes)
 
     def wants_at(self, place: str, message: Message, client: str) -> bool:
-        """The same for a client that is there, if that matters."""
+        """Return whether it matches for a client at this place, if that matters."""
         is_there = not self.depends_on_place or message.attributes.get(PLACE) == place
         return is_there and self.wants(message, client)
 
@@ -139,24 +139,24 @@ class Life:
 
     number: int
     asked_at: float
-    """When the client said CONNECT."""
+    """Time of the client's CONNECT."""
     began_at: float
     connection: int = 0
-    """The last connection that was welcomed with it."""
+    """The last connection with a CONNACK in this session."""
     has_stand_in: bool = False
-    """Whether another one stood for it while it could not be reached."""
+    """True if another session stood in for it while it could not be reached."""
     stood_for: list[Connection] = field(default_factory=list)
     """While another one may stand for it: its own last connections. It may expire unseen."""
     is_doubtful: bool = False
     """Whether it may have ended and begun anew with a connection whose CONNACK the client never saw."""
     over_from: float = inf
-    """From when on it may have been over."""
+    """Earliest time at which it may have ended."""
     ended_at: float = inf
-    """When the client heard that it is over."""
+    """Time at which the client learned that it had ended."""
     subscriptions: list[Subscription] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
     places: list[tuple[float, str]] = field(default_factory=list)
-    """When the client said where it is, and what it said."""
+    """Times at which the client reported its place, with the places."""
 
     @property
     def may_be_over(self) -> bool:
@@ -181,25 +181,25 @@ class Connection:
     expiry_s: float
     welcome_at: float = inf
     left_at: float = inf
-    """When the client had it no more."""
+    """Time at which the client lost the connection."""
     noticed_at: float = inf
-    """By this time the broker knew that, too."""
+    """Latest time at which the broker noticed that."""
     will: Message | None = None
     will_delay_s: int = 0
     has_small_window: bool = False
-    """Whether the broker may send only a few messages ahead of their acknowledgements."""
+    """True if the broker may send only a few messages before their acknowledgements."""
     has_said_goodbye: bool = False
-    """Whether the client said DISCONNECT, without its will, and …"""
+    """True if the client sent DISCONNECT without its will."""
     is_goodbye_heard: bool = False
-    """… the broker lived on after it had come."""
+    """True if the broker received it and continued to run."""
     is_closed_by_broker: bool = False
     stands_in: bool = False
-    """Whether the session behind it may stand in for one that cannot be reached."""
+    """True if the session behind it may be a stand-in for one that cannot be reached."""
     life: int = -1
 
 
 class ClientLedger:
-    """One client's part of the ledger."""
+    """Records of one client."""
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -207,7 +207,7 @@ class ClientLedger:
         self.connections: list[Connection] = []
         self.published = 0
         self.moved_at: list[float] = []
-        """When it attached at another broker than before."""
+        """Time of its last attach at a different broker."""
 
     @property
     def life(self) -> Life | None:
@@ -315,7 +315,7 @@ class ClientLedger:
         )  # fmt: skip
 
     def is_there(self, start: float, end: float) -> bool:
-        """Whether one connection lasted from `start` to `end`."""
+        """Return whether one connection lasted from `start` to `end`."""
         return any(one.welcome_at <= start and one.left_at >= end for one in self.connections)
 
 
@@ -336,16 +336,16 @@ class Ledger:
         self.disturbances = disturbances
         self.slack_s = slack_s
         self.serves = False
-        """Whether clients are served while their sessions cannot be reached."""
+        """True if clients are served while their sessions cannot be reached."""
         self.lost_sessions: list[tuple[str, float]] = []
         """Clients whose session was gone without a reason, and when they heard so."""
         self.refused: list[tuple[float, str, str, Reason]] = []
         self.clients: dict[str, ClientLedger] = {}
         self.messages: dict[str, Message] = {}
         self.wrongs: list[tuple[str, str]] = []
-        """What was seen to be wrong at once: kind and text."""
+        """Violations found immediately: kind and text."""
         self.dropped: Counter[str] = Counter()
-        """Client to how much brokers say that they dropped of what was for it."""
+        """Number of dropped messages that brokers reported, by client."""
         self.crashes = self.links_down = 0
 
     def client(self, id: str) -> ClientLedger:
@@ -355,24 +355,24 @@ class Ledger:
         self.wrongs.append((kind, text))
 
     def is_calm(self, start: float, end: float) -> bool:
-        """Whether everything was up all the time, and some time before and after."""
+        """Return whether nothing was down during this time, and some time before and after."""
         start, end = start - self.slack_s, end + self.slack_s
         return all(until < start or since > end for since, until in self.disturbances)
 
     def was_calm_between(self, start: float, end: float) -> bool:
-        """Whether everything was up at some moment, and some time before and after."""
+        """Return whether everything was up at some moment, and some time before and after."""
         ends = (until + self.slack_s + 1e-6 for _, until in self.disturbances)
         return any(start <= at <= end and self.is_calm(at, at) for at in (start, *ends))
 
     def up_again_at(self, at: float) -> float:
-        """When everything had been up for a while, from `at` on."""
+        """Return the time after `at` when everything had been up for a while."""
         for since, until in sorted(self.disturbances):
             if since <= at + 3 * self.slack_s:
                 at = max(at, until)
         return at + 3 * self.slack_s
 
     def settled_at(self, one: Subscription) -> float:
-        """When every broker knew of a subscription, at the latest.
+        """Return the latest time at which every broker knew of a subscription.
 
         That is when it was granted, or, if some broker could not be asked then, when all had been up for a
         while.
@@ -384,7 +384,7 @@ class Ledger:
         return one.settled_from
 
     def has_surely_expired(self, since: list[Connection], noted: Connection) -> bool:
-        """Whether the session's time was over long before this connection was asked for."""
+        """Return whether the session had expired long before this connection was requested."""
         earlier = [one for one in since if one is not noted]
         if len(earlier) != 1 or earlier[0].noticed_at == inf:
             return False
@@ -393,7 +393,7 @@ class Ledger:
         return over_at + self.slack_s < noted.asked_at and self.is_calm(last.left_at, noted.welcome_at)
 
     def observe(self, rows: list[Row]) -> None:
-        """What brokers say about themselves: only what they admit to have dropped counts."""
+        """Record rows of brokers: only drops that they report count."""
         for row in rows:
             if row.kind == "dropped":
                 self.dropped[row.client or ""] += row.notifications or 1
@@ -408,7 +408,7 @@ class Ledger:
         return self.messages.get(payload.partition(b" ")[0].decode("utf-8", "replace"))
 
     def publish(self, client: str, publish: Publish, attributes: Attributes, at: float) -> Message:
-        """A client's application publishes; the payload begins with the key."""
+        """Record a publish of a client's application; the payload begins with the key."""
         mine = self.client(client)
         mine.published += 1
         expiry_s = publish.properties.message_expiry if publish.properties is not None else None
@@ -431,7 +431,7 @@ class Ledger:
     # --- subscribing ---
 
     def subscribe(self, client: str, asked: SubscribeFilter, at: float) -> None:
-        """A SUBSCRIBE leaves the client."""
+        """Record a SUBSCRIBE that leaves the client."""
         life = self.client(client).life
         assert life is not None
         former = life.current(asked.filter)

@@ -107,7 +107,7 @@ class MqttNetwork(Network):
         )
 
     def _given(self, id: str) -> OverlayGiven:
-        """Without the links that are made later, and whoever is behind them."""
+        """Return the topology without links that are made later, and without the brokers behind them."""
         given = super()._given(id)
         links = [link for link in given.links if frozenset((id, link.peer)) not in self._joins]
         return OverlayGiven(

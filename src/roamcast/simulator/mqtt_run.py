@@ -70,7 +70,7 @@ def run_mqtt(
 
 
 def _last_look(topology: Topology, actions: Sequence[Action]) -> Iterator[Action]:
-    """At every broker somebody new subscribes to everything, and publishes once under every topic."""
+    """Let a new client at every broker subscribe to everything, and publish once to every topic."""
     start_s = (actions[-1][0] if actions else 0.0) + CALM_S
     topics = sorted({item.topic for _, _, item in actions if isinstance(item, PublishMessage)})
     gone = {item.gone for _, _, item in actions if isinstance(item, Forget)}
@@ -86,7 +86,7 @@ def _last_look(topology: Topology, actions: Sequence[Action]) -> Iterator[Action
 
 
 def _disturbances(actions: Sequence[Action], slack_s: float) -> Iterator[tuple[float, float]]:
-    """From when to when something was down or being changed by an operator."""
+    """Return start and end of each outage and each operator's change."""
     down: dict[object, float] = {}
     last_s = 0.0
     for at, broker, item in actions:

@@ -57,7 +57,7 @@ PLACE = "location"
 
 
 class MqttSettings(msgspec.Struct, frozen=True):
-    """What a story sets for the MQTT endpoints of all brokers; None is no limit."""
+    """Settings of a story for the MQTT endpoints of all brokers; None is no limit."""
 
     queue_max: int | None = None
     """Notifications queued for one client."""
@@ -66,7 +66,7 @@ class MqttSettings(msgspec.Struct, frozen=True):
     retained_max: int | None = None
     """Retained messages at one broker."""
     unreachable: Literal["refuse", "serve"] = "refuse"
-    """What becomes of a client whose session cannot be looked for."""
+    """Handling of a client whose session cannot be searched."""
     settle_timeout_s: float = 5.0
     locate_timeout_s: float = 10.0
 
@@ -109,7 +109,7 @@ class Connect(AttachTo, frozen=True):
     """The receive maximum."""
     keep_alive_s: int | None = None
     says: int | None = None
-    """Whether it says in CONNECT what it has, as our own client does: 1 or 0."""
+    """1 if the client reports its messages in CONNECT, as our own client does; otherwise 0."""
     will: Will | None = None
     """The will of this connection; its payload is made when the connection is."""
 
@@ -126,7 +126,7 @@ class PublishMessage(Input, frozen=True):
     qos: int = 0
     retain: bool = False
     is_clear: bool = False
-    """Without a payload: nothing is retained under the topic any more."""
+    """True to send no payload, which clears the retained message of the topic."""
     times: int = 1
     size: int = 0
     """Bytes of payload, at least."""
@@ -373,11 +373,11 @@ MQTT_VERBS: dict[str, Callable[[str], Input]] = {
     "rules": _parse_rules,
     "limit": _parse_limit,
 }
-"""What clients and operators do in a story with `front mqtt`."""
+"""Actions of clients and operators in a story with `front mqtt`."""
 
 
 def format_mqtt_input(item: Input) -> str | None:
-    """One of these as text; None if it is something else."""
+    """Return an action of a client or operator as text; None if it is something else."""
     match item:
         case Connect():
             return _format_attach(item)

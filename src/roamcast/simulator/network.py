@@ -1,11 +1,11 @@
 """A simulated network: the machine that ships, driven in virtual time. One seed decides everything.
 
-It is a driver like the daemon: it turns what happens into inputs, feeds them to the machines of the brokers
-(`broker.machine`) and performs their effects. Links are the machine's own: what a broker sends is numbered,
-kept until the peer has it, and resumed after an outage; here it only takes time. Where brokers may crash,
-each has a journal of encoded entries and snapshots like that of a broker on disk, and comes back from them.
+It is a driver like the daemon: it turns events into inputs, feeds them to the machines of the brokers
+(`broker.machine`) and performs their effects. Links are the machine's own: messages are numbered, kept until
+the peer has them, and resumed after an outage; the simulator only adds delay. Where brokers may crash, each
+has a journal of encoded entries and snapshots like that of a broker on disk, and recovers from them.
 
-Clients are of one kind in one network (`access`). It knows no protocol.
+All clients of a network are of one kind (`access`). This module knows no protocol.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from roamcast.simulator.mqtt_story import MqttSettings
 from roamcast.simulator.topology import Topology
 
 Action = tuple[float, str, Input]
-"""At this time, this client's application does this; or, of a fault, it happens to this broker."""
+"""Time, client and action; for a fault: time, broker and fault."""
 
 LINK_DELAY = Delay(0.010, 0.010)
 ACCESS_DELAY = Delay(0.020, 0.020)
@@ -78,50 +78,50 @@ NO_DELAY = Delay(0.0, 0.0)
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """Everything about a simulated network but its topology and what its clients do."""
+    """All settings of a simulated network except its topology and its clients' actions."""
 
     protocol: str = "sub_unsub"
     routing: str = ""
     advertisements: bool = False
     link_delay: Delay = LINK_DELAY
     link_delays: tuple[tuple[str, str, Delay], ...] = ()
-    """Links that take another time: between which brokers, in both directions."""
+    """Delays of single links, in both directions."""
     access_delay: Delay = ACCESS_DELAY
     access_bits_per_s: float | None = None
     access_shared: bool = False
-    """Whether the bandwidth from a broker to clients is that of all its clients together, not each one's."""
+    """True if all clients of a broker share the downlink bandwidth."""
     notice_delay: Delay = NO_DELAY
-    """How long after a silent leave the broker notices it."""
+    """Time after a silent leave until the broker notices it."""
     service_s: float = 0.0
-    """How long a broker works on one message."""
+    """Processing time of one message at a broker."""
     buffer_bytes: int | None = None
     window: int = 256
     names_last_broker: bool = True
     loss: float = 0.0
-    """Share of the transmissions over links that are lost. They are sent again: loss shows as delay."""
+    """Share of transmissions over links that are lost. They are repeated, so loss appears as delay."""
     reach: tuple[tuple[str, str], ...] = ()
-    """Of brokers that move: who could have a link besides those who have one. Then they elect a leader, and
-    links follow; without it links change only as the story says."""
+    """For brokers that move: additional possible links. With these the brokers elect a leader, and links
+    follow; otherwise links change only as the story says."""
     tree: TreeRule = "stable"
-    """How they choose their parents then."""
+    """Rule by which they choose their parents."""
     records: Level = "counters"
     mqtt: MqttSettings | None = None
-    """Of the MQTT endpoints; None: clients speak the plain protocol of the lab."""
+    """Settings of the MQTT endpoints; None: clients use the plain protocol of the lab."""
     mobility: Settings = field(default_factory=Settings)
-    """What can be set for the protocol; the bound on the delay is filled in."""
+    """Settings of the protocol; the bound on the delay is filled in."""
     # Its mapping has no hash, and jobs of a sweep, which hold these settings, need one.
     location: LocationSettings = field(default_factory=LocationSettings, hash=False)
     hostile: str = ""
-    """The broker that makes up what it says."""
+    """The broker that sends made-up messages."""
     replicas: tuple[tuple[str, int], ...] = ()
-    """Brokers that have followers, and how many."""
+    """Number of replicas of brokers that have followers."""
     lease_s: float = 1.0
-    """How long the leader of such a broker has its lease."""
+    """Lease of the leader of such a broker."""
     seed: int = 0
 
     @property
     def border(self) -> dict[str, PeerRules] | None:
-        """What peers may do; only where there is one that must not be believed."""
+        """Return rules for peers, if there is a hostile one."""
         return border_of(self.hostile, self.seed) if self.hostile else None
 
     def delay_between(self, one: str, other: str) -> Delay:
@@ -135,7 +135,7 @@ class NetworkSettings:
         return msgspec.structs.replace(self.mobility, delay_bound_s=self.delay_bound_s(topology))
 
     def delay_bound_s(self, topology: Topology) -> float:
-        """No message takes longer between any two brokers that do not queue, while none is down."""
+        """Bound on the delay of a message between any two brokers without queues, while no link is down."""
         delays = (self.link_delay, *(one[2] for one in self.link_delays))
         link_s = max(longest_s(delay, self.loss) for delay in delays)
         return topology.diameter * (link_s + self.service_s) + self.service_s
@@ -146,7 +146,7 @@ class Traffic:
     """Hops over the links between brokers and over access links, by cause."""
 
     hops: Counter[str] = field(default_factory=Counter)
-    """By cause; a message that carries several notifications counts once for each."""
+    """Hops by cause; a message with several notifications counts once for each."""
     access_hops: int = 0
     messages: int = 0
     """Messages over links between brokers, whatever they carry."""
@@ -162,14 +162,14 @@ class Traffic:
 
 
 CUT, DETOUR = "a cut", "another way"
-"""Why a link is down, beside the names of those of its ends that have crashed."""
+"""Reasons why a link is down, besides crashed ends."""
 
 WITNESS = "network"
 """The node that writes the rows of crashes and restarts: a broker cannot say that it is down."""
 
 
 class Journal:
-    """What is on the disk of one broker: a snapshot, and the encoded entries after it."""
+    """The disk of one broker: a snapshot, and the encoded entries after it."""
 
     def __init__(self) -> None:
         self.snapshot: bytes | None = None
@@ -182,10 +182,10 @@ class Journal:
 
 
 class NetworkBase(Engine):
-    """What every simulated network has, whatever its brokers are."""
+    """Common base of all simulated networks."""
 
     arrive: Callable[[str, Sequence[Any]], None]
-    """Inputs reach a broker."""
+    """Pass inputs to a broker."""
 
     def __init__(
         self,
@@ -208,7 +208,8 @@ class NetworkBase(Engine):
         raise NotImplementedError
 
     def rng_for(self, *names: str) -> random.Random:
-        """A source of its own for each purpose, so that the draws of one do not move another's."""
+        """Return a separate random source for each purpose, so that one purpose does not change another's
+        draws."""
         return random.Random(f"{self.settings.seed}/{'/'.join(names)}")
 
     def _link_with(self, delay: Delay, *names: str) -> Link:
@@ -262,23 +263,23 @@ class Network(NetworkBase):
         self._rows: dict[tuple[str, int], Row] = {}
         self._rows_differing: list[str] = []
         self._broken: list[str] = []
-        """Links that the two ends could not go on with."""
+        """Links that the two ends could not resume."""
         self._down: dict[str, None] = {}
         self._doomed: dict[str, Crash] = {}
-        """Brokers that crash within their next step."""
+        """Brokers that crash in their next step."""
         self._hashes: dict[str, str] = {}
-        """Of the state of each broker that has crashed; "" if it was ahead of its journal."""
+        """Hash of the state of each crashed broker; "" if it was ahead of its journal."""
         self._starts: Counter[str] = Counter()
-        """How often a process of each broker has begun, impostors included."""
+        """Number of process starts of each broker, impostors included."""
         self._positions: dict[str, int] = {}
-        """How far the history of each broker is in its journal."""
+        """Position of each broker's history in its journal."""
         self._backups: dict[str, Journal] = {}
         self._heard: dict[str, list[str]] = {}
-        """Of brokers that are down: the peers that heard their last sign of life."""
+        """For brokers that are down: the peers that received their last message."""
         self.impostors: Counter[str] = Counter()
-        """How many were refused and how many were not."""
+        """Number of impostors that were refused, and that were accepted."""
         self._unsent: dict[str, Sequence[tuple[str, Message]]] = {}
-        """What a crash kept from being sent: the links send it after the restart."""
+        """Messages that a crash held back: the links send them after the restart."""
         self._outages: dict[frozenset[str], dict[str, None]] = {
             frozenset(ends): {} for ends in topology.overlay
         }
@@ -288,7 +289,7 @@ class Network(NetworkBase):
         What is written into a connection that breaks never arrives."""
         self._connections_made = 0
         self._told_down: dict[tuple[str, str], None] = {}
-        """Brokers, and the peers that they know to be out of reach."""
+        """Brokers, and the peers that they know to be unreachable."""
         self.machines = {id: self._make_machine(id) for id in topology.brokers}
         self._hostile = self.machines.get(settings.hostile)
         self._has_snapshots = faults and self._can_freeze()
@@ -297,7 +298,7 @@ class Network(NetworkBase):
             self.step(id, (self._start(self.machines[id]), self._given(id)))
 
     def _can_freeze(self) -> bool:
-        """Whether all brokers declare their state; a protocol that is being tried out may not do so yet."""
+        """Return whether all brokers declare their state; an experimental protocol may not do so yet."""
         try:
             state_hash(next(iter(self.machines.values())))
         except CannotFreeze:
@@ -331,7 +332,7 @@ class Network(NetworkBase):
         )
 
     def _given(self, id: str) -> OverlayGiven:
-        """The links of a broker, made long before the story begins."""
+        """Return the links of a broker, made long before the story begins."""
         hops = self.topology.next_hops(id)
         links = []
         for peer in self.topology.peers(id):
@@ -360,7 +361,7 @@ class Network(NetworkBase):
 
     @property
     def brokers(self) -> dict[str, BrokerCore]:
-        """The cores of the machines, for those who look on."""
+        """The cores of the machines, for observers."""
         return {id: one.broker for id, one in self.machines.items() if one is not self._hostile}
 
     @property
@@ -376,7 +377,7 @@ class Network(NetworkBase):
     # --- running ---
 
     def run(self, actions: Iterable[Action] = (), progress: Callable[[float], None] | None = None) -> None:
-        """Perform the actions, which are in order of time, and go on until nothing is left to do."""
+        """Perform the actions, which are in order of time, and continue until nothing is left to do."""
         self._push_action(iter(actions))
         self.go(progress)
         if self._has_faults:
@@ -399,7 +400,7 @@ class Network(NetworkBase):
     # --- brokers ---
 
     def _wait_for_service(self, broker: str, inputs: Sequence[MachineInput | Input]) -> None:
-        """Something reaches a broker, which works on one message at a time."""
+        """Queue an input of a broker, which processes one message at a time."""
         if broker in self._down:
             return
         done_s = max(self.now, self._busy_until.get(broker, 0.0)) + self._service_s(broker, inputs)
@@ -407,11 +408,11 @@ class Network(NetworkBase):
         self.push(done_s, self.step, broker, inputs)
 
     def _service_s(self, broker: str, inputs: Sequence[MachineInput | Input]) -> float:
-        """How long a broker works on this."""
+        """Return the processing time of an input."""
         return self.settings.service_s
 
     def step(self, broker: str, inputs: Sequence[MachineInput | Input]) -> None:
-        """Something happens to a broker."""
+        """Let a broker process inputs."""
         if broker in self._down:
             return  # Only the news that a client has left: it will be told that of all its clients.
         machine = self.machines[broker]
@@ -441,7 +442,7 @@ class Network(NetworkBase):
     def _send_in_process(
         self, broker: str, machine: BrokerMachine, sends: Sequence[tuple[str, Message]]
     ) -> None:
-        """What the core has sent, in this order, where nothing can go wrong: no bytes are made of it."""
+        """Send the core's messages in order without encoding them, if no faults are possible."""
         self._count(broker, sends)
         ends, lane = machine.links.ends, self._lane
         items = [(peer, ends[peer].send_in_process(broker, message)) for peer, message in sends]
@@ -468,8 +469,8 @@ class Network(NetworkBase):
         inputs: Sequence[MachineInput | Input],
         effects: MachineEffects,
     ) -> None:
-        """What the core has sent, and whatever else the links have to write: news of the overlay,
-        acknowledgements, what is sent again. Each message has a frame of its own, as if it were alone."""
+        """Send the core's messages and pending output of the links: news of the overlay, acknowledgements,
+        retransmissions. Each message has its own frame."""
         ends = machine.links.ends
         for peer, why in effects.link_closes:
             if peer != self.settings.hostile:
@@ -605,7 +606,7 @@ class Network(NetworkBase):
         return end is not None and end.is_up
 
     def _peers_in_reach(self, broker: str) -> list[str]:
-        """Those that a process with the broker's id could connect to now."""
+        """Return the peers that a process with the broker's id could connect to now."""
         edges = {peer: self._outages[frozenset((broker, peer))] for peer in self.topology.peers(broker)}
         return [peer for peer, whys in edges.items() if peer not in self._down and not whys.keys() - {broker}]
 
@@ -726,7 +727,7 @@ class Network(NetworkBase):
         return self.access.asked()
 
     def wrongs(self) -> Iterator[tuple[str, str]]:
-        """What went wrong with the network itself: kind and text of each violation."""
+        """Return kind and text of each violation by the network itself."""
         yield from self.access.wrongs()
         for text in self._rows_differing:
             yield "replay differs", text

@@ -20,17 +20,17 @@ from roamcast.simulator.topology import Topology
 
 @dataclass
 class Run:
-    """What came out of a run."""
+    """Result of a run."""
 
     result: Result
     traffic: Traffic
     network: Network
     location: LocationChecker | None = None
-    """What was seen of clients whose filters depend on where they are, where there may be such."""
+    """Observations of clients whose filters depend on their location, if there are any."""
 
 
 def check_settings(topology: Topology, settings: NetworkSettings) -> None:
-    """Refuse what cannot work, before any work is done."""
+    """Refuse invalid settings before any work is done."""
     protocol = find_protocol(settings.protocol)
     check_combination(protocol, settings.routing or protocol.strategies[0], settings.advertisements)
     protocol.check(settings.mobility_settings(topology))
@@ -71,7 +71,7 @@ def run_checked(
 
 
 def _edges(topology: Topology, settings: NetworkSettings, factor: float) -> Edges:
-    """`factor`: how many times as long as the direct one the way of a link may take."""
+    """Compute tolerances; `factor` is how many times as long as the direct path a link's path may be."""
     bound_s = factor * settings.delay_bound_s(topology)
     return Edges(
         before_leave_s=bound_s + settings.access_delay.high_s + 2 * settings.service_s,
@@ -94,7 +94,7 @@ def _both(
 
 
 def _stored(network: Network) -> set[tuple[str, Identity]]:
-    """Every notification that some broker still holds, and for whom."""
+    """List every notification that some broker still holds, with its receiver."""
     return {
         (client, (burst.publisher, burst.incarnation, number))
         for broker in network.brokers.values()
@@ -111,7 +111,7 @@ def _is_of_hostile(reason: str, hostile: str) -> bool:
 
 
 def _check_at_rest(network: Network, checker: Checker) -> None:
-    """Nothing may be under way any more, and nothing stored for a client that is attached."""
+    """Check that nothing is in transit, and that nothing is stored for an attached client."""
     promise = find_protocol(network.settings.protocol).promise
     for kind, text in network.wrongs():
         checker.violate(kind, text)

@@ -19,12 +19,12 @@ from roamcast.simulator.topology import Topology, parse_topology
 from roamcast.simulator.workload import make_workload, publish_times
 
 HOME_AFTER_S = 1.0
-"""How long after the end those who are away come home, so that what is owed can be delivered."""
+"""Time after the end at which absent clients return, so that owed notifications can be delivered."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a user can say about a run; times in seconds."""
+    """User settings of a run; times in seconds."""
 
     topology: str = "grid:5"
     clients: int = 250
@@ -33,7 +33,7 @@ class Scenario:
     """A pattern of `movement.plan`, `file:PATH` with a list of attachments per client, or `trace:PATH`:
     such a list whose clients are those of the run, as many as there may be."""
     trace_from_s: float = 0.0
-    """When the part of a trace begins that is replayed."""
+    """Start of the replayed part of a trace."""
     connect_s: float = 30.0
     disconnect_s: float = 30.0
     handoff_s: float = 3.0
@@ -66,13 +66,13 @@ class Scenario:
     # --- what clients do ---
 
     def actions(self, topology: Topology) -> Iterator[Action]:
-        """Everything that clients do, in order of time."""
+        """Return all actions of clients, in order of time."""
         trace = self._trace(topology)
         digits = len(str(max(self.clients - 1, 1)))
         clients = sorted(trace) or [f"c{number:0{digits}d}" for number in range(self.clients)]
         homes = {client: topology.brokers[i % len(topology.brokers)] for i, client in enumerate(clients)}
         workload = make_workload(self.workload, clients, self.selectivity, self._rng("workload"))
-        # Everyone is attached and every subscription settled before anything is published.
+        # All clients are attached and all subscriptions settled before anything is published.
         start_s = 1.0 + 6 * (self.network.delay_bound_s(topology) + self.network.access_delay.high_s)
         visits = trace or self._visits(topology, clients, homes)
         for client in clients:
@@ -88,7 +88,7 @@ class Scenario:
         yield from heapq.merge(*streams, key=lambda action: action[0])
 
     def _trace(self, topology: Topology) -> dict[str, list[Visit]]:
-        """The visits of the clients in a trace, from when it is replayed; nothing if there is none."""
+        """Return the visits of a trace's clients from the start of the replay; nothing without a trace."""
         if not self.movement.startswith("trace:"):
             return {}
         whole = from_file(Path(self.movement.removeprefix("trace:")), topology)

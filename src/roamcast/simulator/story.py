@@ -118,7 +118,7 @@ from roamcast.simulator.run import Run, run_checked
 from roamcast.simulator.topology import Topology, from_edges
 
 HOME_AFTER_S = 1.0
-"""How long after the last action those who are away come home."""
+"""Time after the last action at which absent clients return."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Story:
         observe: Callable[[list[Row]], None] | None = None,
         trace: Callable[[float, str, str, Message], None] | None = None,
     ) -> Result:
-        """Simulate it, whatever its brokers are, and say what came of it."""
+        """Simulate a story with any kind of brokers, and judge it."""
         if self.settings.protocol in MOBILE_PROTOCOLS:
             return run_mobile(self.topology, self.settings, self.with_homecoming(), observe, trace)[0]
         if self.settings.mqtt is not None:
@@ -150,7 +150,7 @@ class Story:
         observe: Callable[[list[Row]], None] | None = None,
         trace: Callable[[float, str, str, Message], None] | None = None,
     ) -> Run:
-        """Simulate it, and judge what clients got whose filters depend on where they are, too."""
+        """Simulate a story and judge it, including clients whose filters depend on their location."""
         run = self.simulate(observe, trace)
         judge_location(self, run)
         return run
@@ -170,7 +170,8 @@ class Story:
         )
 
     def with_homecoming(self) -> Iterator[Action]:
-        """The actions, and at the end the repair of what is down and an attach for everyone who is away."""
+        """Return the actions, followed by repairs of everything that is down and an attach for every
+        absent client."""
         last_broker: dict[str, str] = {}
         away: dict[str, None] = {}
         repairs: dict[frozenset[str], tuple[str, Fault]] = {}
@@ -504,7 +505,7 @@ def _parse_action(text: str, settings: NetworkSettings) -> Action:
 
 
 def shrink(story: Story, fails: Callable[[Story], bool]) -> Story:
-    """The shortest story found that still fails: with simpler settings, then with fewer actions."""
+    """Return the shortest failing story found: with simpler settings first, then with fewer actions."""
     while True:
         shorter = _with_fewer_actions(_with_simpler_settings(story, fails), fails)
         if shorter == story:
@@ -564,7 +565,7 @@ def _simpler_values(name: str, value: object) -> list[Any]:
 
 
 def violations_of(story: Story) -> list[str]:
-    """What a story breaks; a protocol that fails in the middle of it breaks everything."""
+    """Return the violations of a story; an exception of the protocol counts as breaking every promise."""
     return [str(violation) for violation in verdict(story).violations]
 
 

@@ -1,9 +1,8 @@
-"""What clients subscribe to, what is published, and when.
+"""Workloads: subscriptions, notifications, and publish times.
 
-A workload draws its notifications from a fixed, complete list of attribute
-sets, each equally likely. That makes drawing cheap, keeps the number of
-different notifications small enough for brokers to remember their routes, and
-makes the selectivity a number that can be counted instead of estimated.
+A workload draws its notifications from a fixed, complete list of attribute sets, each equally likely. That
+makes drawing cheap, keeps the number of different notifications small enough for brokers to remember their
+routes, and makes the selectivity a number that can be counted instead of estimated.
 """
 
 import itertools

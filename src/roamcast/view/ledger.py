@@ -1,11 +1,11 @@
-"""What clients were owed, what arrived, what waited and what was lost, as a log tells it in hindsight.
+"""Computes from a log what clients were owed, what arrived, what waited and what was lost.
 
 The rules are those of the audit (docs/pipeline.md), simplified for a picture: a notification is owed to the
 clients whose settled subscriptions match it. It is lost if a broker gave it up, or if a later one of its
 publisher arrived and this one never did; else it waits. The log of a simulated client is whole: what has not
 arrived by its end is lost. Arrivals are what clients wrote themselves; of clients that wrote nothing, what
-brokers say they acknowledged. Logs without attributes have no filters to evaluate: there a notification is
-owed to those whom it reached, and to those for whom it was given up.
+brokers say they acknowledged. Logs without attributes have no filters to evaluate: without them a
+notification is owed to the clients that it reached, and to those for which it was given up.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ CACHED_MAX = 4_096
 class Published(NamedTuple):
     time: float
     receivers: tuple[str, ...]
-    """Clients to whom it is owed."""
+    """Clients that are owed the notification."""
 
 
 class Subscriptions:
-    """Who is owed a notification with given attributes, from the rows so far."""
+    """Finds the clients that are owed a notification with given attributes, from the rows so far."""
 
     def __init__(self) -> None:
         self._settled: dict[tuple[str, str], None] = {}
@@ -79,7 +79,8 @@ class Subscriptions:
         return self._receivers[attributes]
 
     def _filter(self, text: str) -> Filter | None:
-        """None where what is owed depends on where the client is, or where the text is no filter."""
+        """Return the filter; None if the result depends on the client's location, or the text is no
+        filter."""
         if text not in self._filters:
             try:
                 filter = parse(text)
@@ -173,7 +174,7 @@ class Ledger:
             count = row.notifications or 1
             self.received[self.bucket(row.time)] += count
             if row.number is None or row.publisher is None:
-                continue  # With QoS 0 nothing is promised.
+                continue  # QoS 0 promises nothing.
             receivers = subscriptions.receivers(row.attributes) if row.attributes else ()
             for number in range(row.number, row.number + count):
                 identity = row.publisher, row.incarnation or 0, number
@@ -205,7 +206,7 @@ class Ledger:
                 if dropped.get(key) in NOT_OWED:
                     continue
                 self.owed[bucket] += 1
-                if newest is None:  # Nobody asks for it where everything arrived.
+                if newest is None:  # Not needed if everything arrived.
                     newest = _newest(arrived)
                 if client in whole or key in dropped or identity[1:] < newest.get(stream, (-1, -1)):
                     self.lost[bucket] += 1

@@ -20,13 +20,13 @@ HOPS = ("forwarded", "control")
 """Kinds with one row for each link that was used: they tell which links there are."""
 ARRIVALS = ("delivered", "acknowledged")
 NOT_TOLD = (*HOPS, *ARRIVALS, "queued", "sent", "advertised", "unadvertised", "located")
-"""Kinds that are not read row by row as what happened to the network."""
+"""Kinds of rows that are not read as events of the network."""
 LINK_COLUMNS = ("node", "peer")
 ARRIVAL_COLUMNS = (
     "time", "client", "publisher", "incarnation", "number", "notifications", "reason", "published_at",
 )  # fmt: skip
 ROW_KEY = ("node", "sequence")
-"""What tells whether two rows are the same."""
+"""Columns that identify a row."""
 
 Arrival = tuple[float, str, str, int | None, int, int | None, str | None, float | None]
 """Values of `ARRIVAL_COLUMNS`."""
@@ -91,7 +91,7 @@ class RunLog:
         self.rows = self._data.count_rows(filter=self._of_run)
 
     def events(self) -> list[Row]:
-        """What happened to brokers, links, clients and subscriptions, and what was published."""
+        """Return events of brokers, links, clients and subscriptions, and publishes."""
         wanted = self._of_run & ~pc.field("kind").isin(NOT_TOLD)
         table = self._data.to_table(columns=list(COLUMNS)[1:], filter=wanted)
         columns = [table.column(name).to_pylist() for name in list(COLUMNS)[1:]]
@@ -113,7 +113,8 @@ class RunLog:
         return float(found["min"]), float(found["max"])
 
     def arrivals(self) -> Iterator[Arrival]:
-        """What arrived at clients by their own word; where they wrote nothing, what they acknowledged."""
+        """Return arrivals that clients recorded; for clients without records, their acknowledgements at
+        brokers."""
         own = self._arrivals("delivered", [])
         yield from _values(own)
         yield from _values(self._arrivals("acknowledged", pc.unique(own.column("client")).to_pylist()))

@@ -54,7 +54,7 @@ def draw(replay: Replay, file: Path) -> None:
 
 
 def answer(replay: Replay) -> str:
-    """What became of the run, in one sentence."""
+    """Summarise the run in one sentence."""
     totals = replay.totals()
     lost = f"{totals['lost']:,} lost" if totals["lost"] else "nothing lost"
     repeated = f"{totals['repeated']:,} repeated" if totals["repeated"] else "nothing repeated"

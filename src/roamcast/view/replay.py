@@ -26,7 +26,7 @@ WIDTHS_S = [factor * 10.0**power for power in range(-2, 7) for factor in (1, 2, 
 RATE_WINDOW_S = 2.0
 PERCENTILE_WINDOW_S = 10.0
 PERCENTILES_PER_WINDOW = 10
-"""Latencies come by the hundred thousand: they are not sorted again for every bucket."""
+"""Latencies are sorted only this often, because there may be hundreds of thousands."""
 NOWHERE = -1
 COMPRESSION = 5
 
@@ -58,7 +58,7 @@ class Replay:
     ledger: Ledger
     places: Mapping[str, Place] = field(default_factory=dict)
     changes: list[Changes] = field(default_factory=list)
-    """One for each bucket."""
+    """Changes, one entry per bucket."""
 
     def totals(self) -> dict[str, Any]:
         ledger = self.ledger
@@ -69,7 +69,7 @@ class Replay:
 
 @dataclass
 class Changes:
-    """What changed within a bucket; the last of several changes counts."""
+    """Changes within a bucket; only the last of several changes counts."""
 
     places: dict[str, tuple[str | None, bool]] = field(default_factory=dict)
     """Client to the broker of its session, and whether it is attached."""
@@ -161,7 +161,7 @@ class _Telling:
         now.links[link] = all(self._sides.get(side, True) for side in (link, link[::-1]))
         if is_up and peer in self._down:
             self._rise(peer, now)
-        # Nobody may have written that a broker died: all its neighbours say that its links are down.
+        # A crash may leave no row: all neighbours then report that their links are down.
         elif not is_up and not any(self._sides.get((other, peer), True) for other in self._neighbours[peer]):
             self._fall(peer, now)
 

@@ -76,10 +76,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: ReplayServer
 
     def log_message(self, format: str, *args: object) -> None:
-        """A page's requests are no news."""
+        """Log nothing: requests of a page are not interesting."""
 
     def do_GET(self) -> None:
-        # Another name would be a foreign page that leads its visitors here.
+        # Another host name means a foreign page that leads its visitors here.
         if self.headers.get("Host") not in self.server.hosts:
             return self._send(HTTPStatus.MISDIRECTED_REQUEST, TEXT, b"ask for 127.0.0.1 or localhost\n")
         path = urlsplit(self.path).path

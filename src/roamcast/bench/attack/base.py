@@ -38,11 +38,11 @@ class Target:
     seconds: float
     seed: int = 1
     other: str = ""
-    """The id of a second broker, where an attack needs one."""
+    """The id of a second broker, if the attack needs one."""
     user: str = ""
-    """Who the attacker is where clients need a password; it has one, too."""
+    """User name of the attacker, if clients need a password."""
     counts: Counter[str] = field(default_factory=Counter)
-    """What the attack did, and what the broker answered."""
+    """Actions of the attack, and answers of the broker."""
     started_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -63,13 +63,13 @@ class Attack:
     """One line for people: the load and its bounds."""
     run: Callable[[Target], None]
     prepare: Callable[[Target], None] | None = None
-    """What must be there before the attack; nothing is measured meanwhile."""
+    """Prepares the attack; nothing is measured meanwhile."""
     settings: tuple[str, ...] = ()
-    """Configuration keys for this attack, where the defaults would take too long to fill."""
+    """Configuration keys for this attack, if the defaults would take too long to fill."""
     quotas: tuple[str, ...] = ()
     """Byte quotas that the attack may fill; memory is judged against them."""
     door: Door = "tcp"
-    """Where new honest clients connect meanwhile."""
+    """Listener for new honest clients during the attack."""
     needs_peer: bool = False
     """True if a second broker is linked to the first."""
     is_peer_late: bool = False
@@ -81,7 +81,7 @@ class Attack:
 
 
 class Hostile:
-    """A client that sends what it likes. It blocks, with a time limit."""
+    """A client that can send anything. It blocks, with a time limit."""
 
     def __init__(self, port: int, *, version: int = 5, receive_bytes: int | None = None) -> None:
         """`receive_bytes` sets the size of the kernel's receive buffer: a small one fills up soon."""
@@ -94,7 +94,7 @@ class Hostile:
         self._read = b""
 
     def connect(self, client_id: str, **more: object) -> packets.Connack | None:
-        """Send CONNECT; the answer, or None if the broker closed the connection."""
+        """Send CONNECT; return the answer, or None if the broker closed the connection."""
         self.send(packets.Connect(self.version, client_id, **more))  # type: ignore[arg-type]
         answer = self.receive()
         return answer if isinstance(answer, packets.Connack) else None
@@ -103,7 +103,7 @@ class Hostile:
         self.socket.sendall(write(packet, self.version))
 
     def receive(self) -> Packet | None:
-        """The next packet; None when the broker has closed the connection."""
+        """Return the next packet; None when the broker has closed the connection."""
         while (whole := cut(self._read, 0, 1 << 28)) is None:
             data = self.socket.recv(1 << 16)
             if not data:
@@ -115,13 +115,13 @@ class Hostile:
         return packet
 
     def wait_for(self, kind: type[Packet]) -> Packet | None:
-        """The next packet of this kind; others are thrown away."""
+        """Return the next packet of this kind; discard others."""
         while (packet := self.receive()) is not None and not isinstance(packet, kind):
             pass
         return packet
 
     def swallow(self, seconds: float) -> int:
-        """Read and forget what comes within this time; how many bytes that was."""
+        """Read and discard everything that arrives within this time; return the number of bytes."""
         self._read, end, size = b"", time.monotonic() + seconds, 0
         while (left_s := end - time.monotonic()) > 0:
             self.socket.settimeout(left_s)
@@ -140,7 +140,7 @@ class Hostile:
 
 
 def connected(target: Target, client_id: str, **more: object) -> Hostile | None:
-    """A client that was let in; None, and counted, if it was not."""
+    """Return an admitted client; None, and counted, if it was refused."""
     try:
         client = Hostile(target.ports["tcp"])
         if target.user:
@@ -167,7 +167,7 @@ def failures_counted(target: Target) -> Iterator[None]:
 
 
 class Crowd:
-    """Many connections at once that send next to nothing, opened again when the broker closes them."""
+    """Many connections that send almost nothing, reopened when the broker closes them."""
 
     def __init__(self, target: Target, door: Door, size: int) -> None:
         self._target = target
@@ -175,7 +175,7 @@ class Crowd:
         self._size = size
         self._selector = selectors.DefaultSelector()
         self.first_bytes = b""
-        """What each connection sends when it is there."""
+        """First bytes that each connection sends."""
         self.sockets: dict[socket.socket, int] = {}
         """Open connections, and how many bytes each has sent."""
 

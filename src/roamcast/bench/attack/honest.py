@@ -1,4 +1,4 @@
-"""The honest clients beside an attack: what they send, and what they notice.
+"""The honest clients beside an attack: their load, and the effects on them.
 
 A publisher sends a small QoS 1 message 50 times a second, whether or not the earlier ones have arrived, so
 that a stall delays every message that falls into it. A subscriber takes them. Both come back with their
@@ -28,14 +28,14 @@ from roamcast.mqtt.codec.writing import write
 EVERY_S = 0.02
 PROBE_EVERY_S = 0.25
 FIRST_PROBE_S = 1.0
-"""A new client comes when the attack is well under way."""
+"""Delay of the first new client, so that the attack is in progress."""
 PROBE_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 15.0
 TOPIC = "honest/pings"
 
 
 class HonestClient:
-    """A connection with a lasting session, made again when it is lost."""
+    """A connection with a lasting session that reconnects after a loss."""
 
     def __init__(self, port: int, client_id: str, with_password: bool) -> None:
         self._port = port
@@ -60,7 +60,7 @@ class HonestClient:
         self.socket.sendall(write(packet, 5))
 
     def receive(self) -> Packet | None:
-        """The next packet; None at the end of the connection."""
+        """Return the next packet; None at the end of the connection."""
         while (packet := self.next_packet()) is None:
             data = self.socket.recv(65_536)
             if not data:
@@ -69,13 +69,13 @@ class HonestClient:
         return packet
 
     def take(self) -> bool:
-        """Read once from a socket that is readable; False at the end of the connection."""
+        """Read once from a readable socket; return False at the end of the connection."""
         data = self.socket.recv(65_536)
         self._read += data
         return bool(data)
 
     def next_packet(self) -> Packet | None:
-        """The next packet of what has been read."""
+        """Return the next packet of the data read."""
         whole = cut(self._read, 0, 1 << 20)
         if whole is None:
             return None
@@ -97,12 +97,12 @@ class HonestPair:
         self.sent = 0
         self.reconnects = 0
         self.late_s = 0.0
-        """How late this process itself was at worst: the machine was busy with something else."""
+        """The longest delay of this process itself, because the machine was busy."""
         self._sent_at: dict[int, float] = {}
         self._unacknowledged: dict[int, None] = {}
         self._latencies_s: dict[int, float] = {}
         self._measured_from = 0
-        """Latencies of the messages up to this one do not count."""
+        """Messages up to this number are excluded from latencies."""
 
     def run(self, seconds: float, on_tick: Callable[[], None]) -> None:
         """Send and receive for `seconds`; `on_tick` is called with each message sent."""
@@ -116,13 +116,13 @@ class HonestPair:
             self._turn(max(0.0, next_s - time.monotonic()))
 
     def forget(self) -> None:
-        """Measure from now on: what was measured so far has arrived."""
+        """Measure from now on: earlier messages have arrived."""
         self.drain(PROBE_TIMEOUT_S)
         self.late_s = 0.0
         self._measured_from = self.sent
 
     def drain(self, seconds: float) -> None:
-        """Wait for what is under way."""
+        """Wait for messages in transit."""
         end = time.monotonic() + seconds
         while len(self._latencies_s) < self.sent and time.monotonic() < end:
             self._turn(0.1)
@@ -168,7 +168,7 @@ class HonestPair:
             self._unacknowledged.pop(number, None)
 
     def _return(self) -> None:
-        """The broker closed a connection: come back, and publish again what was not acknowledged."""
+        """Reconnect after the broker closed a connection, and publish unacknowledged messages again."""
         self.reconnects += 1
         for client in (self.publisher, self.subscriber):
             client.socket.close()
@@ -180,7 +180,7 @@ class HonestPair:
 
     @property
     def lost(self) -> int:
-        """Messages that were acknowledged and did not arrive."""
+        """Return acknowledged messages that did not arrive."""
         return sum(
             number not in self._latencies_s and number not in self._unacknowledged
             for number in range(1, self.sent + 1)

@@ -1,4 +1,4 @@
-"""Runs attacks one after the other, each against a broker process of its own, and judges what was noticed."""
+"""Runs attacks one after the other, each against its own broker process, and judges the effects."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ SECONDS = 5.0
 PING_MS_MAX = 100.0
 MEMORY_FACTOR = 1.5
 OWN_BYTES = 64 << 20
-"""What a broker may take beside its quotas: connections, buffers of one turn, caches."""
+"""Allowed memory of a broker beside its quotas: connections, buffers of one turn, caches."""
 GROWTH_BYTES_MAX = 1 << 30
-"""When the broker has grown by so much, the attack is ended: this machine has other users."""
+"""Growth of the broker at which the attack is ended, to protect this machine."""
 CALM_S = 0.5
 AFTER_S = 1.0
-"""How long the honest clients go on after an attack."""
+"""Time that the honest clients continue after an attack."""
 DRAIN_S = 15.0
 JOIN_S = 30.0
 NICENESS = 10
-"""Of attackers: they must not keep the honest clients, on the same cores, from measuring."""
+"""Niceness of attackers, so that honest clients on the same cores can measure."""
 SAID_MAX = 3
 FIRST, SECOND = "a", "b"
-"""The broker under attack, and the one beside it."""
+"""Ids of the broker under attack, and of the second one."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Site:
         return {f"{place}.address": HOST, f"{place}.port": str(port), f"{place}.anonymous": anonymous}
 
     def join(self) -> float:
-        """Start the second broker; seconds until its link to the first is up."""
+        """Start the second broker; return the seconds until its link to the first is up."""
         port, link = free_port(), self.ports["link"]
         keys = self._common_keys() | self._listener(0, port)
         keys |= {"id": SECOND, "peer.0.id": FIRST, "peer.0.address": f"{HOST}:{link}"}
@@ -116,7 +116,7 @@ class Site:
 
     @property
     def quota_bytes(self) -> int:
-        """What the quotas that this attack may fill add up to."""
+        """Return the sum of the quotas that this attack may fill."""
         keys = self._common_keys()
         keys.pop("access.users", None)
         quotas = BROKER.load(self.config, {}, keys).quotas
@@ -192,7 +192,7 @@ def run(
 
 
 def missing(attack: Attack) -> str:
-    """Why this attack cannot run here; "" if it can."""
+    """Return why this attack cannot run here; "" if it can."""
     if attack.door == "tls":
         try:
             import cryptography  # noqa: F401
@@ -250,7 +250,7 @@ def _attack(site: Site, seconds: float, seed: int) -> dict[str, Any]:
 
 
 def reasons(case: dict[str, Any]) -> list[str]:
-    """Why the attack hurt; empty if it did not."""
+    """Return why the attack failed the criteria; empty if it did not."""
     checks = {
         "the broker ended": case["is_running"],
         "messages were lost": not case["lost"] and not case["unanswered"],
@@ -265,7 +265,7 @@ def reasons(case: dict[str, Any]) -> list[str]:
 
 
 class _Memory:
-    """The broker's resident memory, looked at while the honest clients run."""
+    """Samples the broker's resident memory while the honest clients run."""
 
     def __init__(self, broker: Process) -> None:
         self._broker = broker
@@ -303,7 +303,7 @@ def _wait_begun(ours: Connection, pair: HonestPair, memory: _Memory) -> bool:
 
 
 def _attacking(connection: Connection, name: str, ports: dict[Door, int], seconds: float, seed: int) -> None:
-    """Runs in the attacker's process."""
+    """Run in the attacker's process."""
     os.nice(NICENESS)
     connection.send(True)
     attack = ATTACKS[name]
@@ -319,14 +319,14 @@ _COMPLAINT = re.compile(
 
 
 def _waited_s(broker: Process) -> float:
-    """Seconds in which the broker could have gone on and had no core: the machine was busy with others."""
+    """Seconds in which the broker waited for a core, because the machine was busy."""
     if not broker.is_running:
         return 0.0
     return int(Path(f"/proc/{broker.pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def _complaints(broker: Process) -> list[str]:
-    """What the broker has said about somebody or something, each once."""
+    """Return the broker's warnings about clients, each once."""
     found: dict[str, None] = {}
     for line in broker.log.read_text(errors="replace").splitlines():
         match = _COMPLAINT.match(line)

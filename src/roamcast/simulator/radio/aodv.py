@@ -41,7 +41,7 @@ class AodvSettings:
     buffered_max: int = 64
     """Our choice: what waits for one route; the oldest gives way."""
     link_feedback: bool = True
-    """Whether a frame that nobody acknowledged counts as a broken link (6.10), or only silence does."""
+    """True if an unacknowledged frame counts as a broken link (6.10); otherwise only silence does."""
 
     @property
     def net_traversal_s(self) -> float:
@@ -65,7 +65,7 @@ class AodvSettings:
 
 
 class Host(Protocol):
-    """What a station does for its AODV machine."""
+    """Interface of a station for its AODV machine."""
 
     @property
     def now(self) -> float: ...
@@ -82,7 +82,7 @@ class Host(Protocol):
         """Deliver a packet to this node."""
 
     def given_up(self, data: Data, reason: str) -> None:
-        """It is dropped here."""
+        """Note that the packet is dropped here."""
 
 
 class Timer(NamedTuple):
@@ -92,7 +92,7 @@ class Timer(NamedTuple):
 
 @dataclass(slots=True)
 class Route:
-    """How to reach a destination (section 2 and 6.2)."""
+    """Route to a destination (section 2 and 6.2)."""
 
     next_hop: int
     hops: int
@@ -106,7 +106,7 @@ class Route:
 
 @dataclass(slots=True)
 class Discovery:
-    """A route that is being asked for."""
+    """A route discovery in progress."""
 
     waiting: deque[Data]
     attempt: int = 0
@@ -131,7 +131,7 @@ class Aodv:
             Data: self.on_data,
         }
         self.rreq_number = 0
-        """Of its latest RREQ; 0 if it has never started one."""
+        """Number of its latest RREQ; 0 if it has never started one."""
         self._seen: dict[tuple[int, int], float] = {}
         self._heard_at: dict[int, float] = {}
         self._rreqs_at: deque[float] = deque(maxlen=settings.rreq_per_s_max)
@@ -143,7 +143,7 @@ class Aodv:
         self.host.set_timer(self.host.now + self.host.jitter(self.settings.hello_interval_s), Timer("hello"))
 
     def send(self, destination: int, content: Any, content_bytes: int) -> None:
-        """Only this starts an RREQ: nodes that never send anything of their own never do."""
+        """Send a packet. Only this starts an RREQ: nodes that only forward never do."""
         data = Data(self.node, destination, 0, content, content_bytes)
         if self._active(destination) is not None:
             self._forward(data)
@@ -233,7 +233,7 @@ class Aodv:
         self.host.set_timer(now + self._discovery_wait_s(discovery), timer)
 
     def _discovery_wait_s(self, discovery: Discovery) -> float:
-        """How long an answer may take; each retry over the whole network waits twice as long."""
+        """Return the timeout for an answer; each retry over the whole network doubles it."""
         settings = self.settings
         if discovery.ttl < settings.net_diameter:
             return 2 * settings.node_traversal_s * (discovery.ttl + settings.timeout_buffer)
@@ -286,7 +286,7 @@ class Aodv:
         self.host.unicast(self.routes[message.origin].next_hop, answer)
 
     def _answer_for(self, route: Route, message: Rreq, now: float) -> None:
-        """We know a way, so the request goes no further (6.6.2)."""
+        """Answer a request if a route is known; the request goes no further then (6.6.2)."""
         back = self.routes[message.origin]
         route.precursors[back.next_hop] = None
         back.precursors[route.next_hop] = None

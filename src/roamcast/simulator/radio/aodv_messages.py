@@ -1,4 +1,4 @@
-"""What AODV nodes say to each other (RFC 3561, section 5), and how long it is on the air."""
+"""Messages between AODV nodes (RFC 3561, section 5), and their airtime."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class AodvHello(NamedTuple):
-    """I am here (6.9): an RREP about its sender, to be heard by neighbours only."""
+    """Hello message (6.9): an RREP about its sender, for neighbours only."""
 
     sequence: int
 
@@ -16,7 +16,7 @@ class AodvHello(NamedTuple):
 
 
 class Rreq(NamedTuple):
-    """Who knows a way to `destination`? Broadcast on and on."""
+    """Request for a route to `destination`, broadcast and forwarded."""
 
     number: int
     """With `origin`, what tells this request from others."""
@@ -34,7 +34,7 @@ class Rreq(NamedTuple):
 
 
 class Rrep(NamedTuple):
-    """There is a way to `destination`; this goes back to `origin`."""
+    """Reply that there is a route to `destination`; sent back to `origin`."""
 
     destination: int
     destination_sequence: int
@@ -48,7 +48,7 @@ class Rrep(NamedTuple):
 
 
 class Rerr(NamedTuple):
-    """These destinations, with sequence numbers, cannot be reached through the sender any more."""
+    """Error: these destinations, with sequence numbers, cannot be reached through the sender any more."""
 
     unreachable: tuple[tuple[int, int], ...]
 
@@ -58,7 +58,7 @@ class Rerr(NamedTuple):
 
 
 class Data(NamedTuple):
-    """What all this is for."""
+    """A data packet."""
 
     origin: int
     destination: int
@@ -68,7 +68,7 @@ class Data(NamedTuple):
 
     @property
     def payload_bytes(self) -> int:
-        """Origin, destination, hops left and an identification, as in the shortest of headers."""
+        """Size of origin, destination, hops left and an identification, as in the shortest of headers."""
         return 8 + self.content_bytes
 
 

@@ -81,7 +81,7 @@ class Channel:
         self._log_heard = np.where(self.power_mw >= self._sensitivity_mw, 0.0, -np.inf)
 
     def is_busy(self, station: int) -> bool:
-        """Whether the station senses a transmission, or is transmitting itself."""
+        """Return whether the station senses a transmission, or transmits itself."""
         power_mw = 0.0
         for transmission in self._on_air:
             if transmission.sender == station:

@@ -25,7 +25,7 @@ class Ledger:
         self._published_at: dict[Notification, float] = {}
         self._possible = 0
         self._owed: dict[tuple[Notification, int], float] = {}
-        """To the time when it was made for this subscriber."""
+        """Time at which each notification became owed to each subscriber."""
         self._arrived: dict[tuple[Notification, int], Arrival] = {}
         self.duplicates = 0
         self.given_up: Counter[str] = Counter()

@@ -18,7 +18,7 @@ from roamcast.simulator.radio.parameters import RadioParameters
 
 
 class Stations(Protocol):
-    """What the medium access needs of the network: time, and somebody to tell."""
+    """Interface of the network for the medium access."""
 
     now: float
 
@@ -40,18 +40,18 @@ class Outgoing:
     destination: int
     message: Any
     bytes_left: int
-    """Of its payload: what has not been acknowledged, or is in the frame being sent."""
+    """Bytes of the payload that are not acknowledged, or are in the frame being sent."""
     attempts: int = 0
-    """Of the frame being sent."""
+    """Attempts to send the present frame."""
     sequence: int = 0
     """Tells the receiver a repeated frame from a new one."""
     is_whole: bool = True
-    """Without acknowledgements: whether all its frames so far have arrived."""
+    """Without acknowledgements: true if all its frames so far have arrived."""
 
 
 @dataclass
 class AirCounts:
-    """What a station did with its antenna."""
+    """Counters of a station's transmissions."""
 
     frames: int = 0
     bytes: int = 0
@@ -63,7 +63,7 @@ class AirCounts:
 
 
 class MediumAccess:
-    """One station's way to the channel."""
+    """Medium access of one station."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class MediumAccess:
             self._engine.push(give_up_at, self._attempt_failed)
 
     def _end_unconfirmed(self, frame: Transmission, has_arrived: bool, outgoing: Outgoing) -> None:
-        """Whether a unicast frame has arrived nobody says, so the sender takes it for granted."""
+        """End a unicast frame without acknowledgements: the sender assumes that it arrived."""
         outgoing.is_whole = outgoing.is_whole and has_arrived
         is_last = outgoing.bytes_left <= self._parameters.payload_bytes_max
         if not is_last:
@@ -176,7 +176,7 @@ class MediumAccess:
     # --- acknowledgements ---
 
     def is_news(self, sender: int, outgoing: Outgoing) -> bool:
-        """Whether a frame that has arrived here completes a message that has not arrived before."""
+        """Return whether a received frame completes a message that is not a duplicate."""
         if outgoing.bytes_left > self._parameters.payload_bytes_max:
             return False
         if self._seen.get(sender) == outgoing.sequence:

@@ -25,20 +25,20 @@ from roamcast.simulator.radio.network import Station
 GROUP_MAX = 8
 """Our choice: stored events in one REP; a longer one would fail as a whole too often."""
 RETRY_S = 0.01
-"""When the queue of the antenna is full."""
+"""Pause before a retry when the queue of the antenna is full."""
 TRY_AGAIN_S = 0.1
 """Between two tries of a message: shorter than a heartbeat period, longer than a burst of others' frames."""
 
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """What the thesis leaves open about links, and what it does not have."""
+    """Settings of links that the thesis leaves open, or does not have."""
 
     refused: bool = True
-    """Whether a message over a link that its receiver has given up is left unacknowledged, so that it comes
-    back to its sender. Otherwise it is taken as if nothing had happened."""
+    """True if a message over a link that its receiver has given up stays unacknowledged, so that it
+    returns to its sender. Otherwise the receiver accepts it."""
     relinks: bool = True
-    """Whether a broker asks whoever it could not reach to connect again."""
+    """True if a broker asks a neighbour that it could not reach to connect again."""
     clients_follow: bool = False
     """Whether a client takes the broker that brings a round of heartbeats first, in each round, as a broker
     without patience does. Otherwise it keeps its broker until that one is not heard any more."""

@@ -22,12 +22,12 @@ from roamcast.simulator.radio.reception import Shadowing
 
 
 class Program(Protocol):
-    """What a station does."""
+    """Interface of a station's program."""
 
     def on_start(self) -> None: ...
 
     def accepts(self, sender: int, message: Any) -> bool:
-        """Whether a unicast message is acknowledged; otherwise it is as if it had not arrived."""
+        """Return whether a unicast message is acknowledged; otherwise it is treated as not received."""
 
     def on_received(self, sender: int, message: Any) -> None: ...
 
@@ -41,7 +41,7 @@ class Program(Protocol):
 
 
 class Station:
-    """What the network does for a program."""
+    """The network as seen by a program."""
 
     def __init__(self, network: RadioNetwork, number: int, access: MediumAccess) -> None:
         self.number = number
