@@ -1,13 +1,13 @@
 """The interface of a mobility protocol, and the plain behaviour that protocols change.
 
-A protocol is one class in one file. It is called through a handful of `on_…`
-methods and acts through its `Host`, the broker it lives in. It has no clock, no
-socket and no chance of its own. What every protocol may rely on is done by the
-host before it calls: the session has been located and has arrived, stale
-attaches have been refused, a client's own subscriptions are settled before its
-session departs, and messages travel along the overlay without overtaking.
+A protocol is one class in one file. It is called through a handful of `on_…` methods
+and acts through its `Host`, the broker it lives in. It has no clock, no socket and no
+source of randomness. What every protocol may rely on is done by the host before it
+calls: the session has been located and has arrived, stale attaches have been refused,
+a client's own subscriptions are settled before its session departs, and messages
+travel along the overlay without overtaking.
 
-The base class is reverse-path routing with nothing kept for those who are away.
+The base class is reverse-path routing that stores nothing for clients that are away.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from roamcast.routing.router import STRATEGIES, Owner, Token
 from roamcast.state import State
 
 STREAM = "session"
-"""One numbering for all brokers: it goes on at the next broker where it ended at the last."""
+"""Name of the numbering that all brokers share: it continues at the next broker where it ended at the
+last."""
 
 ASSUMPTIONS = {
     "bounded_delay": "a bound on the overlay's delay",
@@ -41,7 +42,7 @@ ASSUMPTIONS = {
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """What a protocol may do wrong, and with which excuse; without one it is a violation.
+    """Which failures a protocol may show, and the excuse for each; a failure without excuse is a violation.
 
     lost: `away` (published while the client was away, or within one propagation
     delay of either edge), `remainder` (still stored at a broker where the client
@@ -61,11 +62,11 @@ class Promise(msgspec.Struct, frozen=True):
     reordered: frozenset[str] = frozenset()
     stale: frozenset[str] = frozenset()
     remainder: bool = False
-    """Whether something may stay stored for a client that is attached elsewhere."""
+    """True if notifications may stay stored for a client that is attached elsewhere."""
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a user can set for a protocol; each reads what concerns it."""
+    """Settings of mobility protocols; each protocol reads those that concern it."""
 
     delay_bound_s: float | None = None
     """No message takes longer between any two brokers."""
@@ -104,7 +105,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class OwnToken(NamedTuple):
-    """A token of the protocol itself: what has settled comes back through `on_settled`."""
+    """Token made by the protocol itself: its settlement is reported to `on_settled`."""
 
     token: Token
 
@@ -120,7 +121,7 @@ class Host(Protocol):
     def buffer(self) -> Buffer: ...
 
     def send(self, broker: str, message: Message) -> None:
-        """To any broker, relayed along the overlay, in order with everything else."""
+        """Send to any broker, relayed along the overlay, in order with all other traffic."""
 
     def subscribe(
         self,
@@ -147,7 +148,8 @@ class Host(Protocol):
         """Move a client's subscriptions (text to time of issue) over one link; see `Router.relocate`."""
 
     def end_relocation(self, subscriptions: Mapping[str, float], client: str, peer: str) -> None:
-        """The broker is gone from which the peer relocated them; see `Router.end_relocation`."""
+        """End the relocation after the broker that the peer relocated from is gone; see
+        `Router.end_relocation`."""
 
     def direction(
         self, subscriptions: Mapping[str, float], client: str, subscriber: str
@@ -158,7 +160,7 @@ class Host(Protocol):
         """
 
     def way_to(self, client: str, client_named: Callable[[str], str]) -> str | Owner | None:
-        """Where entries of the client lead; see `Router.way_to`."""
+        """Return where entries of the client lead; see `Router.way_to`."""
 
     def divert(
         self,
@@ -181,76 +183,78 @@ class Host(Protocol):
         update: Update | None = None,
         last: bool = True,
     ) -> Update | None:
-        """Give up the entries that the client left behind; see `Router.withdraw`."""
+        """Withdraw the entries that the client left behind; see `Router.withdraw`."""
 
     def listen(self, owner: Owner, filter: Filter, issued_at: float) -> None:
-        """Have what passes through this broker, without telling anyone."""
+        """Receive matching notifications that pass through this broker, without telling any peer."""
 
     def unlisten(self, owner: Owner, filter: Filter) -> None: ...
 
     def next_hop(self, broker: str) -> str:
-        """The peer towards another broker; this broker's id if that is gone and the way to it ends here."""
+        """Return the peer towards another broker; this broker's id if the broker is gone and its path ended
+        here."""
 
     def is_reachable(self, broker: str) -> bool:
-        """Whether it is this broker, or one that is not gone."""
+        """True if the broker is this one, or is not gone."""
 
     def is_attached(self, client: str) -> bool:
-        """Whether the client is connected to this broker and its session is here."""
+        """True if the client is connected to this broker and its session is here."""
 
     def settled(self, token: Token) -> None:
-        """What the token stands for needs no more settling."""
+        """Report that the subject of the token needs no more settling."""
 
     def hand_over(self, session: Session, destination: str) -> None:
-        """The session leaves for the broker that asked for it."""
+        """Send the session to the broker that asked for it."""
 
     def release(self, session: Session, destination: str) -> None:
-        """As `hand_over`, but the protocol carries the session there itself…"""
+        """Release the session to the protocol, which carries it to the destination itself."""
 
     def adopt(self, session: Session, reads_on: bool = False) -> None:
-        """… and says when it has arrived; this calls `on_attach`. With `reads_on`, the queue from which the
-        client reads, or has read, ahead of its session is that of the session now."""
+        """Take over a session that the protocol carried here; calls `on_attach`. With `reads_on`, the
+        session's queue is the one that the client already reads, or has read, ahead of its session."""
 
     def send_home(self, client: str, number: int) -> None:
-        """The session goes to where its client will ask for it (`named_next`), if nobody has attached or
-        asked for it since it had this attach number."""
+        """Send the session to the broker where its client will ask for it (`named_next`), unless a client
+        attached or a broker asked for it since this attach number."""
 
     @property
     def own_members(self) -> list[str]:
-        """Every broker of this organisation that can be reached, and this one."""
+        """Return every reachable broker of this organisation, including this one."""
 
     def capsule_for(self, session: Session, brokers: Collection[str]) -> bytes:
-        """What the access side of these brokers needs to serve the client of this session from a copy; empty
-        if a copy must not."""
+        """Return the data that the access side of these brokers needs to serve the client from a copy; empty
+        if a copy must not serve it."""
 
     def read_ahead(self, client: str, queue: DeliveryQueue, holder: str = "", capsule: bytes = b"") -> bool:
-        """The client is attached and its session is not here: it reads from a copy until it is, if it may.
+        """Let an attached client read from a copy, if permitted, until its session arrives.
 
-        Without a capsule, only where the client says itself what it has received.
+        Without a capsule, this is permitted only if the client reports what it has
+        received.
         """
 
     def take_back(self, session: Session) -> None:
-        """As `adopt`, of a session that cannot reach the broker that asked for it."""
+        """Adopt a session that cannot reach the broker that asked for it."""
 
     def handoff_finished(self, client: str) -> None:
-        """The client's subscriptions and undelivered notifications live here now."""
+        """Report that the client's subscriptions and undelivered notifications now live here."""
 
     def deliver_from(self, client: str, queue: DeliveryQueue) -> None:
-        """The attached client reads from this queue until it goes away."""
+        """Deliver from this queue to the attached client until it detaches."""
 
     def is_read(self, client: str, queue: DeliveryQueue) -> bool:
-        """Whether the client is attached and reads from this queue, its session being here or not."""
+        """True if the client is attached and reads from this queue, with or without its session here."""
 
     def pump(self, client: str) -> None:
-        """Something was added to the queue that the client reads from."""
+        """Deliver what was added to the queue that the client reads from."""
 
     def pass_to(self, client: str, queue: DeliveryQueue, burst: Burst) -> None:
-        """Add a burst to a queue, and send it at once if this is the queue that the client reads from."""
+        """Add a burst to a queue; send it at once if the client reads from this queue."""
 
     def set_timer(self, at: float, token: Token) -> None:
-        """`on_deadline(token)` at that time, or soon after."""
+        """Call `on_deadline(token)` at that time, or soon after."""
 
     def dropped(self, client: str, burst: Burst, reason: str) -> None:
-        """Notifications for the client are given up here; say so in the log."""
+        """Log that notifications for the client are dropped here."""
 
 
 class MobilityProtocol:
@@ -259,31 +263,33 @@ class MobilityProtocol:
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
     is_as_published: ClassVar[bool] = False
-    """Whether it keeps a rule of its document that breaks the document's own promise; for comparison."""
+    """True if the protocol keeps a rule of its document that breaks the document's own promise; for
+    comparison."""
     promise: ClassVar[Promise] = Promise(lost=frozenset({"away", "overflow"}))
     strategies: ClassVar[tuple[str, ...]] = ("identity", "simple", "covering", "merging", "flooding")
-    """Routing strategies it works with; the first is its default."""
+    """Routing strategies the protocol works with; the first is its default."""
     locates: ClassVar[bool] = False
-    """Whether it must know whose subscription an entry is, which most strategies forget: routing then
-    keeps a location table beside the matching table."""
+    """True if the protocol must know whose subscription an entry is, which most strategies forget: routing
+    then keeps a location table beside the matching table."""
     advertisements: ClassVar[bool] = True
-    """Whether it works where subscriptions travel only towards advertisements."""
+    """True if the protocol works where subscriptions travel only towards advertisements."""
     assumes: ClassVar[frozenset[str]] = frozenset()
-    """Which of `ASSUMPTIONS` its promise rests on."""
+    """Members of `ASSUMPTIONS` that the protocol's promise rests on."""
     has_heartbeats: ClassVar[bool] = False
-    """Whether its brokers watch each other if its settings say so; with faults, the fuzzer draws that."""
+    """True if the protocol's brokers can watch each other with heartbeats; the fuzzer then draws that setting
+    with faults."""
     draws_copies: ClassVar[bool] = False
-    """Whether its copies depend on the settings `copies_…`; the fuzzer draws those."""
+    """True if copies depend on the settings `copies_…`; the fuzzer then draws those settings."""
     takes_back: ClassVar[bool] = False
-    """Whether a session that was on its way to a broker which is gone can go on at another one."""
+    """True if a session on its way to a broker that is gone can continue at another broker."""
     follows_routes: ClassVar[bool] = False
-    """Whether a session is sought along its trail first, and not at the broker that the client names."""
+    """True if a session is sought along its trail first, instead of at the broker that the client names."""
     keeps_sessions: ClassVar[bool] = True
-    """Whether it keeps the session of a client that is away, and not only the client's name. If not, such
-    sessions are kept as bytes."""
+    """True if the protocol keeps the session of a client that is away; otherwise only the client's name, and
+    the broker stores the session as bytes."""
     own_state: ClassVar[bool] = True
-    """Whether it works with filters on the client's own state: only if the broker that holds the session
-    is where notifications for the client are matched, except during a handoff."""
+    """True if the protocol works with filters on the client's own state: except during a handoff, the broker
+    that holds the session must be the one that matches notifications for the client."""
 
     __state__ = State("mobility-protocol", saved=("host", "settings", "queues", "taken_back"))
 
@@ -292,7 +298,8 @@ class MobilityProtocol:
         self.settings = settings
         self.queues: dict[str, DeliveryQueue] = {}
         self.taken_back: dict[Owner, None] = {}
-        """Local owners that were elsewhere when what comes back now was sent: they are owed that."""
+        """Local owners that were elsewhere when bursts now coming back were sent: these bursts are owed to
+        them."""
 
     @classmethod
     def check(cls, settings: Settings) -> None:
@@ -311,7 +318,7 @@ class MobilityProtocol:
     # --- the hooks ---
 
     def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
-        """The client's session is here: new (""), as before (this broker's id) or from another broker."""
+        """Take the client's session: new (""), unchanged (this broker's id), or from another broker."""
         client, host = session.client, self.host
         self.queues[client] = DeliveryQueue(host.id, received.get(host.id, 0), host.buffer)
         self.subscribe_all((client,), session.subscriptions)
@@ -319,32 +326,32 @@ class MobilityProtocol:
         host.handoff_finished(client)
 
     def on_detach(self, session: Session) -> None:
-        """The client's connection is gone."""
+        """The client's connection has ended."""
         self.give_up(session.client, self.queues.pop(session.client).drain(), "away")
         self.unsubscribe_all((session.client,), session.subscriptions)
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
-        """The client is attached at another broker, which asks for the session. It is not attached here."""
+        """The client is attached at another broker, which asks for the session, and not attached here."""
         self.host.hand_over(session, destination)
 
     def serve_ahead(self, hello: Hello, is_asked: bool) -> Mapping[str, int]:
-        """The client is attached here and its session is not: a copy may serve the client meanwhile.
+        """Let a copy serve a client that is attached here while its session is elsewhere.
 
-        Only here can a protocol do something for a client whose session is not there yet. Returns what
-        the request for the session says that the client has received; with `is_asked`, a request for an
-        earlier attach here is already on its way.
+        This is the only hook that runs before the session arrives. Returns what the request for the
+        session will report as received; with `is_asked`, a request for an earlier attach here is
+        already on its way.
         """
         return hello.received
 
     def holder_of(self, client: str) -> str:
-        """Who held a session that is not here, as far as a copy of it tells; "" if there is none."""
+        """Return the last known holder of a session that is not here, according to a copy; "" if unknown."""
         return ""
 
     def end_copies(self, session: Session) -> None:
-        """The session is about to end: no copy of it, of whatever stay, may serve anybody any more."""
+        """Withdraw all copies of a session that is about to end, whichever stay they belong to."""
 
     def on_end(self, session: Session) -> None:
-        """The session is over, and nothing is owed to it. No handoff of it is under way."""
+        """The session has ended, with nothing owed to it and no handoff under way."""
         owner = self.owner_of(session)
         if owner is not None:
             self.unsubscribe_all(owner, session.subscriptions, "subscribe")
@@ -357,12 +364,13 @@ class MobilityProtocol:
             self.host.pass_to(owner[0], queue, burst)
 
     def on_subscribe(self, session: Session, filter: Filter, token: Token) -> None:
-        """The client asked for a subscription; give the token back when it has settled."""
+        """The client asked for a subscription; return the token when it has settled."""
         owner = self.owner_of(session)
         if owner is not None:
             self.host.subscribe(owner, filter, self.host.now, "subscribe", token)
         else:
-            self.host.settled(token)  # It has left since it asked; nothing is routed here for it.
+            # The session has left since the client asked; nothing is routed here for it.
+            self.host.settled(token)
 
     def on_unsubscribe(self, session: Session, filter: Filter, token: Token) -> None:
         owner = self.owner_of(session)
@@ -372,7 +380,7 @@ class MobilityProtocol:
             self.host.settled(token)
 
     def on_acknowledged(self, client: str) -> None:
-        """The attached client has acknowledged something: there is room for more."""
+        """The attached client has acknowledged something, so its queue has room for more."""
 
     def awaits_acknowledgement(self, client: str) -> bool:
         """True if more is fetched for the client as soon as it has acknowledged something."""
@@ -381,7 +389,8 @@ class MobilityProtocol:
     def on_message(self, sender: str, message: Message) -> None:
         """One of the protocol's own messages; `sender` may be any broker.
 
-        It is handled by the method that bears its name: `DeliverTQ` by `on_deliver_tq`.
+        The method named after the message handles it: `on_deliver_tq` handles
+        `DeliverTQ`.
         """
         handler = getattr(self, _handler_of(type(message)), None)
         if handler is None:
@@ -393,26 +402,29 @@ class MobilityProtocol:
         return hasattr(self, _handler_of(kind))
 
     def expects(self, sender: str, message: Message) -> bool:
-        """Whether one of the protocol's own messages can be right, given what is known here.
+        """True if one of the protocol's own messages is plausible, given what is known here.
 
-        The border asks it about messages of peers: what it refuses never comes to `on_message`.
+        The border calls this for messages of peers; a refused message never reaches
+        `on_message`.
         """
         return True
 
     def on_undeliverable(self, message: Message) -> bool:
-        """A message cannot reach its destination, which is gone for good; whether something was saved.
+        """Handle a message whose destination is gone for good; returns whether something was saved.
 
-        They come in the order in which they were sent. A `Grant` does not come here: see `takes_back`.
+        Messages come in the order in which they were sent. A `Grant` does not come here: see
+        `takes_back`.
         """
         return False
 
     def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:
-        """These brokers are gone for good, and these of them were peers: nothing more comes from them."""
+        """These brokers, some of them peers, are gone for good: nothing more comes from them."""
 
     def on_drain(self) -> None:
-        """Some broker is emptied by its operator: fetch what waits elsewhere for sessions that are here.
+        """An operator drains some broker: fetch what waits elsewhere for sessions that are here.
 
-        Without this hook, what a protocol fetches as the client reads stays behind while the client is away.
+        Without this hook, a protocol that fetches while the client reads leaves notifications behind while
+        the client is away.
         """
 
     def on_settled(self, token: Token) -> None:
@@ -423,26 +435,27 @@ class MobilityProtocol:
         """A timer set by this protocol."""
         raise InputError(f"{self.name} set no timer {token!r}")
 
-    # --- for protocols and for those who look on ---
+    # --- for protocols and observers ---
 
     def owner_of(self, session: Session) -> Owner | None:
         """The local owner to whom the client's notifications are routed, if there is one."""
         return (session.client,) if session.client in self.queues else None
 
     def keeps_for(self, session: Session) -> bool:
-        """Whether what is for the client is kept here already; not, where its session came ahead of it."""
+        """True if notifications for the client are stored here already; False while its session is ahead of
+        them."""
         return True
 
     def named_next(self, session: Session) -> str:
-        """The broker that the client is to name when it attaches next."""
+        """Return the broker that the client is to name when it attaches next."""
         return self.host.id
 
     def trail_of(self, client: str) -> str:
-        """Where a session that is not here may be; "" if that is not known."""
+        """Return where a session that is not here may be; "" if unknown."""
         return ""
 
     def subscriber_of(self, owner: Owner) -> str:
-        """Under which name other brokers know the entries of a local owner."""
+        """Return the name under which other brokers know the entries of a local owner."""
         client: str = owner[0]
         return client
 
@@ -459,17 +472,17 @@ class MobilityProtocol:
             self.host.dropped(client, burst, reason)
 
     def begin_delivery(self, client: str, queue: DeliveryQueue, received: int) -> None:
-        """The handoff is over: the client reads from this queue what it has not received."""
+        """End the handoff: deliver from this queue what the client has not received."""
         queue.rewind(received)
         self.host.deliver_from(client, queue)
         self.host.handoff_finished(client)
 
     def likely_next(self, session: Session) -> list[str]:
-        """Where the client is expected next, the most likely first; for operators and steering."""
+        """Return where the client is expected next, most likely first; for operators and steering."""
         return []
 
     def keep(self, queue: DeliveryQueue, client: str, burst: Burst) -> None:
-        """Queue a burst; what a full queue or the broker's full buffer gives up for it is dropped."""
+        """Queue a burst; notifications that a full queue or broker buffer gives up are dropped."""
         for evicted_from, evicted in queue.append(burst):
             whose = client if evicted_from is queue else self.client_of(evicted_from) or client
             self.host.dropped(whose, evicted, "overflow")
@@ -478,14 +491,14 @@ class MobilityProtocol:
         return next((client for client, held in self.stored() if held is queue), None)
 
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
-        """Every queue at this broker and whose it is."""
+        """Return every queue at this broker and its client."""
         yield from self.queues.items()
 
 
 def newer_part(burst: Burst, last: tuple[int, int] | None) -> Burst | None:
-    """What of a burst comes after the last notification (incarnation and number) of its publisher.
+    """Return the part of a burst after its publisher's last notification (incarnation and number).
 
-    Of what was picked for the client, that is all: such bursts come in no order.
+    Bursts that were picked for the client are returned whole, because they come in no order.
     """
     if burst.is_picked or last is None or (burst.incarnation, burst.number) > last:
         return burst
@@ -493,12 +506,12 @@ def newer_part(burst: Burst, last: tuple[int, int] | None) -> Burst | None:
 
 
 def last_numbers(bursts: Iterable[Burst]) -> dict[str, tuple[int, int]]:
-    """Publisher to the incarnation and number of its last notification that was routed."""
+    """Return, by publisher, incarnation and number of its last routed notification."""
     return {burst.publisher: (burst.incarnation, burst.last) for burst in bursts if not burst.is_picked}
 
 
 def queue_of(bursts: Iterable[Burst]) -> DeliveryQueue:
-    """As a queue, for those who look on."""
+    """Wrap bursts in a queue, for observers."""
     queue = DeliveryQueue(STREAM)
     queue.extend(bursts)
     return queue
@@ -534,7 +547,7 @@ def check_combination(protocol: type[MobilityProtocol], strategy: str, advertise
         raise InputError(f"protocol {protocol.name} does not work with advertisements: leave them off")
     if strategy not in STRATEGIES:
         raise InputError(f"routing strategy {strategy!r}: valid are {', '.join(STRATEGIES)}")
-    # What is forwarded for nobody does no harm, unless entries must be turned round.
+    # Entries forwarded on behalf of no subscriber do no harm, unless the protocol turns entries round.
     works_as = "merging" if strategy == "lazy_merging" and not protocol.locates else strategy
     if works_as not in protocol.strategies:
         raise InputError(

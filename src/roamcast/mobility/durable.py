@@ -59,7 +59,7 @@ class DurableSubscriptions(MobilityProtocol):
             if text not in kept:
                 kept[text] = None
                 host.subscribe((client,), parse(text), issued_at)
-        # The client ended these at another broker; nobody has told this one before.
+        # The client ended these at another broker, which did not tell this one.
         ended = [text for text in kept if text not in session.subscriptions]
         self.unsubscribe_all((client,), ended)
         for text in ended:
@@ -68,10 +68,10 @@ class DurableSubscriptions(MobilityProtocol):
         host.handoff_finished(client)
 
     def on_detach(self, session: Session) -> None:
-        """The subscriptions are durable: they stay, and so does what they bring."""
+        """Keep the durable subscriptions, and store what they match."""
 
     def on_end(self, session: Session) -> None:
-        """What this broker keeps goes; other brokers that were visited are not told."""
+        """Forget what this broker keeps; other visited brokers are not told."""
         self.unsubscribe_all((session.client,), self.durable.pop(session.client, {}), "subscribe")
         self.queues.pop(session.client, None)
 

@@ -1,17 +1,14 @@
 """Home broker (Wang et al., section 2, measured in section 5): Mobile IP's idea for publish/subscribe.
 
-The broker where a client attaches first is its home broker: it maintains the
-client's subscriptions and its queue for ever. Any other broker is a foreign
-broker. When the client attaches there, the foreign broker registers it with the
-home broker (`Register`), which forwards everything that arrives (`ForwardEvents`):
-all of it travels by way of the home broker, the triangle. A client names its home
-broker when it attaches, as a mobile node knows its home agent. The session is
-there while the client is away, and comes to the foreign broker with what is
-stored: one round trip until the client reads. When the client leaves, its session
-goes home again. The foreign broker delivers and keeps nothing for those who are gone:
-what is on its way from the home broker then, waits at the foreign broker or is
-on the air may be lost. Nothing is repeated and nothing overtakes, because the
-home broker sends each notification once, in order, to one place at a time.
+The broker where a client attaches first is its home broker: it maintains the client's subscriptions and its
+queue for ever. Any other broker is a foreign broker. When the client attaches there, the foreign broker
+registers it with the home broker (`Register`), which forwards everything that arrives (`ForwardEvents`): all
+of it travels by way of the home broker, the triangle. A client names its home broker when it attaches, as a
+mobile node knows its home agent. The session is at home while the client is away, and comes to the foreign
+broker with what is stored: one round trip until the client reads. When the client leaves, its session goes
+home again. The foreign broker delivers, and stores nothing for clients that are gone: notifications on their
+way from the home broker, waiting at the foreign broker or on the air may be lost. There are no duplicates
+and no reordering, because the home broker sends each notification once, in order, to one place at a time.
 
 | Wang et al., section 2 | here |
 | --- | --- |
@@ -38,10 +35,9 @@ the forwarding, and whatever is published while it is away is lost, too:
     at 9.0 p publish {}
     at 10.0 c attach b
 
-So the foreign broker deregisters the client as soon as it notices that it is
-gone (`Deregister`), and lost is only what was under way until then. For the same
-reason a client that is gone before its session came is not registered at all; what
-came with the session stays beside it.
+So the foreign broker deregisters the client as soon as it notices that the client is gone (`Deregister`),
+and only notifications under way until then are lost. For the same reason a client that left before its
+session came is not registered at all; notifications that came with the session stay with it.
 """
 
 from __future__ import annotations
@@ -70,23 +66,25 @@ from roamcast.routing.router import Owner, Token
 from roamcast.state import State
 
 IN_TRANSIT = "in transit"
-"""Why a foreign broker drops: the client is not there, and the notification is no longer at home."""
+"""Reason of a foreign broker's drop: the client has left, and the home broker no longer has the
+notification."""
 
 
 class Register(Message, frozen=True):
-    """The client is attached at the sender, under this attach number."""
+    """Registers the client at the sender, under this attach number."""
 
     client: str
     number: int
     home: float = 0.0
-    """When the session was begun at its home: tells it from another session of the client."""
+    """When the session began at its home: distinguishes it from another session of the client."""
     subscriptions: dict[str, float] = msgspec.field(default_factory=dict)
-    """For a home broker that thought the session to be over: it came back from a broker that is gone."""
+    """Subscriptions for a home broker that considered the session ended, which came back from a broker that
+    is gone."""
     cause: ClassVar[Cause] = "handoff"
 
 
 class Deregister(Message, frozen=True):
-    """It is no longer there: the registration under this attach number ends."""
+    """Ends the registration under this attach number: the client has left the sender."""
 
     client: str
     number: int
@@ -95,7 +93,8 @@ class Deregister(Message, frozen=True):
 
 
 class ForwardEvents(Message, frozen=True):
-    """From the home broker to the foreign broker; the first answers the registration, if need be empty."""
+    """Notifications from the home broker to the foreign broker; the first answers the registration, even if
+    empty."""
 
     client: str
     number: int
@@ -107,7 +106,7 @@ class ForwardEvents(Message, frozen=True):
 
 
 class GoHome(Message, frozen=True):
-    """From a foreign broker to itself: unless it is asked for elsewhere by then, the session goes home."""
+    """Timer of a foreign broker: the session goes home unless another broker asks for it by then."""
 
     client: str
     number: int
@@ -115,7 +114,7 @@ class GoHome(Message, frozen=True):
 
 
 class LeaveHome(Message, frozen=True):
-    """The session is over: nobody is at home any more."""
+    """Tells the home broker that the session has ended."""
 
     client: str
     filters: tuple[Filter, ...]
@@ -124,7 +123,7 @@ class LeaveHome(Message, frozen=True):
 
 
 class ChangeAtHome(Message, frozen=True):
-    """The client has subscribed (or unsubscribed) at the sender; its home broker carries that out."""
+    """Asks the home broker to carry out a subscription or unsubscription of its client at the sender."""
 
     client: str
     filter: Filter
@@ -135,7 +134,7 @@ class ChangeAtHome(Message, frozen=True):
 
 
 class ChangeSettled(Message, frozen=True):
-    """… and says when every broker that must know of it does."""
+    """Reports to the foreign broker that a change has settled."""
 
     client: str
     filter: Filter
@@ -143,27 +142,27 @@ class ChangeSettled(Message, frozen=True):
 
 
 class Home:
-    """What the home broker has of a client of its own."""
+    """What the home broker keeps for one of its own clients."""
 
     __state__ = State("home", saved=("queue", "location", "number"))
 
     def __init__(self, queue: DeliveryQueue) -> None:
         self.queue = queue
         self.location = ""
-        """The foreign broker where the client is registered; "" while it is here or away."""
+        """Foreign broker where the client is registered; "" while the client is here or away."""
         self.number = 0
-        """The attach number of that registration."""
+        """Attach number of that registration."""
 
 
 class Visit:
-    """What a foreign broker has of a client that is attached to it."""
+    """What a foreign broker keeps for an attached client."""
 
     __state__ = State("home-broker-visit", saved=("session", "number", "queue"))
 
     def __init__(self, session: Session, queue: DeliveryQueue) -> None:
         self.session = session
         self.number = session.number
-        """The attach number under which it is registered at its home."""
+        """Attach number under which the client is registered at its home."""
         self.queue = queue
 
 
@@ -180,13 +179,14 @@ class HomeBroker(MobilityProtocol):
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
         self.homes: dict[str, dict[float, Home]] = {}
-        """By client, and when its session was begun here. If a session is thought to be lost and is not, the
-        client has two for a while, and both may be at home here."""
+        """By client and time when its session began here. A session wrongly considered lost leaves the client
+        with two for a while, and both may be at home here."""
         self.visits: dict[str, Visit] = {}
         self.changing: dict[tuple[str, Filter], Token] = {}
         """Changes of visitors that their home brokers have not settled yet."""
         self.ahead: dict[str, Session] = {}
-        """Sessions that came to a foreign broker when their clients were gone, with what they are owed."""
+        """Sessions that came to a foreign broker after their clients had left, with undelivered
+        notifications."""
 
     # --- the client attaches: at home, or at a foreign broker, which registers it ---
 
@@ -194,7 +194,7 @@ class HomeBroker(MobilityProtocol):
         client, host = session.client, self.host
         self.ahead.pop(client, None)
         if came_from == "" or not host.is_reachable(home_of(session).broker):
-            # If it had another home, that is gone for good, with all that was stored there.
+            # A former home of the client is gone for good, with all that was stored there.
             session.luggage = msgspec.msgpack.encode(HomeAt(host.id, host.now))
         home = self.home_here(session)
         if home is not None:
@@ -208,12 +208,12 @@ class HomeBroker(MobilityProtocol):
             home_broker, begun_at = home_of(session)
             host.send(home_broker, Register(client, session.number, begun_at, dict(session.subscriptions)))
         else:
-            # It rests here until its client comes, here or elsewhere; perhaps that never happens.
+            # The session rests here until its client attaches, here or elsewhere; that may never happen.
             self.ahead[client] = session
             host.handoff_finished(client)
 
     def make_home(self, owner: Owner, subscriptions: Mapping[str, float]) -> Home:
-        """The home of a session: as it is, or new."""
+        """Return the home of a session, created if missing."""
         client, begun_at = owner
         homes = self.homes.setdefault(client, {})
         if begun_at not in homes:
@@ -225,7 +225,7 @@ class HomeBroker(MobilityProtocol):
         return self.homes.get(client, {}).get(begun_at)
 
     def come_home(self, session: Session, home: Home) -> None:
-        """From now on everything stays here. What nobody has read abroad comes first."""
+        """Store here from now on. Notifications that were not read abroad come first."""
         home.location = ""
         if session.owed:
             stored = home.queue.drain()
@@ -239,10 +239,10 @@ class HomeBroker(MobilityProtocol):
         session.owed = ()
 
     def home_here(self, session: Session) -> Home | None:
-        """What this broker has of the session, if it is its home."""
+        """Return this broker's home entry of the session, if it is the session's home."""
         if home_of(session).broker != self.host.id:
             return None
-        # It is missing if the session was thought to be over: it came back from a broker that is gone.
+        # Missing if the session was considered ended; it came back from a broker that is gone.
         return self.make_home(owner_at_home(session), session.subscriptions)
 
     def on_register(self, sender: str, message: Register) -> None:
@@ -256,8 +256,8 @@ class HomeBroker(MobilityProtocol):
         if visit is None:
             self.give_up(client, message.bursts, IN_TRANSIT)
             return
-        # Perhaps of an earlier visit. It is late but not too late: had the client received anything
-        # newer elsewhere, its session would have come behind this.
+        # These may be of an earlier visit. They are late but not too late: had the client received newer ones
+        # elsewhere, its session would have come behind this message.
         for burst in message.bursts:
             self.keep(visit.queue, client, burst)
         self.host.pump(client)
@@ -267,7 +267,8 @@ class HomeBroker(MobilityProtocol):
     # --- the client leaves ---
 
     def on_detach(self, session: Session) -> None:
-        """At home everything stays; a foreign broker keeps nothing, says so, and sends the session home."""
+        """At home, keep everything; a foreign broker drops its queue, deregisters, and sends the session
+        home."""
         visit = self.visits.pop(session.client, None)
         if visit is not None:
             self.give_up(session.client, visit.queue.drain(), IN_TRANSIT)
@@ -295,7 +296,7 @@ class HomeBroker(MobilityProtocol):
         self.host.hand_over(session, destination)
 
     def on_end(self, session: Session) -> None:
-        """The home broker takes the subscriptions back, wherever the session ends."""
+        """Have the home broker withdraw the subscriptions, wherever the session ends."""
         self.visits.pop(session.client, None)
         home_broker, begun_at = home_of(session)
         leave = LeaveHome(session.client, tuple(map(parse, session.subscriptions)), begun_at)
@@ -320,7 +321,7 @@ class HomeBroker(MobilityProtocol):
         client, begun_at = owner
         home = self.find_home(client, begun_at)
         if home is None:
-            return  # Its session was lost with a broker that is gone.
+            return  # The session was lost with a broker that is gone.
         if home.location:
             self.host.send(home.location, ForwardEvents(client, home.number, (burst,)))
         else:
@@ -367,7 +368,8 @@ class HomeBroker(MobilityProtocol):
                 self.settle_down(client, visit)
 
     def settle_down(self, client: str, visit: Visit) -> None:
-        """The visitor's home is gone for good, with all that was stored there: it is at home here now."""
+        """Make this broker the home of a visitor whose home is gone for good, with all that was stored
+        there."""
         session = visit.session
         session.luggage = msgspec.msgpack.encode(HomeAt(self.host.id, self.host.now))
         changing = {filter: token for (of, filter), token in self.changing.items() if of == client}
@@ -386,7 +388,7 @@ class HomeBroker(MobilityProtocol):
         return home_of(session).broker or self.host.id
 
     def trail_of(self, client: str) -> str:
-        """The foreign broker where the client is registered."""
+        """Return the foreign broker where the client is registered."""
         return next((home.location for home in self.homes.get(client, {}).values() if home.location), "")
 
     def stored(self) -> Iterator[tuple[str, DeliveryQueue]]:
@@ -407,10 +409,10 @@ class HomeBrokerPublished(HomeBroker):
     __state__ = State("home-broker-published")
 
     def deregister(self, session: Session, visit: Visit) -> None:
-        """The home broker learns of it when the client is registered elsewhere, or comes home…"""
+        """Send nothing: the home broker learns of the departure by the next registration or return."""
 
     def come_home(self, session: Session, home: Home) -> None:
-        """… and the session alone is not the client."""
+        """Keep forwarding: only the client's return ends that, not the session's."""
         location = home.location
         super().come_home(session, home)
         if not self.host.is_attached(session.client):
@@ -418,21 +420,21 @@ class HomeBrokerPublished(HomeBroker):
 
 
 class HomeAt(NamedTuple):
-    """What the session carries with it."""
+    """Home broker and time of the session's beginning; travels with the session."""
 
     broker: str
     begun_at: float
 
 
 def home_of(session: Session) -> HomeAt:
-    """Where the session is at home; nowhere, while it begins."""
+    """Return the home of the session; empty while the session begins."""
     if not session.luggage:
         return HomeAt("", 0.0)
     return msgspec.msgpack.decode(session.luggage, type=HomeAt)
 
 
 def owner_at_home(session: Session) -> Owner:
-    """Whose subscriptions they are at the home broker."""
+    """Return the owner of the session's subscriptions at the home broker."""
     return (session.client, home_of(session).begun_at)
 
 

@@ -23,17 +23,15 @@ the first stored notification arrives after one round trip.
 | not in the paper: peers that do not follow the protocol | `expects` |
 | not in the paper: brokers that are gone for good | `on_undeliverable`, `on_lost`, `look_after` |
 
-The paper leaves out what happens when the client leaves again at various stages.
-Here the session is a token, and the broker that has it is the holder. A stay of
-the token at a broker has two queues: IN, what is fetched from earlier stays (the
-paper's PQ3), and OWN, what arrived here during the stay (PQ2), which comes after
-it. If the client leaves before IN has everything, nothing is moved in haste: IN
-and OWN stay behind as segments, and the list of segments that remain to be read,
-in order, goes with the token (the paper's PQlist). Whoever holds the token pulls
-the first segment of the list, with credit for so many notifications; the answer
-ends when the credit is used up or the segment is, and then names what follows.
-There is no `stop_event_migration`: a client that does not acknowledge gives no
-credit, and so the pulling stops by itself.
+The paper leaves out what happens when the client leaves again at various stages. Here the session
+is a token, and the broker that has it is the holder. A stay of the token at a broker has two
+queues: IN, what is fetched from earlier stays (the paper's PQ3), and OWN, what arrived here during
+the stay (PQ2), which comes after it. If the client leaves before IN is complete, IN and OWN stay
+behind as segments, and the list of segments that remain to be read, in order, goes with the token
+(the paper's PQlist). The holder of the token pulls the first segment of the list, with credit for
+a number of notifications; the answer ends when the credit or the segment is used up, and then
+names the next segments. There is no `stop_event_migration`: without acknowledgements of the client
+there is no new credit, and pulling stops.
 """
 
 from __future__ import annotations
@@ -52,19 +50,19 @@ from roamcast.routing.router import Owner
 from roamcast.state import State
 
 FIRST_CREDIT = 8
-"""How much is fetched for a client that has not acknowledged anything since it attached."""
+"""Notifications fetched for a client that has not acknowledged anything since it attached."""
 
 CREDIT = 64
-"""How much is fetched ahead for a client that does; twice as much each time, where `fetch_max` allows it."""
+"""Notifications fetched ahead for a client that acknowledges; doubles each time, up to `fetch_max`."""
 
 FETCH_BYTES_MAX = 1 << 20
-"""But not more bytes than that."""
+"""Bytes fetched ahead, at most."""
 
 CREDIT_MAX = 1 << 32
-"""Nobody asks for more at once."""
+"""Upper bound of the credit that is accepted from others."""
 
 EVENTS_BYTES = 64 << 10
-"""What is fetched travels in messages of about this size."""
+"""Approximate size of a message with fetched notifications."""
 
 Reference = tuple[str, int, str]
 """A segment left behind: the broker, the attach number of the stay, and "in" or "own"."""
@@ -73,10 +71,9 @@ Reference = tuple[str, int, str]
 class SubMigration(Message, frozen=True):
     """The token and the subscriptions, on their way to the destination, one hop.
 
-    `base` is how far the client has acknowledged, `segments` the list of what it
-    has still to read (PQlist), `granted` the credit already given to the first of
-    them. `update` is what the sender takes back and, where filters cover others,
-    gives instead.
+    `base` is the last sequence that the client has acknowledged, `segments` the list of segments still to be
+    read (PQlist), `granted` the credit already given to the first segment. `update` holds the subscriptions
+    that the sender withdraws and, where filters cover others, issues instead.
     """
 
     session: Session
@@ -89,7 +86,7 @@ class SubMigration(Message, frozen=True):
 
 
 class SubMigrationAck(Message, frozen=True):
-    """Nothing sent before the migration is still on its way to the receiver."""
+    """Confirms that no notification sent before the migration is still on its way to the receiver."""
 
     client: str
     number: int
@@ -106,7 +103,7 @@ class DeliverTQ(Message, frozen=True):
 
 
 class Pull(Message, frozen=True):
-    """How many notifications of this segment are wanted, for the stay at the destination."""
+    """Asks for notifications of a segment, on behalf of the stay at the destination."""
 
     client: str
     segment: Reference
@@ -114,15 +111,15 @@ class Pull(Message, frozen=True):
     destination: str
     number: int
     is_first: bool
-    """For this stay: then it may come twice, from two brokers (see `look_after`)."""
+    """True for the first request of this stay: it may arrive twice, from two brokers (see `look_after`)."""
     cause: ClassVar[Cause] = "handoff"
 
 
 class Events(Message, frozen=True):
     """Notifications of the segment that was pulled.
 
-    With `end` it is used up; what it still had to read itself comes next (`then`),
-    and what is left of the credit has been given to the first of that (`granted`).
+    `end` marks the end of the segment; the segments that it still had to read itself come next (`then`), and
+    the remaining credit has been given to the first of these (`granted`).
     """
 
     client: str
@@ -136,7 +133,7 @@ class Events(Message, frozen=True):
 
 
 class SegmentGone(Message, frozen=True):
-    """The broker of the segment that was pulled is gone, and all that it had sent has gone past here."""
+    """The broker of the pulled segment is gone, and all that it had sent has passed here."""
 
     client: str
     number: int
@@ -145,7 +142,7 @@ class SegmentGone(Message, frozen=True):
 
 
 class Hold:
-    """The token is here."""
+    """A session at this broker: the token is here."""
 
     __state__ = State(
         "handoff-hold",
@@ -157,27 +154,27 @@ class Hold:
 
     def __init__(self, stay: int, queue: DeliveryQueue, previous_hop: str = "") -> None:
         self.previous_hop = previous_hop
-        """The peer from which it came."""
+        """Peer from which the token came."""
         self.stay = stay
-        """The attach number with which the token came."""
+        """Attach number with which the token came."""
         self.queue = queue
         """IN, from which the client reads."""
         self.segments: list[Reference] = []
         self.granted = 0
         """Credit given to the first segment and not yet answered."""
         self.asked_by = ""
-        """Who pulled on behalf of this stay, as long as there was no answer."""
+        """Broker that pulled on behalf of this stay, until an answer arrives."""
         self.own: list[Burst] | None = None
-        """OWN; None when everything before it has been read: then IN takes what arrives (live)."""
+        """OWN; None when everything before it has been read: then arrivals go to IN (live)."""
         self.swept = False
-        """Whether the temporary queues of the path have come."""
+        """True if the temporary queues of the path have come."""
         self.credit = FIRST_CREDIT
         self.hurries = False
-        """Whether all is fetched, also while the client does not read."""
+        """True to fetch everything, even while the client does not read."""
 
 
 class Pass:
-    """The token went through here, or began its way here, under this attach number."""
+    """A passage of the token through this broker, or from it, under one attach number."""
 
     __state__ = State(
         "handoff-pass",
@@ -191,15 +188,15 @@ class Pass:
         self, next_hop: str, subscriptions: dict[str, float], swept: tuple[Burst, ...] | None
     ) -> None:
         self.previous_hop = ""
-        """From which the path before is collected; "" where it begins."""
+        """Peer from which the earlier part of the path is collected; "" where the path begins."""
         self.next_hop = next_hop
         self.subscriptions = subscriptions
         self.temporary_queue: list[Burst] = []
         self.acknowledged = False
         self.swept = swept
-        """What the path before collected; None until it has come."""
+        """Notifications collected on the earlier part of the path; None until they have come."""
         self.delivered = False
-        """Only under the published rules: whether the temporary queue has been sent already."""
+        """True if the temporary queue has been sent already (published variant only)."""
 
 
 class Segment:
@@ -226,9 +223,9 @@ class Segment:
         self.granted = granted
         self.asked_by = ""
         self.complete = complete
-        """Of OWN: whether the temporary queues, which come before it, are in it; else …"""
+        """For OWN: True if it includes the temporary queues, which come before it."""
         self.previous_hop = previous_hop
-        """… the peer from which they come."""
+        """Peer from which missing temporary queues come."""
         self.want = 0
         self.destination = ""
         self.number = 0
@@ -248,7 +245,7 @@ class MultiHopHandoff(MobilityProtocol):
         self.holds: dict[str, Hold] = {}
         self.passes: dict[tuple[str, int], Pass] = {}
         self.segments: dict[tuple[str, int, str], Segment] = {}
-        """By client, stay, and "in" or "own"."""
+        """Segments by client, stay, and "in" or "own"."""
 
     # --- 4.1, 4.2: the client leaves, or is attached elsewhere (handoff_request) ---
 
@@ -264,7 +261,7 @@ class MultiHopHandoff(MobilityProtocol):
         self.go_on(client, hold)
 
     def on_detach(self, session: Session) -> None:
-        """The stay goes on; without acknowledgements nothing more is pulled."""
+        """Nothing to do: the stay goes on, and without acknowledgements nothing more is pulled."""
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
         client, number = session.client, session.number
@@ -292,11 +289,11 @@ class MultiHopHandoff(MobilityProtocol):
         del self.holds[session.client]
 
     def to_be_read(self, client: str, hold: Hold, destination: str) -> list[Reference]:
-        """The list of what the client has still to read, in order."""
+        """Return the list of segments that the client has still to read, in order."""
         return self.leave_behind(client, hold)
 
     def leave_behind(self, client: str, hold: Hold) -> list[Reference]:
-        """IN and OWN stay here as segments; the list of what is to be read begins with them."""
+        """Leave IN and OWN here as segments, at the front of the list of what is to be read."""
         remaining = hold.segments
         if hold.queue or hold.granted:
             bursts = hold.queue.drain()
@@ -312,14 +309,14 @@ class MultiHopHandoff(MobilityProtocol):
         return remaining
 
     def begin_pass(self, session: Session, next_hop: str, swept: tuple[Burst, ...] | None) -> None:
-        """From now on what the next hop sends back for the client goes to the temporary queue."""
+        """From now on, put what the next hop sends back for the client into the temporary queue."""
         client, number = session.client, session.number
         self.passes[client, number] = Pass(next_hop, dict(session.subscriptions), swept)
         for text, issued_at in session.subscriptions.items():
             self.host.listen((client, number, "pass"), parse(text), issued_at)
 
     def expects(self, sender: str, message: Message) -> bool:
-        """A broker that follows the protocol sends each of these only to who waits for it."""
+        """Accept each message only from a peer and in a state in which the protocol sends it."""
         match message:
             case SubMigration(session=session):
                 key, hop = (session.client, session.number), self.host.next_hop(message.destination)
@@ -357,7 +354,7 @@ class MultiHopHandoff(MobilityProtocol):
     def on_sub_migration(self, sender: str, message: SubMigration) -> None:
         session = message.session
         client, number = session.client, session.number
-        # B_i, step 4: what was sent to B_i-1 before is ahead of the acknowledgement.
+        # B_i, step 4: notifications sent to B_i-1 before are ahead of the acknowledgement.
         self.host.send(sender, SubMigrationAck(client, number))
         next_hop = self.host.next_hop(message.destination)
         if next_hop != self.host.id:
@@ -379,7 +376,7 @@ class MultiHopHandoff(MobilityProtocol):
                 ),
             )
             return
-        # B_n: the client is a local one, and what arrives from now on is for its persistent queue.
+        # B_n: the client is a local one, and arrivals from now on go to its persistent queue.
         reads_on = self.receive_token(message, sender)
         self.host.relocate(session.subscriptions, client, sender, (client, number), message.update)
         if message.destination == self.host.id:
@@ -388,7 +385,8 @@ class MultiHopHandoff(MobilityProtocol):
             self.host.take_back(session)
 
     def receive_token(self, message: SubMigration, sender: str) -> bool:
-        """Whether the client goes on with what it reads from already; here it reads nothing before."""
+        """Take over the token; returns whether the client reads on from an earlier queue, which it never does
+        here."""
         number, queue = message.session.number, DeliveryQueue(STREAM, message.base, self.host.buffer)
         hold = self.holds[message.session.client] = Hold(number, queue, sender)
         hold.segments, hold.granted, hold.own = list(message.segments), message.granted, []
@@ -430,7 +428,7 @@ class MultiHopHandoff(MobilityProtocol):
             return
         segment = self.segments.get((client, number, "own"))
         if segment is None:
-            # The token went through here to a broker that is gone since.
+            # The token passed here to a broker that is gone since.
             self.give_up(client, message.bursts, "broker is gone")
             return
         segment.bursts.extendleft(reversed(message.bursts))
@@ -447,12 +445,12 @@ class MultiHopHandoff(MobilityProtocol):
     def on_pull(self, sender: str, message: Pull) -> None:
         segment, number = self.segments.get((message.client, *message.segment[1:])), message.number
         if segment is None or number < segment.number or (message.is_first and number == segment.number):
-            return  # It was here before, from another broker.
+            return  # The request arrived before, from another broker.
         segment.want, segment.destination, segment.number = message.want, message.destination, message.number
         self.serve(message.client, message.segment, segment)
 
     def serve(self, client: str, reference: Reference, segment: Segment) -> None:
-        """Answer the one who reads this segment, as far as its credit and what is here allow."""
+        """Answer the reader of this segment, as far as its credit and the notifications here allow."""
         if segment.want <= 0 or not segment.complete:
             return
         end = False
@@ -469,7 +467,7 @@ class MultiHopHandoff(MobilityProtocol):
         if end:
             del self.segments[client, reference[1], reference[2]]
             if granted:
-                # On the reader's behalf, so that it need not ask again.
+                # Pulled on the reader's behalf, which saves it a request.
                 self.pull(client, then[0], granted, segment.destination, segment.number, is_first=True)
 
     def on_events(self, sender: str, message: Events) -> None:
@@ -496,7 +494,7 @@ class MultiHopHandoff(MobilityProtocol):
         self.read_on(client, number, reader)
 
     def reader_of(self, client: str, number: int, segment: Reference) -> Hold | Segment | None:
-        """The stay with this number, if it reads this segment now."""
+        """Return the stay with this number, if it reads this segment now."""
         hold = self.holds.get(client)
         reader = (
             hold if hold is not None and hold.stay == number else self.segments.get((client, number, "in"))
@@ -510,7 +508,7 @@ class MultiHopHandoff(MobilityProtocol):
             self.serve(client, (self.host.id, number, "in"), reader)
 
     def adapt(self, hold: Hold) -> None:
-        """Fetch more next time, unless that were too many bytes: a client that reads fast need not wait."""
+        """Double the next credit, unless that were too many bytes, so that a fast reader need not wait."""
         if self.settings.fetch_max <= CREDIT:
             return
         size = sum(burst.size for burst in hold.queue.bursts())
@@ -518,7 +516,7 @@ class MultiHopHandoff(MobilityProtocol):
         hold.credit = max(wanted, CREDIT)
 
     def go_on(self, client: str, hold: Hold) -> None:
-        """Become live when everything before OWN has come; else pull while the client reads."""
+        """Become live when everything before OWN has come; otherwise pull while the client reads."""
         if hold.own is not None and hold.swept and not hold.segments and hold.granted == 0:
             own, hold.own = hold.own, None
             for burst in own:
@@ -554,11 +552,12 @@ class MultiHopHandoff(MobilityProtocol):
     # --- when brokers are gone for good ---
 
     def on_undeliverable(self, message: Message) -> bool:
-        """At the last broker on the way to one that is gone: a token stays here, with what follows it."""
+        """At the last broker before one that is gone: keep an undeliverable token here, with what follows
+        it."""
         if isinstance(message, SubMigration):
             passed = self.passes.get((message.session.client, message.session.number))
             if passed is None or passed.acknowledged:
-                return False  # It had arrived, though the link had not heard so.
+                return False  # The token had arrived, though the link had no acknowledgement of it.
             self.take_back(message, passed)
             return True
         if isinstance(message, Pull):
@@ -576,7 +575,7 @@ class MultiHopHandoff(MobilityProtocol):
         return True
 
     def take_back(self, message: SubMigration, passed: Pass) -> None:
-        """As if this broker had been the destination. What comes back behind it is for OWN."""
+        """Treat this broker as the destination. Notifications that come back behind the token are for OWN."""
         session = message.session
         client, number = session.client, session.number
         self.receive_token(message, self.host.id)
@@ -593,7 +592,7 @@ class MultiHopHandoff(MobilityProtocol):
             if passed.previous_hop in peers and passed.swept is None:
                 passed.swept = ()
             if passed.next_hop in peers:
-                # The token had arrived there.
+                # Otherwise the token had arrived at the next hop.
                 if not passed.acknowledged:
                     self.unlisten(client, number, passed)
                 del self.passes[client, number]
@@ -609,11 +608,11 @@ class MultiHopHandoff(MobilityProtocol):
             self.go_on(client, hold)
 
     def look_after(self, client: str, number: int, reader: Hold | Segment) -> None:
-        """What was left behind at brokers that are gone is lost; but what they sent may still be coming.
+        """Ask again for segments at brokers that are gone; what these brokers sent may still be under way.
 
-        Whoever waits for one of them asks again: the question takes the way that everything
-        took, and is answered at its end. Or they pulled on behalf of this reader, and it is
-        not known whether that arrived.
+        The segments themselves are lost. The repeated request takes the way that all messages took, and is
+        answered where that way ends. It also replaces a request that a lost broker may have made on behalf of
+        this reader.
         """
         waits = reader.granted > 0
         if not reader.segments:
@@ -697,18 +696,17 @@ def _take(bursts: deque[Burst], want: int) -> tuple[Burst, ...]:
 
 
 def _is_counted(*counts: int) -> bool:
-    """Whether these are numbers of notifications."""
+    """True if all are numbers of notifications."""
     return min(counts) >= 0 and max(counts) < 1 << 62
 
 
 class MultiHopHandoffUnacknowledged(MultiHopHandoff):
-    """Two rules as the paper states them; section 4.3 leaves too much open to be run as it is.
+    """Variant with two rules as the paper states them; section 4.3 leaves too much open to run it as it is.
 
-    Only the old broker waits for its acknowledgement before it asks for the
-    temporary queues (4.1), so those on the path may be delivered before they are
-    complete. And what was sent to the client counts as delivered (the paper has no
-    acknowledgements on the wireless link), though it may have been on the air when
-    the client went away.
+    Only the old broker waits for its acknowledgement before it asks for the temporary queues (4.1), so those
+    on the path may be delivered before they are complete. And notifications sent to the client count as
+    delivered (the paper has no acknowledgements on the wireless link), though they may have been on the air
+    when the client went away.
     """
 
     name = "multi_hop_handoff:unacknowledged"

@@ -23,9 +23,9 @@ from roamcast.errors import InputError
 from roamcast.state import State
 
 MODEL_VERSION = 1
-"""Of the files that `parse_graph` reads; one that names none is of the first."""
+"""Version of the files that `parse_graph` reads; a file without a version is of version 1."""
 EVENTS_KEPT_MAX = 10_000
-"""Moves, and removed edges, that are remembered for the figures; older ones are forgotten."""
+"""Moves and removed edges remembered for the figures; older ones are forgotten."""
 
 Graph = dict[str, dict[str, float]]
 """Broker to the brokers that its clients go to next, each with its probability."""
@@ -64,7 +64,7 @@ def _probability(where: str, edge: Any) -> float:
 
 
 def neighbours_of(graph: Mapping[str, Mapping[str, float]], broker: str, directed: bool) -> dict[str, float]:
-    """The part of a whole graph that one broker needs; without directions, edges count from both ends."""
+    """Return the part of a graph that one broker needs; without directions, edges count from both ends."""
     row = dict(graph.get(broker, {}))
     if not directed:
         for other, edges in graph.items():
@@ -74,7 +74,7 @@ def neighbours_of(graph: Mapping[str, Mapping[str, float]], broker: str, directe
 
 
 class Edge:
-    """A neighbour, since when it is one, and when a client last moved that way."""
+    """A neighbour, when it became one, and when a client last moved that way."""
 
     __slots__ = ("added_at", "used_at")
 
@@ -86,7 +86,7 @@ class Edge:
 
 
 class Removed(NamedTuple):
-    """An edge that is no more."""
+    """A removed edge."""
 
     added_at: float
     used_at: float
@@ -115,17 +115,17 @@ class NeighbourGraph:
         self.timeout_s = timeout_s if online else None
         self.directed = directed
         self.online = online
-        """Whether moves change the edges; without it, those that were loaded stay."""
+        """True if moves change the edges; otherwise the loaded edges stay."""
         self._loaded: list[str] = []
-        """Neighbours to begin with, the most probable first, until something is asked or learned."""
+        """Initial neighbours, the most probable first, until the graph is first used."""
         self._is_changed = False
         self.insertions = 0
         self.moves = 0
         self.removals = 0
         self._edges: dict[str, Edge] = {}
-        """In order of use: the least recently used first."""
+        """Edges in order of use, the least recently used first."""
         self._moves: deque[tuple[float, bool]] = deque(maxlen=EVENTS_KEPT_MAX)
-        """When a client moved to or from here, and whether that made an edge."""
+        """Time of each move to or from here, and whether it made a new edge."""
         self._removed: deque[Removed] = deque(maxlen=EVENTS_KEPT_MAX)
 
     def load(self, row: Mapping[str, float]) -> None:
@@ -145,11 +145,11 @@ class NeighbourGraph:
     # --- learning (3.3.2) ---
 
     def on_reconnect(self, came_from: str, now: float) -> bool:
-        """A client came from there. Returns whether the neighbours have changed since the last move."""
+        """Learn that a client came from there; returns whether the neighbours changed since the last move."""
         return False if self.directed else self._learn(came_from, now)
 
     def on_context_request(self, destination: str, now: float) -> bool:
-        """A client that was here is there now. Returns the same."""
+        """Learn that a client moved there; returns the same as `on_reconnect`."""
         return self._learn(destination, now)
 
     def _learn(self, neighbour: str, now: float) -> bool:
@@ -170,7 +170,7 @@ class NeighbourGraph:
         return is_changed
 
     def _expire(self, now: float) -> None:
-        """Remove what was not used within the timeout, as of when it ended."""
+        """Remove edges unused for the timeout, dated to the end of their timeout."""
         while self._loaded:
             self._edges.setdefault(self._loaded.pop(), Edge(now))
         self._limit(now)
@@ -192,15 +192,15 @@ class NeighbourGraph:
     # --- how good it is (3.3.3) ---
 
     def false_negative(self, now: float, interval_s: float) -> float | None:
-        """F_neg: of the moves within the interval, the share that had no edge; None without moves."""
+        """F_neg: the share of moves within the interval without an edge; None without moves."""
         recent = [is_new for at, is_new in self._moves if now - interval_s <= at <= now]
         return sum(recent) / len(recent) if recent else None
 
     def false_positive(self, now: float, interval_s: float) -> float | None:
-        """F_pos: of the time that edges were there within the interval, the share that was for nothing.
+        """F_pos: the share of edge time within the interval in which the edge was of no use.
 
-        An edge was for nothing from its last use to its removal. By the timeout that
-        is the published T; by the limit on neighbours it is less. None without edges.
+        An edge is of no use from its last use to its removal. If the timeout removes it, that is the
+        published T; if the limit on neighbours does, less. None without edges.
         """
         self._expire(now)
         since = now - interval_s

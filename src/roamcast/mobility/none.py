@@ -1,8 +1,9 @@
 """No mobility support (Caporuscio et al., figs. 8 and 9a).
 
 The client's subscriptions are issued again wherever it attaches and withdrawn
-when it goes. What is published while it is away is lost, and so is what was on
-its way to the old broker, or missed the subscription on its way from the new.
+when it goes. Lost are notifications published while the client is away, those
+still on their way to the old broker, and those that missed the subscription on
+its way from the new.
 """
 
 from __future__ import annotations

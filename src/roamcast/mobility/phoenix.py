@@ -8,9 +8,9 @@ what it has stored for s, after the last timestamp that s has received. Nothing 
 missed on the way, because MIG follows what was sent before it and meets what is
 sent after it.
 
-MIG also asks for the session of s. The holder decides about that alone, so MIG is here in two parts.
-The attach request says what s has received, and the session comes back with what is stored:
-one round trip until s reads. MIG itself follows, turns the entries round and brings back the rest.
+MIG also asks for the session of s. Only the holder decides about the session, so MIG is split into two
+parts here. The attach request says what s has received, and the session comes back with what is stored: one
+round trip until s reads. MIG itself follows, turns the entries round and brings back the rest.
 
 | Amozarrain 2.4 | here |
 | --- | --- |
@@ -79,8 +79,8 @@ from roamcast.routing.router import Owner
 from roamcast.state import State
 
 Timestamp = tuple[float, int]
-"""The attach number of a stay, and which event of it; as published, the clock and 0.
-That of a burst is that of its last event."""
+"""Attach number of a stay and number of the event in it; in the published variant, the clock and 0. The
+timestamp of a burst is that of its last event."""
 
 
 Number = tuple[int, int]
@@ -88,9 +88,10 @@ Number = tuple[int, int]
 
 
 class MIG(Message, frozen=True, tag="phoenix.MIG"):
-    """Subscriber s, last at this broker, is now where this comes from, under this attach number.
+    """Subscriber s, last at this broker, is now behind the sender, with this attach number.
 
-    Brokers know the subscriptions of s; they are named for those who turn the entries round.
+    Brokers know the subscriptions of s; the message repeats them for turning the entries
+    round.
     """
 
     subscriber: str
@@ -115,9 +116,10 @@ class REP(Message, frozen=True, tag="phoenix.REP"):
 
 
 class NXT(Message, frozen=True, tag="phoenix.NXT"):
-    """Not in the paper: nothing is to come between these two timestamps.
+    """No event comes between these two timestamps (not in the paper).
 
-    The first ends a stay and the second begins the next one; or what is between was a duplicate.
+    The first timestamp ends a stay and the second begins the next; or all events between were
+    duplicates.
     """
 
     subscriber: str
@@ -127,25 +129,25 @@ class NXT(Message, frozen=True, tag="phoenix.NXT"):
 
 
 class Luggage(msgspec.Struct, array_like=True):
-    """What travels with the session."""
+    """Data that travels with the session."""
 
     __state__ = State("phoenix-luggage")
 
     broker: str
-    """Where s is in the local set."""
+    """Broker where s is in the local set."""
     base: int
-    """How far it has acknowledged."""
+    """Last sequence that the client has acknowledged."""
     ts_last: Timestamp
     newest: dict[str, Number]
-    """The last event of each publisher up to `ts_sent`, while not everything of earlier stays has come."""
+    """Last event of each publisher up to `ts_sent`, while events of earlier stays are missing."""
     stays: tuple[tuple[int, str], ...] = ()
-    """The last stay, and earlier ones from which not everything has come: attach number and broker."""
+    """The last stay, and earlier stays with missing events: attach number and broker."""
     timestamps: tuple[Timestamp, ...] = ()
     """Timestamps of the events that travel with the session."""
 
     @property
     def ts_sent(self) -> Timestamp:
-        """Up to here everything is with the session, or acknowledged."""
+        """Timestamp up to which everything is with the session or acknowledged."""
         return self.timestamps[-1] if self.timestamps else self.ts_last
 
 
@@ -165,33 +167,33 @@ class Local:
     ) -> None:
         self.stay = stay
         self.count = 0
-        """Events that came here by PUB during the stay."""
+        """Number of events that came here by PUB during the stay."""
         self.queue = queue
         self.log: deque[tuple[Timestamp, Burst]] = deque()
-        """Q_i(s): what is in the queue, with timestamps."""
+        """Q_i(s): the queued events with their timestamps."""
         self.logged = 0
         self.ts_last = ts_last
-        """Of the last event that the subscriber has acknowledged."""
+        """Timestamp of the last event that the subscriber has acknowledged."""
         self.ts_reached = ts_last
-        """Up to here everything has come and is in the queue."""
+        """Timestamp up to which everything has arrived and is queued."""
         self.early: dict[Timestamp, Burst] = {}
-        """Events that came before those they follow, by the timestamp of their first."""
+        """Events that arrived before their predecessors, by the timestamp of their first."""
         self.newest = dict(newest)
-        """Until everything of earlier stays is in: incarnation and last number of each publisher."""
+        """Incarnation and last number of each publisher, until all events of earlier stays have arrived."""
         self.nexts: dict[Timestamp, Timestamp] = {}
-        """What NXT says."""
+        """Received NXT: the timestamp that ends a stay to the one that follows it."""
         self.stays: tuple[tuple[int, str], ...] = ()
-        """Earlier stays, and the brokers that say what came then and when they ended."""
+        """Earlier stays, with the brokers that report their events and where they ended."""
         self.is_stored = True
-        """As published, s may be connected here without being in the local set."""
+        """False if s is connected here without being in the local set (published variant only)."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything of earlier stays has come."""
+        """True when all events of earlier stays have arrived."""
         return self.ts_reached[0] == self.stay
 
     def duplicates_in(self, event: Burst) -> int:
-        """How many, from the first, came from an earlier stay already."""
+        """Return how many events at the front of the burst already came from an earlier stay."""
         incarnation, number = self.newest.get(event.publisher, (0, 0))
         if event.is_picked or (event.incarnation, event.number) > (incarnation, number):
             return 0
@@ -202,7 +204,7 @@ class Local:
         self.logged += event.count
 
     def forget_acknowledged(self) -> None:
-        """Events leave the log when they have left the queue."""
+        """Remove events from the log that have left the queue."""
         while self.log and self.logged > len(self.queue):
             ts, event = self.log.popleft()
             gone = min(event.count, self.logged - len(self.queue))
@@ -228,9 +230,9 @@ class Phoenix(MobilityProtocol):
         super().__init__(host, settings)
         self.local: dict[str, Local] = {}
         self.towards: dict[str, str] = {}
-        """Of subscribers whose MIG has passed: the neighbour it came from."""
+        """Subscribers whose MIG has passed here: subscriber to the neighbour that sent it."""
         self.ahead: dict[str, Session] = {}
-        """Sessions that came when their subscribers were gone, with what they are owed."""
+        """Sessions that arrived after their subscribers had left, with their undelivered events."""
 
     # --- algorithm 2.2: SUB, UNS, PUB ---
 
@@ -243,7 +245,7 @@ class Phoenix(MobilityProtocol):
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         local = self.local.get(owner[0])
         if local is None:
-            return  # Its session was lost with a broker that is gone.
+            return  # The session was lost with a broker that is gone.
         local.count += burst.count
         self.enqueue(owner[0], local, (local.stay, local.count), burst)
 
@@ -283,14 +285,14 @@ class Phoenix(MobilityProtocol):
         self.pack(session, local)
 
     def take_owed(self, session: Session, local: Local, luggage: Luggage) -> None:
-        """What came with the session is delivered first, and MIG asks for what is after it."""
+        """Deliver what came with the session first; MIG then asks for what follows."""
         for ts, event in zip(luggage.timestamps, session.owed, strict=True):
             local.append(ts, event)
             self.keep(local.queue, session.client, event)
         local.ts_reached, session.owed = luggage.ts_sent, ()
 
     def put_back(self, session: Session, local: Local, luggage: Luggage) -> None:
-        """The session is back, and s was nowhere else: what went with it comes before what is stored."""
+        """Take the session back when s was nowhere else: what travelled with it precedes what is stored."""
         if not session.owed:
             return
         log, local.log, local.logged = local.log, deque(), 0
@@ -313,11 +315,11 @@ class Phoenix(MobilityProtocol):
         return (session.number, 0)
 
     def return_to(self, subscriber: str, local: Local, received: int) -> None:
-        """MIG from s, which is in the local set: it goes on where it was."""
+        """Handle MIG from s while it is in the local set: resume where s stopped."""
         self.acknowledge(subscriber, local, received)
 
     def acknowledge(self, subscriber: str, local: Local, received: int) -> None:
-        """The subscriber is no longer on the connection it was on, and has received this."""
+        """Apply what the subscriber received on its previous connection."""
         local.queue.rewind(received)
         local.forget_acknowledged()
 
@@ -335,7 +337,7 @@ class Phoenix(MobilityProtocol):
     def redirect(self, message: MIG, last: str, target: str | Owner) -> None:
         """Turn the entries of s round: from where it was to where it is. Then send MIG on."""
         subscriber, filters = message.subscriber, message.subscriptions
-        # The neighbour does the same when MIG arrives: neither need be told what the other takes back.
+        # The neighbour does likewise when MIG arrives, so neither needs to be told what the other withdraws.
         entries = tuple((bind(parse(text), subscriber), subscriber) for text in filters)
         taken_back = Update(unsubscribe=entries)
         self.host.relocate(filters, subscriber, last, target, taken_back)
@@ -343,18 +345,19 @@ class Phoenix(MobilityProtocol):
             self.towards[subscriber] = target
             lost = self.local.pop(subscriber, None)
             if lost is not None:
-                # MIG goes to where s was last: what is here is of a session that was lost with a broker.
+                # MIG goes to where s was last: events stored here belong to a session that was lost with a
+                # broker.
                 self.give_up(subscriber, (*lost.queue.drain(), *lost.early.values()), "broker is gone")
         self.host.send(last, message)
 
     def replay(self, target: str, message: MIG, local: Local) -> None:
-        """Whatever is stored here after the last timestamp…"""
+        """Send the events stored here after the last timestamp of the subscriber."""
         for ts, event in self.after(message.subscriber, local, message.ts_last):
             self.host.send(target, REP(event, message.subscriber, ts))
         self.replay_early(target, message, local)
 
     def after(self, subscriber: str, local: Local, ts_last: Timestamp) -> list[tuple[Timestamp, Burst]]:
-        """The stored events after this timestamp."""
+        """Return the stored events after this timestamp."""
         local.forget_acknowledged()
         for ts, event in local.log:
             if ts <= ts_last:
@@ -362,13 +365,13 @@ class Phoenix(MobilityProtocol):
         return [(ts, event) for ts, event in local.log if ts > ts_last]
 
     def replay_early(self, target: str, message: MIG, local: Local) -> None:
-        """… and what is here of this stay and earlier ones that cannot be delivered yet."""
+        """Send the events of this and earlier stays that cannot be delivered yet."""
         subscriber = message.subscriber
         for (stay, first), event in local.early.items():
             self.host.send(target, REP(event, subscriber, (stay, first + event.count - 1)))
         local.nexts[local.stay, local.count] = (message.number, 0)
         if local.ts_last > message.ts_last:
-            # Since s left, a full buffer has given up what came first.
+            # Since s left, a full buffer has dropped the oldest events.
             local.nexts[message.ts_last] = local.ts_last
         for ts, ts_next in local.nexts.items():
             if ts >= message.ts_last:
@@ -392,7 +395,7 @@ class Phoenix(MobilityProtocol):
         if local is None:
             self.host.send(self.towards[message.subscriber], message)
         else:
-            # If a broker is gone, this may have been skipped.
+            # If a broker is gone, this event may have been skipped.
             local.nexts.setdefault(message.ts, message.ts_next)
             self.deliver(message.subscriber, local)
 
@@ -404,7 +407,7 @@ class Phoenix(MobilityProtocol):
         self.deliver(subscriber, local)
 
     def deliver(self, subscriber: str, local: Local) -> None:
-        """Put into the queue whatever follows, in the order of the timestamps."""
+        """Queue the events that are next in the order of the timestamps."""
         while True:
             stay, count = local.ts_reached
             event = local.early.pop((stay, count + 1), None)
@@ -420,9 +423,9 @@ class Phoenix(MobilityProtocol):
             self.host.handoff_finished(subscriber)
 
     def skip_lost(self, local: Local) -> bool:
-        """Skip what does not come because a broker is gone for good.
+        """Skip events that cannot arrive because a broker is gone for good.
 
-        Only that broker knew what came during its stay, and what came earlier was sent there.
+        Only that broker knew the events of its stay, and earlier events were sent to it.
         """
         if local.is_complete:
             return False
@@ -433,7 +436,7 @@ class Phoenix(MobilityProtocol):
         following = ([stay for stay, _ in stays] + [local.stay])[lost[-1] + 1]
         waiting = [ts for ts in local.early if local.ts_reached < ts < (following, 0)]
         early = min(waiting, default=(following, 1))
-        # The next broker hears of it, too.
+        # Recorded so that the next broker learns of the gap, too.
         local.nexts[local.ts_reached] = (early[0], early[1] - 1)
         return True
 
@@ -457,10 +460,10 @@ class Phoenix(MobilityProtocol):
     # --- the subscriber is gone, or elsewhere ---
 
     def on_detach(self, session: Session) -> None:
-        """It stays in the local set until its MIG arrives."""
+        """Keep the client in the local set until its MIG arrives."""
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
-        """What is stored so far goes with the session; s stays in the local set until its MIG arrives."""
+        """Send what is stored so far with the session; s stays in the local set until its MIG arrives."""
         self.ahead.pop(session.client, None)
         local = self.local.get(session.client)
         if local is not None:
@@ -510,10 +513,10 @@ class PhoenixPublished(Phoenix):
     def begin_stay(self, session: Session, luggage: Luggage) -> None:
         super().begin_stay(session, luggage)
         local = self.local[session.client]
-        local.ts_reached = (local.stay, 0)  # Nothing of earlier stays is waited for.
+        local.ts_reached = (local.stay, 0)  # No event of earlier stays is awaited.
 
     def take_owed(self, session: Session, local: Local, luggage: Luggage) -> None:
-        """It is replayed as everything else."""
+        """Nothing special: these events are replayed like all others."""
         owed, session.owed = session.owed, ()
         for ts, event in zip(luggage.timestamps, owed, strict=True):
             self.enqueue(session.client, local, ts, event)
@@ -527,7 +530,7 @@ class PhoenixPublished(Phoenix):
         self.host.pass_to(subscriber, local.queue, event)
 
     def return_to(self, subscriber: str, local: Local, received: int) -> None:
-        """Algorithm 2.3: s is taken out of the local set (line 10), or into it again (line 4)."""
+        """Algorithm 2.3: remove s from the local set (line 10), or add it again (line 4)."""
         super().return_to(subscriber, local, received)
         local.is_stored = not local.is_stored
         stored = list(local.log)
@@ -551,13 +554,13 @@ class PhoenixPublished(Phoenix):
     def on_rep(self, sender: str, message: REP) -> None:
         local = self.local.get(message.subscriber)
         if local is not None and not local.is_stored:
-            # Lines 18 to 20 look for a neighbour towards s, and there is none.
+            # Lines 18 to 20 look for a neighbour towards s; there is none.
             self.host.dropped(message.subscriber, message.event, "not local")
         else:
             super().on_rep(sender, message)
 
     def replay_early(self, target: str, message: MIG, local: Local) -> None:
-        """There are none."""
+        """The published variant holds no events back."""
 
 
 def unpack(session: Session) -> Luggage:

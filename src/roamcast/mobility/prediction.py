@@ -1,9 +1,9 @@
 """Where clients of one broker go next, and when: by the way they came, corrected by the moves it sees.
 
 The model is what `roamcast pipeline neighbours` learns, or empty. The way of a client is the brokers where it
-was before this one; a model of third order knows two of them. What was seen after a longer way is mixed with
-what the shorter ones say, the more so the more often it was left for somewhere new (Witten and Bell 1991).
-Older moves count less and less.
+was before this one; a model of third order knows two of them. Predictions after a longer way are mixed with
+those after shorter ways, the more so the more often clients left that way for somewhere new (Witten and Bell
+1991). Weights of older moves decay.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from roamcast.mobility.neighbour_graph import parse_graph
 from roamcast.state import State
 
 FORGETTING = 0.98
-"""What earlier moves of a context count after each move."""
+"""Factor by which the weight of earlier moves of a context decays with each move."""
 MOVES_LEARNED_MAX = 1 / (1 - FORGETTING)
-"""Moves that a learned context counts for, at most: as many as one that has seen moves for ever."""
+"""Weight of a learned context, at most, in moves: the limit after infinitely many moves."""
 WEIGHT_MIN = 0.01
-"""A destination that counts less is forgotten."""
+"""A destination with less weight is forgotten."""
 WAYS_MAX = 10_000
-"""Of one broker; beyond that the one that has not been used for longest is forgotten."""
+"""Ways remembered by one broker; beyond that the least recently used is forgotten."""
 SEPARATOR = "\0"
 ANYHOW = ""
 """In place of a way: wherever clients were before."""
@@ -36,25 +36,25 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Context(msgspec.Struct, forbid_unknown_fields=True):
-    """What clients did that came to a broker by the same way."""
+    """Moves of clients that came to a broker by the same way."""
 
     after: list[str]
-    """Where they were before that broker, the last one last."""
+    """Brokers visited before that one, the last one last."""
     next: dict[str, Annotated[float, msgspec.Meta(gt=0)]]
-    """Where they went, and how many of them."""
+    """Next broker to the number of clients that went there."""
 
 
 class Model(msgspec.Struct):
-    """What a model file says besides the neighbour graph; its other parts are for people."""
+    """The parts of a model file that brokers read, besides the neighbour graph; the rest is for people."""
 
     contexts: dict[str, list[Context]] = {}
-    """By the broker where a client is."""
+    """Contexts by the broker where a client is."""
     stays: dict[str, list[tuple[float, Share]]] = {}
-    """By the same: times in seconds, and the share of the stays there that end within them."""
+    """Distribution of stays by broker: times in seconds, and the share of stays that end within them."""
 
 
 def _lift_1(fields: dict[str, Any]) -> None:
-    """The first version knew one broker before this one, and no times."""
+    """Version 1 knew one broker before the current one, and no times."""
     fields["_ways"] = fields.pop("_second")
     fields["_stays"] = []
 
@@ -137,7 +137,8 @@ class Predictor:
         return likely
 
     def predict(self, before: Sequence[str], mass: float = 1.0) -> list[str]:
-        """Where such a client may go next, the most likely first; no more brokers than make up the `mass`."""
+        """Return the likely next brokers, most likely first; no more than needed for the probability
+        `mass`."""
         likely = self.chances(before)
         chosen: list[str] = []
         covered = 0.0
@@ -149,7 +150,8 @@ class Predictor:
         return chosen
 
     def leaves_within(self, stayed_s: float, horizon_s: float) -> float:
-        """The probability that a client which has stayed so long leaves soon; 0 where nothing is known."""
+        """Return the probability that a client which has stayed `stayed_s` leaves soon; 0 where nothing is
+        known."""
         lasting = 1 - self._ended(stayed_s)
         return 1 - (1 - self._ended(stayed_s + horizon_s)) / lasting if lasting else 1.0
 
@@ -158,7 +160,8 @@ class Predictor:
 
 
 def why_unusable(model: str, here: str, now_s: float, age_s_max: float | None) -> str:
-    """Why a model file is of no use to the broker `here`; "" if it is. Times are Unix time, in seconds."""
+    """Return why a model file is useless for the broker `here`; "" if useful. Times are Unix time, in
+    seconds."""
     try:
         graph = parse_graph(model, "the model")
         read_contexts(model)
@@ -174,7 +177,7 @@ def why_unusable(model: str, here: str, now_s: float, age_s_max: float | None) -
 
 
 def read_contexts(model: str) -> Model:
-    """Contexts and stays of a model file; empty where it has none."""
+    """Return contexts and stays of a model file; empty where it has none."""
     try:
         return msgspec.json.decode(model, type=Model)
     except msgspec.MsgspecError as error:
@@ -182,12 +185,12 @@ def read_contexts(model: str) -> Model:
 
 
 def _ways(before: Sequence[str]) -> list[str]:
-    """The shortest first."""
+    """Return the suffixes of the way, the shortest first."""
     return [SEPARATOR.join(before[at:]) for at in range(len(before) - 1, -1, -1)]
 
 
 def _learned(row: Mapping[str, float], moves: float | None = None) -> Row:
-    """Weights in moves: as many as are in the row or as is said, but not too many."""
+    """Scale the weights to `moves`, or their own sum, at most `MOVES_LEARNED_MAX`."""
     total = sum(row.values())
     scale = min(moves or total, MOVES_LEARNED_MAX) / total if total else 0.0
     return {one: weight * scale for one, weight in row.items() if weight > 0}

@@ -1,10 +1,9 @@
 """Pro-active context distribution (Gaddah, chapter 3), completed to exactly once and in order.
 
-A client's broker keeps passive copies of its context (its subscriptions) at the
-brokers where it may go next, its neighbours (`neighbour_graph.py`). When the
-client disconnects, the copies become active: each is a virtual subscriber, which
-stores what the client misses. When it reattaches at a neighbour, delivery begins
-from what is stored there. The eight cases of figure 3.1, as they are here:
+A client's broker keeps passive copies of its context (its subscriptions) at the brokers where the client
+may go next, its neighbours (`neighbour_graph.py`). When the client disconnects, the copies become active:
+each is a virtual subscriber, which stores what the client misses. When it reattaches at a neighbour,
+delivery begins from what is stored there. The methods for the eight cases of figure 3.1:
 
     1  initial connection        surround      PassiveCopy to every neighbour
     2  disconnects               activate      ActivateCopy, then ForwardStored until acknowledged
@@ -15,9 +14,8 @@ from what is stored there. The eight cases of figure 3.1, as they are here:
     7  context obtained          on_passive_copy, on_activate_copy
     8  times out                 on_deadline   DeleteCopy
 
-A copy is absent, passive or active (figure 3.2). Its control attribute is the
-attach number of the holder that spoke last: what an earlier holder says, and
-arrives late, is ignored (the races of section 3.2).
+A copy is absent, passive or active (figure 3.2). Its control attribute is the attach number of the holder
+that spoke last: late messages of an earlier holder are ignored (the races of section 3.2).
 
 What is completed:
 
@@ -31,19 +29,18 @@ What is completed:
   came to both is told by the last forwarded number, one for each publisher. (The
   published rule has one for all, which is enough for one publisher: see
   `proactive:one_counter`.)
-- The old broker remains in charge of what it stored until the broker where the
-  client is has acknowledged. If that had no active copy (unknown edge, or the
-  client was faster than the notice of its leaving), the activation takes place at
-  departure: the reactive fallback is the same exchange, later.
-- What the client had not received when it left goes, ahead of the session, to where
-  it turns up, and not to every neighbour.
-- A copy that has everything serves the client at once, and control is transferred behind
-  that (`serve_ahead`). Each store has an order of its own, so what a client read there
-  is numbered in a stream of its own, and the request for the session says which copy
-  serves. If the client moves on first, only that copy knows what it still lacks: whoever
-  gets the session gets the rest from there (`SendServed`).
-- A client may leave while its store is still being completed: then the store
-  forwards to the next one what is forwarded to it.
+- The old broker remains in charge of what it stored until the broker where the client is has acknowledged.
+  If the new broker had no active copy (unknown edge, or the client was faster than the notice of its
+  leaving), the activation takes place at departure: the reactive fallback is the same exchange, later.
+- Notifications that the client had not received when it left go ahead of the session to the broker where
+  the client attaches, and not to every neighbour.
+- A copy that has everything serves the client at once, and control is transferred behind that
+  (`serve_ahead`). Each store has an order of its own, so what a client reads there is numbered in a
+  separate stream, and the request for the session names the copy. If the client moves on first, only that
+  copy knows what it still lacks: the next holder of the session fetches the rest from that copy
+  (`SendServed`).
+- A client may leave while its store is still being completed: then the store passes on to the next store
+  what it still receives.
 - Copies are activated only when a handoff is complete and the client's own changes
   have settled, so that old and new broker always speak of the same context.
 - Which passive copies stay in place at a move is not guessed from neighbour lists
@@ -103,24 +100,24 @@ from roamcast.routing.router import Owner, Token
 from roamcast.state import State
 
 SERVES = "#"
-"""Behind a broker's id, in what a request says of the client: its copy serves the client."""
+"""Follows a broker's id in an attach request: the copy at that broker serves the client."""
 
 __all__ = ["Proactive", "ProactiveOneCounter", "Stay", "Store"]
 
 
 class Luggage(msgspec.Struct, frozen=True, array_like=True):
-    """What the old broker says to the new one with the session."""
+    """Data that the old broker sends with the session."""
 
     __state__ = State("proactive-luggage")
 
     left_in_place: list[str]
-    """Where passive copies were left."""
+    """Brokers where passive copies stay."""
     base: int
-    """The last sequence that the client has, …"""
+    """Last sequence that the client has received."""
     stream: str = STREAM
-    """… and the stream that it belongs to."""
+    """Stream that `base` belongs to."""
     source: str = ""
-    """Who sends the context and what is stored, if it is not the old broker itself."""
+    """Broker that sends the context and the stored notifications; "" for the old broker itself."""
     lent: dict[str, int] = {}
     """See `Stay.lent`."""
 
@@ -151,18 +148,19 @@ class Proactive(MobilityProtocol):
         self._load(settings.neighbour_graph)
         self.buffer = SharedBuffer(host.buffer.limit_bytes)
         self.figures: Counter[str] = Counter()
-        """Attaches with a session from elsewhere: `hit`, `hit_activating`, `miss`; `served_nearer`,
-        `timeout`; contexts copied to neighbours (`copies`) and `activated` there; filters `propagated` to
-        neighbours, and those `covered` by others that were; neighbours `suspected` and `recovered`,
-        contexts `missing`, copies `expired`."""
+        """Counters. Attaches with a session from another broker: `hit`, `hit_activating`, `miss`;
+        `served_nearer`, `timeout`; contexts copied to neighbours (`copies`) and `activated` there; filters
+        `propagated` to neighbours, and filters `covered` by others; neighbours `suspected` and `recovered`;
+        contexts `missing`; copies `expired`."""
         self.current: dict[str, Stay] = {}
         self.copies: dict[str, Copy] = {}
         self.stores: dict[int, Store] = {}
-        """All of them, by serial number."""
+        """All stores at this broker, by serial number."""
         self.fed: dict[tuple[str, int], Store] = {}
-        """Stores that are not complete, by who forwards to them and the number of the activation."""
+        """Incomplete stores, by the broker that forwards to them and the number of the activation."""
         self.activations: dict[int, Store] = {}
-        """Activations elsewhere that are not finished, and the store that forwards to them."""
+        """Unfinished activations at other brokers: activation number to the store that forwards to the
+        copy."""
         self.neighbour_lists: dict[str, tuple[str, ...]] = {}
         self.failures = Failures(self)
         self._serial = 0
@@ -191,11 +189,11 @@ class Proactive(MobilityProtocol):
     def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
         client = session.client
         if came_from == "":
-            self.drop_copy(client)  # Of a session that was lost with its holder's memory, if there is one.
+            self.drop_copy(client)  # The copy belongs to a session that was lost with its holder's memory.
             stay = self.current[client] = Stay(session, self.open_store(client, 0))
         elif came_from == self.host.id:
             stay = self.current[client]
-            # A copy that served the client is asked for what it has left, so it must not forget that.
+            # A copy that served the client still holds notifications to fetch, so it must not be deleted.
             self.forget_copy(stay, self.read_elsewhere(stay, received))
             self.deactivate(stay)
         else:
@@ -212,7 +210,7 @@ class Proactive(MobilityProtocol):
         self.try_finish(stay)
 
     def move_in(self, session: Session, came_from: str) -> Stay:
-        """The copy, which was activated before the session came, becomes the client's own."""
+        """Make the copy, activated before the session arrived, the client's own store."""
         luggage = msgspec.msgpack.decode(session.luggage, type=Luggage)
         copy = self.copies.pop(session.client, None)
         if copy is not None and luggage.source and not (copy.late and copy.holder == luggage.source):
@@ -236,7 +234,7 @@ class Proactive(MobilityProtocol):
         return stay
 
     def subscribe_rest(self, stay: Stay) -> None:
-        """What the context left out, because other subscriptions of the client cover it."""
+        """Subscribe the filters that the context left out because other filters cover them."""
         store = stay.store
         for text, issued_at in stay.session.subscriptions.items():
             if text not in store.subscriptions:
@@ -249,7 +247,7 @@ class Proactive(MobilityProtocol):
             self.surround(stay)
 
     def surround(self, stay: Stay) -> None:
-        """Have copies at the neighbours, passive or active, as far as the client's state allows."""
+        """Keep copies at the neighbours, passive or active, as far as the client's state allows."""
         client = stay.session.client
         if self.current.get(client) is not stay or not stay.store.complete or stay.changing:
             return
@@ -273,7 +271,7 @@ class Proactive(MobilityProtocol):
         return list(stay.copies) if stay is not None else []
 
     def choose_neighbours(self, stay: Stay) -> list[str]:
-        """The neighbours where the client's copies are to be, and no others."""
+        """Return the neighbours that are to have copies of the client's context."""
         session = stay.session
         # Without subscriptions there is nothing that could be stored anywhere.
         wanted = self.next_of(session) if session.subscriptions else []
@@ -283,7 +281,7 @@ class Proactive(MobilityProtocol):
         return wanted
 
     def context(self, subscriptions: Mapping[str, float]) -> Subscriptions:
-        """What is to be propagated: not what an older subscription of the client covers (eq. 3.3)."""
+        """Return the subscriptions to propagate: those that no older subscription covers (eq. 3.3)."""
         chosen = uncovered(subscriptions)
         self.figures["covered"] += len(subscriptions) - len(chosen)
         self.figures["propagated"] += len(chosen)
@@ -319,7 +317,8 @@ class Proactive(MobilityProtocol):
                 stay.store, broker, session.number, context, late=False, session=session
             )
             remote.is_known = True
-            if session.moves >= 0:  # Others are not served ahead of their session.
+            # Only clients that count their attaches are served ahead of their session.
+            if session.moves >= 0:
                 stay.lent[broker] = session.moves
         self.failures.watch()
 
@@ -332,7 +331,7 @@ class Proactive(MobilityProtocol):
         late: bool,
         session: Session | None = None,
     ) -> int:
-        """Have a copy store; with the session, so that the copy can tell whose it is and who may read it."""
+        """Have a copy store; the session tells the copy whose it is and who may read it."""
         self._serial += 1
         activation, queue = self._serial, store.queue
         store.readers[activation] = Reader(broker, number)
@@ -385,7 +384,7 @@ class Proactive(MobilityProtocol):
             self.send_served(stay, source, destination, number, received)
         else:
             self.serve_destination(stay, destination, number)
-        # What the new broker needs stays in place, and it hears of that with the session.
+        # Copies that the new broker needs stay in place; it learns of them with the session.
         needed = self.neighbour_lists.get(destination, ())
         left = [broker for broker, remote in stay.copies.items() if broker in needed and remote.is_known]
         has_attached = any(session.moves > moves for moves in stay.lent.values())
@@ -403,14 +402,15 @@ class Proactive(MobilityProtocol):
         store.departed = True
         self.serve_readers(store)
 
-    # --- the client reads at a neighbour, and its session is not there yet ---
+    # --- the client reads at a neighbour before its session arrives there ---
 
     def serve_ahead(self, hello: Hello, is_asked: bool) -> Mapping[str, int]:
         """Deliver from an active copy at once, while the session is fetched behind it.
 
-        Only if the copy has everything that the client has not received: it is complete, the client has all
-        that came before it, and was nowhere else since. The copy then has an order of its own, so it numbers
-        a stream of its own, and whoever holds the session hears with the request that the copy serves.
+        This requires that the copy has everything the client has not received: the copy is complete, the
+        client received all that came before it, and has attached nowhere else since. The order of the copy
+        differs from the holder's, so it numbers a separate stream. The request for the session tells the
+        holder that the copy serves.
         """
         copy = self.copies.get(hello.client)
         if copy is None or copy.store is None or copy.late or not copy.store.complete:
@@ -432,17 +432,19 @@ class Proactive(MobilityProtocol):
         return {**hello.received, self.host.id + SERVES: 1}
 
     def streams_of(self, broker: str) -> tuple[str, str]:
-        """The streams of copies that serve there. Sequences only grow, so two in turn are enough."""
+        """Return the two stream names of copies at a broker, used in turn; sequences only grow, so two are
+        enough."""
         return f"{broker}#0", f"{broker}#1"
 
     def read_there(self, stay: Stay, broker: str, received: Mapping[str, int]) -> tuple[int, str]:
-        """What the client has received of the copy there since it left, and of which stream."""
+        """Return how far the client has read the copy at that broker since it left, and the stream it
+        read."""
         queue = stay.store.queue
         names = [name for name in self.streams_of(broker) if name != queue.stream]
         return max((received.get(name, 0), name) for name in names)
 
     def read_elsewhere(self, stay: Stay, received: Mapping[str, int]) -> str:
-        """The broker whose copy serves the client, or has served it; "" if none does."""
+        """Return the broker whose copy serves or has served the client; "" if there is none."""
         for broker in stay.lent:
             if self.host.is_reachable(broker) and (
                 broker + SERVES in received
@@ -452,7 +454,7 @@ class Proactive(MobilityProtocol):
         return ""
 
     def serve_reader(self, stay: Stay, destination: str) -> None:
-        """The copy at the destination serves the client, and misses only what was picked for the client."""
+        """Leave the client to the copy at the destination; send only what was picked for this client."""
         self.forget_copy(stay, destination)
         picked = _picked(stay.store.queue)
         if picked:
@@ -467,7 +469,8 @@ class Proactive(MobilityProtocol):
     def send_served(
         self, stay: Stay, source: str, destination: str, number: int, received: Mapping[str, int]
     ) -> None:
-        """Only the copy that served the client knows what that has: the rest comes from there."""
+        """Have the copy that served the client send the rest; only this copy knows what the client has
+        received."""
         self.figures["served_elsewhere"] += 1
         self.forget_copy(stay, source)
         last, _ = self.read_there(stay, source, received)
@@ -487,7 +490,7 @@ class Proactive(MobilityProtocol):
         self.send_activation(store, message.destination, message.number, copy.subscriptions, late=True)
 
     def follow_reader(self, stay: Stay, received: Mapping[str, int]) -> None:
-        """The client is here and has read from a copy elsewhere: what it misses is there, not here."""
+        """Fetch what the client misses from the copy elsewhere that it has read from."""
         session, former = stay.session, stay.store
         source = self.read_elsewhere(stay, received)
         if source:
@@ -499,7 +502,7 @@ class Proactive(MobilityProtocol):
         self.end_lent(stay, session.number, (source,))
 
     def end_lent(self, stay: Stay, number: int, spared: Collection[str]) -> None:
-        """The client has attached since it left: copies that the holder does not know of are of no use."""
+        """Delete copies that the holder no longer tracks; the client has attached since they were lent."""
         session = stay.session
         for broker in stay.lent:
             if broker not in stay.copies and broker not in spared and self.host.is_reachable(broker):
@@ -514,7 +517,7 @@ class Proactive(MobilityProtocol):
     # --- what the destination of a move needs ---
 
     def serve_destination(self, stay: Stay, destination: str, number: int) -> None:
-        """See to it that the destination has an active copy, and what comes before, ahead of the session."""
+        """Give the destination an active copy and the earlier notifications, ahead of the session."""
         session, store = stay.session, stay.store
         client, base = session.client, store.queue.base
         remote = stay.copies.pop(destination, Remote(is_known=False))
@@ -526,7 +529,7 @@ class Proactive(MobilityProtocol):
             return
         nearer = self.host.next_hop(destination)
         if nearer in stay.copies and stay.copies[nearer].complete:
-            # A store on the way has the rest: it need not come from here (section 3.4).
+            # A store on the way has the rest and sends it from there (section 3.4).
             self.figures["served_nearer"] += 1
             stay.counted_on = stay.copies.pop(nearer)
             stay.lent.pop(nearer, None)
@@ -537,7 +540,7 @@ class Proactive(MobilityProtocol):
         self.send_activation(store, destination, number, context, late=True)
 
     def stored_before(self, stay: Stay) -> tuple[Burst, ...]:
-        """What the client still misses of the time before the copy that serves it was activated."""
+        """Return what the client still misses from before the serving copy was activated."""
         assert stay.counted_on is not None
         queue = stay.store.queue
         return _first(queue.bursts(), stay.counted_on.active_from - queue.popped)
@@ -570,7 +573,8 @@ class Proactive(MobilityProtocol):
         client = message.client
         if self.failures.fill(sender, message):
             return
-        # The session is right behind one that is late: a copy that says more is of one before, which is lost.
+        # A `late` activation comes just ahead of the session: a copy with a higher number is of an earlier,
+        # lost session.
         is_foreign = not self.is_controlled(client, message.number, message.moves)
         if is_foreign and not message.late:
             return
@@ -584,7 +588,7 @@ class Proactive(MobilityProtocol):
         for burst in message.bursts:
             self.keep(store.queue, client, burst)
         self.subscribe_store(store, context)
-        # Only now, so that no route is taken down that the new store needs, too.
+        # Dropped only now, so that routes which the new store also needs are not taken down.
         self.drop_copy(client)
         self.copies[client] = Copy(
             sender, message.number, context, store, message.late, message.moves, message.owner
@@ -592,13 +596,13 @@ class Proactive(MobilityProtocol):
         self.failures.watch()
 
     def subscribe_store(self, store: Store, context: Subscriptions) -> None:
-        """The virtual subscriber; the acknowledgement must travel behind its subscriptions."""
+        """Subscribe the virtual subscriber; the acknowledgement must travel behind these subscriptions."""
         store.subscriptions = dict(context)
         self.subscribe_all(store.owner, context)
         if self.host.is_reachable(store.source):
             self.host.send(store.source, CopyActivated(store.client, store.activation))
         else:
-            self.complete(store)  # It is gone since it asked for this, and forwards nothing more.
+            self.complete(store)  # The sender is gone since it asked for this, and forwards nothing more.
 
     def on_deactivate_copy(self, sender: str, message: DeactivateCopy) -> None:
         copy = self.copies.get(message.client)
@@ -611,9 +615,10 @@ class Proactive(MobilityProtocol):
             self.drop_copy(message.client)
 
     def is_controlled(self, client: str, number: int, moves: int | None = None) -> bool:
-        """Whether the holder of this attach number has the control: none after it has spoken.
+        """True if the holder with this attach number controls the copy: no holder with a higher one has
+        spoken.
 
-        Nobody has it while the copy serves the client, until the holder has heard of a later attach.
+        While the copy serves the client, only a holder that knows of a later attach has control.
         """
         copy = self.copies.get(client)
         if copy is None:
@@ -638,7 +643,7 @@ class Proactive(MobilityProtocol):
             self.serve_readers(store)
 
     def serve_readers(self, store: Store) -> None:
-        """Tell those who acknowledged, and so miss nothing any more, that they have everything."""
+        """Tell the readers that have acknowledged, and so miss nothing more, that they are complete."""
         if not store.complete:
             return
         stay = self.current.get(store.client)
@@ -677,7 +682,7 @@ class Proactive(MobilityProtocol):
             self.try_finish(stay)
 
     def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:
-        """Nobody waits for what they stored, or for them to store; what they had is gone with them."""
+        """Stop waiting for brokers that are gone, in either direction; what they stored is lost."""
         for (source, _), store in list(self.fed.items()):
             if source in brokers:
                 self.complete(store)
@@ -691,14 +696,14 @@ class Proactive(MobilityProtocol):
         self.failures.on_lost(brokers)
         for copy in self.copies.values():
             if copy.holder in brokers:
-                copy.number = 0  # The session may be lost, and another one begin to count.
+                copy.number = 0  # If the session was lost too, a new session counts from the beginning.
 
     def counter_of(self, burst: Burst) -> str:
-        """Which notifications are numbered one after the other."""
+        """Return which notifications share one counter."""
         return burst.publisher
 
     def not_forwarded(self, store: Store, burst: Burst) -> Burst | None:
-        """What of a burst was not forwarded: the rest went to both brokers."""
+        """Return the part of a burst that was not forwarded; the rest went to both brokers."""
         return newer_part(burst, store.forwarded.get(self.counter_of(burst)))
 
     # --- notifications ---
@@ -709,7 +714,7 @@ class Proactive(MobilityProtocol):
         if not store.complete:
             store.early.append(burst)
         elif burst.is_picked and stay is not None and stay.store is store and stay.is_active:
-            # It does not come to the copies: they begin anew behind it.
+            # A picked burst does not reach the copies: they begin anew behind it.
             self.deactivate(stay)
             self.append(store, burst)
             self.surround(stay)
@@ -753,7 +758,7 @@ class Proactive(MobilityProtocol):
         self.host.unsubscribe(store.owner, filter, "subscribe", OwnToken((session.client, token)))
 
     def begin_change(self, session: Session) -> Store:
-        """Until the change has settled there are no active copies, and none that is up to date."""
+        """Mark all copies inactive and outdated until the change has settled."""
         stay = self.current[session.client]
         stay.changing += 1
         self.deactivate(stay)
@@ -788,11 +793,11 @@ class Proactive(MobilityProtocol):
     # --- the neighbours ---
 
     def neighbours(self) -> list[str]:
-        """Where clients may go next; brokers that seem to have failed are left out."""
+        """Return where clients may go next, without brokers that are suspected to have failed."""
         return [one for one in self.graph.neighbours(self.host.now) if one not in self.failures.suspects]
 
     def next_of(self, session: Session) -> list[str]:
-        """Where this client may go next, by the way it came if the model knows ways."""
+        """Return where this client may go next; uses the way it came if the model knows ways."""
         if not self.predictor.knows_ways:
             return self.neighbours()
         likely = self.predictor.predict(session.before, self.settings.neighbours_mass)
@@ -800,7 +805,7 @@ class Proactive(MobilityProtocol):
         return there[: self.settings.neighbours_max]
 
     def tell_neighbours(self) -> None:
-        """An edge has changed: the neighbours get the list, because case 4 needs it."""
+        """Send the changed neighbour list to the neighbours, because case 4 needs it."""
         neighbours = self.neighbours()
         for broker in neighbours:
             self.host.send(broker, NeighbourList(tuple(neighbours)))
@@ -829,7 +834,7 @@ class Proactive(MobilityProtocol):
 
 
 def _picked(queue: DeliveryQueue) -> tuple[Burst, ...]:
-    """What was picked for the client alone, and so came to the holder and to no copy."""
+    """Return the notifications picked for this client alone; they reached the holder and no copy."""
     return tuple(burst for burst in queue.bursts() if burst.is_picked)
 
 
@@ -847,7 +852,7 @@ def _first(bursts: Iterable[Burst], count: int) -> tuple[Burst, ...]:
 class ProactiveOneCounter(Proactive):
     name = "proactive:one_counter"
     is_as_published = True
-    summary = "one last number for all publishers, so what came from others may be lost"
+    summary = "one last number for all publishers, so notifications of other publishers may be lost"
 
     __state__ = State("proactive-published")
 

@@ -16,12 +16,11 @@ What the thesis says, in its order, and where it is here:
                      after some time
     fallback         a context that was not forwarded is fetched reactively      on_context_missing
 
-What is ours:
+Not in the thesis:
 
-- Pings are exchanged only while a neighbour stores for a client that is away, and
-  so counts on its holder and is counted on by it. A passive copy stores nothing:
-  whether it is there is found out when it is activated. So pings end when every
-  client is back or has timed out.
+- Pings are exchanged only while a neighbour stores for a client that is away, and so counts on its
+  holder and is counted on by it. A passive copy stores nothing: its activation shows whether it
+  still exists. So pings end when every client is back or has timed out.
 - Any message of a neighbour shows that it is there, not only the reply.
 - A broker cannot always know that it was thought to have failed: it may have been
   cut off. It announces itself when its own timer comes far too late (it was not
@@ -94,11 +93,11 @@ class Suspicion:
     def __init__(self, since: float) -> None:
         self.since = since
         self.asked_at: float | None = None
-        """When it was heard again, and told that it had been given up."""
+        """Time when the neighbour was heard again and told that it had been given up."""
 
 
 class Entrusted(NamedTuple):
-    """A store of a client that departed, kept until the copy that is counted on is known to be there."""
+    """Store of a departed client, kept until the copy that serves the client is known to exist."""
 
     store: Store
     destination: str
@@ -106,7 +105,7 @@ class Entrusted(NamedTuple):
 
 
 class Failures:
-    """What one broker knows of the failures of others, and does about them."""
+    """One broker's knowledge of failed brokers, and its reactions to failures."""
 
     __state__ = State(
         "proactive-failures",
@@ -125,14 +124,14 @@ class Failures:
         self.missed_max = protocol.settings.heartbeats_missed_max
         self.orphans_after_s = protocol.settings.context_timeout_s
         self.silent: dict[str, int] = {}
-        """Brokers that are watched, and for how many periods nothing was heard of each."""
+        """Watched brokers: broker to the number of periods without any message from it."""
         self.suspects: dict[str, Suspicion] = {}
         self.out_of_sight: dict[tuple[str, str], Remote] = {}
         """Copies that were complete when their broker was given up, by broker and client."""
         self.entrusted: dict[int, Entrusted] = {}
-        """By the number of the activation."""
+        """Entrusted stores, by the number of the activation."""
         self.awaited: dict[tuple[str, int], Store] = {}
-        """Stores of clients whose session came and whose context did not: by client and attach number."""
+        """Stores of clients whose session arrived before their context, by client and attach number."""
         self.is_ticking = False
         self._restore()
 
@@ -161,7 +160,7 @@ class Failures:
             )
 
     def on_message(self, sender: str, message: Message) -> bool:
-        """Note that the sender is there; whether the message was one of these and is done with."""
+        """Note that the sender is there; returns whether the message was fully handled here."""
         if sender in self.silent:
             self.silent[sender] = 0
         if sender in self.suspects:
@@ -172,7 +171,7 @@ class Failures:
         return handler is not None
 
     def on_deadline(self, token: Token) -> bool:
-        """Whether the timer was one of these."""
+        """Handle a timer; returns whether it was one of this class."""
         if isinstance(token, HeartbeatDue):
             self.on_tick(token)
         elif isinstance(token, Orphans):
@@ -184,7 +183,7 @@ class Failures:
     # --- detection ---
 
     def watch(self) -> None:
-        """Somebody stores for somebody: see to it that heartbeats are exchanged."""
+        """Start heartbeats if brokers store for each other's clients."""
         if self.period_s is not None and not self.is_ticking:
             self.is_ticking = True
             at = self.host.now + self.period_s
@@ -193,7 +192,7 @@ class Failures:
     def on_tick(self, tick: HeartbeatDue) -> None:
         assert self.period_s is not None
         if self.host.now - tick.at > self.missed_max * self.period_s:
-            # It was this broker that was not there.
+            # This broker itself was not running.
             self.silent = {}
             for broker in self.acquaintances():
                 self.announce(broker, is_answer=False)
@@ -201,7 +200,7 @@ class Failures:
         watched = [one for one in storing | self.holding() if one not in self.suspects]
         self.silent = {broker: self.silent.get(broker, 0) for broker in watched}
         for broker in watched:
-            # One that is not pinged from here speaks when its own time has come, not when this one's has.
+            # A broker that is not pinged from here speaks in its own period, which may end later.
             if self.silent[broker] >= self.missed_max + (broker not in storing):
                 self.suspect(broker)
                 continue
@@ -213,12 +212,12 @@ class Failures:
             self.watch()
 
     def storing(self) -> dict[str, None]:
-        """Brokers that store for a client of this one."""
+        """Return the brokers that store for clients of this broker."""
         stays = self.protocol.current.values()
         return {broker: None for stay in stays for broker, one in stay.copies.items() if one.activation}
 
     def holding(self) -> dict[str, None]:
-        """Brokers for whose clients this one stores."""
+        """Return the brokers for whose clients this broker stores."""
         copies = self.protocol.copies.values()
         active = (copy for copy in copies if copy.store is not None and not copy.is_expected)
         return {copy.holder: None for copy in active}
@@ -230,7 +229,7 @@ class Failures:
             self.host.send(sender, PingReply())
 
     def on_ping_reply(self, sender: str, message: PingReply) -> None:
-        """That it came is all it says."""
+        """Nothing to do: arrival of the reply is the information."""
 
     # --- what follows ---
 
@@ -250,7 +249,8 @@ class Failures:
         self.host.set_timer(now + self.orphans_after_s, Orphans(broker, now))
 
     def on_orphans(self, token: Orphans) -> None:
-        """Nobody else could have them deleted; a client on its way here still needs its copy."""
+        """Delete orphaned copies, which no holder could delete; a client on its way here still needs its
+        copy."""
         suspicion, protocol = self.suspects.get(token.broker), self.protocol
         if suspicion is None or suspicion.since != token.since:
             return
@@ -260,7 +260,7 @@ class Failures:
                 protocol.drop_copy(client)
 
     def hear_suspect(self, broker: str, message: Message) -> None:
-        """It is there after all: say so, and it will announce itself."""
+        """Tell a broker that was suspected and is heard again; it will announce itself."""
         assert self.period_s is not None
         suspicion, now = self.suspects[broker], self.host.now
         is_asked = suspicion.asked_at is not None and now - suspicion.asked_at < self.period_s
@@ -271,7 +271,7 @@ class Failures:
     # --- announcement ---
 
     def acquaintances(self) -> dict[str, None]:
-        """All who may count on this broker, or on whom it counts, and those it gave up."""
+        """Return all brokers that may rely on this one, or it on them, and those it gave up."""
         protocol = self.protocol
         neighbours = dict.fromkeys(protocol.graph.neighbours(self.host.now))
         storing = {broker: None for stay in protocol.current.values() for broker in stay.copies}
@@ -305,11 +305,11 @@ class Failures:
         self.watch()
 
     def reconcile(self, stay: Stay, broker: str, held: HeldCopy | None) -> None:
-        """Compare a copy with what is known of it here, and make it what it should be."""
+        """Compare a copy with what its holder knows of it, and correct the copy."""
         protocol, session = self.protocol, stay.session
         known = stay.copies.pop(broker, None) or self.out_of_sight.pop((broker, session.client), None)
         if held is not None and held.number > session.number:
-            # Of a session that was lost with this broker's memory.
+            # The copy is of a session that was lost with this broker's memory.
             self.host.send(broker, DeleteCopy(session.client, held.number))
             held = None
         is_known = held is not None and held.subscriptions == uncovered(session.subscriptions)
@@ -324,25 +324,25 @@ class Failures:
         protocol.surround(stay)
 
     def is_the_same(self, stay: Stay, known: Remote, held: HeldCopy) -> bool:
-        """Whether the copy is active, and has been since the client left; it may have been back since."""
+        """True if the copy has been active since the client left; the client may have been back since."""
         is_activated = known.activation != 0 and known.activation == held.activation
         return stay.is_active and is_activated and held.number == stay.session.number
 
     def correct(self, stay: Stay, broker: str, held: HeldCopy) -> None:
-        """What `surround` does not: it has copies made and activated where they are to be."""
+        """Delete or deactivate a copy; creating and activating copies is left to `surround`."""
         client, number = stay.session.client, stay.session.number
         if stay.is_timed_out:
             self.protocol.delete(stay, [broker], number)
         elif held.activation and not stay.is_active:
             self.host.send(broker, DeactivateCopy(client, number, stay.session.moves))
 
-    # --- counting on a copy that may be gone ---
+    # --- relying on a copy that may be gone ---
 
     def entrust(self, stay: Stay, destination: str, number: int) -> int:
         """Keep the store of a departing client until the copy that serves it is known to be there.
 
-        Returns the number by which that copy is asked for; 0 if it is not, because nobody
-        deletes copies but their holder.
+        Returns the number that identifies the question about the copy; 0 if no question is needed, because
+        only the holder deletes copies.
         """
         if self.period_s is None:
             return 0
@@ -353,7 +353,7 @@ class Failures:
         return activation
 
     def take(self, sender: str, message: StoredBefore | ServeFromCopy) -> Store | None:
-        """The copy that the sender counts on; if it is not here, the sender is told."""
+        """Take the copy that the sender relies on; if the copy is missing here, tell the sender."""
         client, activation = message.client, message.activation
         copy = self.protocol.copies.get(client)
         if copy is None or copy.store is None or (activation and not copy.is_of(sender, activation)):
@@ -372,7 +372,7 @@ class Failures:
             self.protocol.serve_readers(entrusted.store)
 
     def ask_for_context(self, sender: str, client: str, activation: int) -> None:
-        # Without heartbeats, and so without copies that delete themselves, this cannot be.
+        # Only reached with heartbeats on: without them, copies never delete themselves.
         assert self.period_s is not None
         self.protocol.figures["missing"] += 1
         self.host.send(sender, ContextMissing(client, activation))
@@ -396,18 +396,19 @@ class Failures:
             self.send_context(store, reader.broker, reader.number)
 
     def send_context(self, store: Store, destination: str, number: int) -> None:
-        """The client is there, or was: everything goes after it, as on an edge that was not known."""
+        """Send everything after the client, which is or was at the destination, as on an unknown edge."""
         context = self.protocol.context(store.subscriptions)
         self.protocol.send_activation(store, destination, number, context, late=True)
 
     def await_context(self, client: str, number: int, base: int, stream: str, source: str) -> Store:
-        """The session is here and the copy is not: the source knows, and sends the context."""
+        """Open a store for a session that arrived without a copy; the source is informed and sends the
+        context."""
         store = self.protocol.open_store(client, base, source, stream=stream)
         self.awaited[client, number] = store
         return store
 
     def on_lost(self, brokers: Collection[str]) -> None:
-        """A context that only they know does not come: the session knows the subscriptions, too."""
+        """Stop waiting for contexts of brokers that are gone; the session knows the subscriptions, too."""
         for key, store in list(self.awaited.items()):
             if store.source in brokers:
                 del self.awaited[key]
@@ -418,7 +419,7 @@ class Failures:
                     self.protocol.try_finish(stay)
 
     def fill(self, sender: str, message: ActivateCopy) -> bool:
-        """Whether the context was awaited; then the store that waited for it gets it."""
+        """Fill the store that waited for this context; returns whether one did."""
         protocol, context = self.protocol, message.subscriptions
         store = self.awaited.pop((message.client, message.number), None) if context is not None else None
         if store is None or context is None:

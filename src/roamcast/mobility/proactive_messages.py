@@ -1,9 +1,9 @@
 """The messages of `proactive.py`: what brokers say to each other about the copies of a context.
 
-`number` is the attach number of the session at its holder when it speaks, the
-control attribute of Gaddah 3.2. `activation` is a number that the sender of an
-activation gives it, so that an answer to an earlier one is not taken for this.
-The last ones, from `Ping` on, are about the failure of brokers (`proactive_failure.py`).
+`number` is the attach number of the session at its holder when it speaks, the control attribute
+of Gaddah 3.2. `activation` is a number that the sender of an activation gives it, so that
+answers to earlier activations can be told apart. The messages from `Ping` on are about the
+failure of brokers (`proactive_failure.py`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ class PassiveCopy(Message, frozen=True):
 class ActivateCopy(Message, frozen=True):
     """Store for the client what follows the sequence `base`.
 
-    `subscriptions` is None where the receiver has the context already. With `late`
-    the client is there by now, and `bursts` is what was stored for it so far: the
-    reactive fallback.
+    `subscriptions` is None where the receiver has the context already. `late` marks the reactive fallback:
+    the client is at the receiver by now, and `bursts` is what was stored for it so far.
     """
 
     client: str
@@ -56,7 +55,7 @@ class ActivateCopy(Message, frozen=True):
 
 
 class CopyActivated(Message, frozen=True):
-    """Whatever is published from now on comes here, too."""
+    """Acknowledges an activation: notifications published from now on reach this copy, too."""
 
     client: str
     activation: int
@@ -64,7 +63,7 @@ class CopyActivated(Message, frozen=True):
 
 
 class ForwardStored(Message, frozen=True):
-    """What came after the activation was sent; `last` answers its acknowledgement."""
+    """Notifications received since the activation was sent; `last` answers its acknowledgement."""
 
     client: str
     activation: int
@@ -77,9 +76,11 @@ class ForwardStored(Message, frozen=True):
 
 
 class StoredBefore(Message, frozen=True):
-    """The client is with you now: this follows `base` and comes before what you store for it.
+    """Notifications that follow `base` and precede those that the receiver's copy stored; its client is
+    there.
 
-    With the number of an activation: say whether you have that copy, for I keep mine until then.
+    With the number of an activation, the receiver answers whether it has that copy; the sender keeps its own
+    store until then.
     """
 
     client: str
@@ -92,7 +93,7 @@ class StoredBefore(Message, frozen=True):
 class DeactivateCopy(Message, frozen=True):
     """Stop storing, forget what is stored, keep the context.
 
-    A copy that serves the client obeys only if the holder has heard of a later attach than that (`moves`).
+    A copy that serves the client obeys only if the holder knows of a later attach (`moves`).
     """
 
     client: str
@@ -111,7 +112,7 @@ class DeleteCopy(Message, frozen=True):
 
 
 class ServeFromCopy(Message, frozen=True):
-    """As `StoredBefore`, but the client is at the destination, to which you are nearer: serve it there."""
+    """As `StoredBefore`, but the client is at the destination: the receiver is nearer and serves it there."""
 
     client: str
     destination: str
@@ -122,7 +123,7 @@ class ServeFromCopy(Message, frozen=True):
 
 
 class StoredAside(Message, frozen=True):
-    """Your copy serves the client. These notifications came to the holder alone; their order is free."""
+    """Notifications that only the holder received, for a copy that serves the client; they need no order."""
 
     client: str
     bursts: tuple[Burst, ...]
@@ -130,9 +131,9 @@ class StoredAside(Message, frozen=True):
 
 
 class SendServed(Message, frozen=True):
-    """Your copy served the client, which is at the destination now and has received this much of it.
+    """Asks a copy that served the client to send the rest to the destination, where the client is now.
 
-    Send the rest there. `bursts` came to the holder alone.
+    The client has read the copy up to `received`; `bursts` reached only the holder.
     """
 
     client: str
@@ -151,7 +152,7 @@ class NeighbourList(Message, frozen=True):
 
 
 class ClientGone(Message, frozen=True):
-    """From a broker to itself: if the client is not elsewhere by then, its copies are activated."""
+    """Timer of a broker: unless the client is elsewhere by then, its copies are activated."""
 
     client: str
     number: int
@@ -159,20 +160,21 @@ class ClientGone(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Are you there? With `given_up` the sender thought not, and wants to hear what you hold."""
+    """Asks whether the receiver is there; `given_up` tells that the sender suspected it and wants its
+    list."""
 
     given_up: bool = False
     cause: ClassVar[Cause] = "handoff"
 
 
 class PingReply(Message, frozen=True):
-    """Yes."""
+    """Answers a `Ping`."""
 
     cause: ClassVar[Cause] = "handoff"
 
 
 class HeldCopy(msgspec.Struct, frozen=True, array_like=True):
-    """A copy as the broker knows it where it is; `activation` is 0 while it is passive."""
+    """A copy as listed by the broker that holds it; `activation` is 0 while the copy is passive."""
 
     number: int
     activation: int
@@ -182,7 +184,7 @@ class HeldCopy(msgspec.Struct, frozen=True, array_like=True):
 class Announcement(Message, frozen=True):
     """The sender is back, and holds these copies, by client, over which the receiver has the control.
 
-    It is answered with the receiver's own list.
+    The receiver answers with its own list.
     """
 
     copies: dict[str, HeldCopy]
@@ -191,7 +193,8 @@ class Announcement(Message, frozen=True):
 
 
 class CopyTaken(Message, frozen=True):
-    """The copy that you counted on when the client departed is here: you need not keep yours."""
+    """Confirms that the copy which serves the departed client is here: the former holder may end its
+    store."""
 
     client: str
     activation: int
@@ -199,7 +202,7 @@ class CopyTaken(Message, frozen=True):
 
 
 class ContextMissing(Message, frozen=True):
-    """The copy that you want activated, or that you count on, is not here: send the context."""
+    """Reports that a copy to be activated, or relied on, is missing here; the receiver sends the context."""
 
     client: str
     activation: int

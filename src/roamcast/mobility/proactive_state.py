@@ -14,19 +14,19 @@ from roamcast.state import State
 
 
 class Reader:
-    """A store elsewhere that this one forwards to."""
+    """A store at another broker that this store forwards to."""
 
     __state__ = State("proactive-reader", saved=("broker", "number", "acknowledged"))
 
     def __init__(self, broker: str, number: int) -> None:
         self.broker = broker
         self.number = number
-        """The attach number under which it was activated."""
+        """Attach number under which the reader's store was activated."""
         self.acknowledged = False
 
 
 class Store:
-    """What a broker stores for a client, and for whom it forwards: a stay's, or an active copy's."""
+    """Notifications that a broker stores for a client, of a stay or an active copy, and its readers."""
 
     __state__ = State(
         "proactive-store",
@@ -42,18 +42,19 @@ class Store:
         self.subscriptions: Subscriptions = {}
         self.source = source
         self.activation = activation
-        """Who forwards to this store, and under which number of theirs, until it is complete."""
+        """Number that the source gave its activation; the source forwards to this store until it is
+        complete."""
         self.complete = source == ""
         self.early: list[Burst] = []
-        """What came here before the store was complete; it belongs after what is forwarded."""
+        """Notifications received before the store was complete; they follow what is forwarded."""
         self.forwarded: dict[str, tuple[int, int]] = {}
         """Publisher to the incarnation and number last forwarded: up to these, `early` has duplicates."""
         self.readers: dict[int, Reader] = {}
-        """By the number of the activation."""
+        """Readers by the number of the activation."""
         self.departed = False
-        """Whether nobody here needs it any more: it ends when all readers are served."""
+        """True if nothing at this broker needs the store: it ends when all readers are served."""
         self.is_entrusted = False
-        """Whether a copy elsewhere is counted on instead, and has not said yet that it is there."""
+        """True while a copy elsewhere is relied on instead, but has not been confirmed."""
 
     @property
     def client(self) -> str:
@@ -70,17 +71,17 @@ class Remote:
 
     def __init__(self, is_known: bool) -> None:
         self.is_known = is_known
-        """Whether it has the context as it is now."""
+        """True if the copy has the current context."""
         self.activation = 0
         self.complete = False
-        """Active, acknowledged, and told everything: it needs nobody any more."""
+        """True if the copy is active, acknowledged, and has everything: it needs no store any more."""
         self.active_from = 0
         self.active_base = 0
-        """Where in the holder's queue its store begins, as a position and as a sequence."""
+        """Where in the holder's queue the copy's store begins, as a position and as a sequence."""
 
 
 class Stay:
-    """The session is here."""
+    """A session that is at this broker."""
 
     __state__ = State(
         "proactive-stay",
@@ -95,20 +96,20 @@ class Stay:
         self.store = store
         self.copies: dict[str, Remote] = {}
         self.changing = 0
-        """The client's own changes that have not settled."""
+        """Number of the client's own changes that have not settled."""
         self.is_away = False
         self.is_active = False
         """True while copies are active."""
         self.is_timed_out = False
         self.counted_on: Remote | None = None
-        """The copy that serves the client when it departs, if one does."""
+        """The copy that serves the client when it departs, if any."""
         self.lent: dict[str, int] = {}
-        """Brokers whose copies were active since the client left, so that one of them may serve the client by
-        now, and the client's count of attaches when it left."""
+        """Brokers whose copies were active since the client left, so that one may be serving it by now, with
+        the client's count of attaches when it left."""
 
 
 class Copy:
-    """A context kept for another broker's client."""
+    """A context kept for a client of another broker."""
 
     __state__ = State(
         "proactive-copy",
@@ -129,34 +130,35 @@ class Copy:
         client_owner: str = "",
     ) -> None:
         self.holder = holder
-        """The broker that spoke last of it…"""
+        """Broker that last sent a message about the copy."""
         self.number = number
-        """… and under which attach number: the control attribute."""
+        """Attach number in that message: the control attribute."""
         self.subscriptions = subscriptions
         self.store = store
-        """None while it is passive."""
+        """None while the copy is passive."""
         self.late = late
         self.is_expected = late
-        """Whether the client's session is on its way here."""
+        """True if the client's session is on its way here."""
         self.moves = moves
-        """The client's own count of attaches when the copy was activated, and …"""
+        """The client's own count of attaches when the copy was activated."""
         self.moves_served = moves
-        """… when it last read from the copy."""
+        """The client's own count of attaches when it last read from the copy."""
         self.client_owner = client_owner
         self.is_served = False
-        """Whether the client reads, or has read, from this copy ahead of its session."""
+        """True if the client reads, or has read, from this copy ahead of its session."""
 
     def is_kept_from(self, moves: int) -> bool:
-        """True if the copy serves the client, as far as a holder knows that counts this many attaches."""
+        """True if a holder that knows of `moves` attaches must leave the copy alone, because the copy serves
+        the client."""
         return self.is_served and moves <= self.moves
 
     def is_of(self, holder: str, activation: int) -> bool:
-        """Whether it is active because of this activation, and not of one for a session that was lost."""
+        """True if this activation made the copy active, and not one for a session that was lost."""
         return self.store is not None and (self.store.source, self.store.activation) == (holder, activation)
 
 
 def uncovered(subscriptions: Mapping[str, float]) -> Subscriptions:
-    """Those that no older one covers."""
+    """Return the subscriptions that no older one covers."""
     chosen: dict[Filter, float] = {}
     for text, issued_at in sorted(subscriptions.items(), key=lambda one: (one[1], one[0])):
         filter = parse(text)

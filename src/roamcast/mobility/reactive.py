@@ -1,11 +1,10 @@
 """Reactive handoff by message transfer (Gaddah 4.3.2, fig. 4.2; JEDI and SIENA as told in 2.4.1).
 
-The broker that a client leaves goes on storing for it. When the client has
-reattached, the new broker requests what the old one has stored and meanwhile
-subscribes and stores, too. The old broker ends its subscription, forwards what it
-has and forgets the client. The new one merges both and delivers in publishing
-order. In JEDI's words: `Leave` is moveOut, for clients that say so; for the
-others the broker notices. `Hello` is moveIn.
+The broker that a client leaves goes on storing for it. When the client has reattached, the new
+broker requests what the old one has stored and meanwhile subscribes and stores, too. The old
+broker ends its subscription, forwards what it has and forgets the client. The new one merges both
+and delivers in publishing order. In JEDI's words: `Leave` is moveOut, for clients that announce
+it; for others the broker notices. `Hello` is moveIn.
 
 | Gaddah 4.3.2 | here |
 | --- | --- |
@@ -29,18 +28,17 @@ requests the rest from where it is stored.
 
 What goes wrong as published, always within one propagation delay of a move-in:
 
-- Duplicates: the merge removes none. Where notifications reach the new broker
-  without delay (flooding, or somebody there wants the same), both brokers store
-  what arrives between the subscription here and the end of the one there.
+- Duplicates: the merge removes none. Where notifications reach the new broker without delay
+  (flooding, or another client there has a matching subscription), both brokers store what arrives
+  between the subscription here and the end of the one there.
 - Losses: the request may overtake the subscription, since both set out together.
   A broker between the two that has seen only the request still sends to the old
   broker, which no longer stores.
 
-`reactive:merged` mends both, and then loses, repeats and reorders nothing. It
-subscribes first and requests behind that, so that along the way everyone knows
-the new place before the old one is given up; and of what both brokers stored it
-takes one. No waiting time is needed: links do not overtake, so whatever the old
-broker had before the request arrived is here before its answer is.
+`reactive:merged` repairs both: nothing is lost, duplicated or reordered. It subscribes first and
+requests behind that, so that along the way everyone knows the new place before the old one is
+given up; and duplicates stored by both are removed. No waiting time is needed: links do not
+overtake, so whatever the old broker had before the request arrived is here before its answer is.
 """
 
 from __future__ import annotations
@@ -69,7 +67,8 @@ from roamcast.state import State
 
 
 class RequestBuffered(Message, frozen=True):
-    """Steps 6A to 9: forward what the stay of this number stores, for the stay `number` at the sender."""
+    """Steps 6A to 9: asks for what the stay `old_number` stores, on behalf of the stay `number` at the
+    sender."""
 
     client: str
     old_number: int
@@ -78,7 +77,7 @@ class RequestBuffered(Message, frozen=True):
 
 
 class ForwardBuffered(Message, frozen=True):
-    """Steps 10 to 13: what was stored since the session left."""
+    """Steps 10 to 13: notifications stored since the session left."""
 
     client: str
     number: int
@@ -90,20 +89,20 @@ class ForwardBuffered(Message, frozen=True):
 
 
 class MoveIn(msgspec.Struct, frozen=True, array_like=True):
-    """What travels with the session."""
+    """Data that travels with the session."""
 
     __state__ = State("reactive-move-in")
 
     broker: str
-    """The broker that stores for the client…"""
+    """Broker that stores for the client."""
     number: int
-    """… and the attach number of the move-in there."""
+    """Attach number of the move-in at that broker."""
     base: int = 0
-    """How far the client has acknowledged."""
+    """Last sequence that the client has acknowledged."""
 
 
 class ProxyObject:
-    """What a broker keeps for a client: from its move-in there until the next broker has fetched it."""
+    """State that a broker keeps for a client, from the move-in there until the next broker has fetched it."""
 
     __state__ = State(
         "proxy-object",
@@ -112,15 +111,15 @@ class ProxyObject:
 
     def __init__(self, queue: DeliveryQueue, own: DeliveryQueue, merged: bool) -> None:
         self.queue = queue
-        """From which the client reads."""
+        """Queue that the client reads from."""
         self.own = own
-        """What is stored here until everything that comes before it is in the queue."""
+        """Notifications stored here, until everything before them is in the queue."""
         self.merged = merged
-        """Whether what the old broker had is here (or there was none)."""
+        """True when the old broker's notifications are here, or there was no old broker."""
         self.filters: list[str] = []
-        """Its subscriptions, as they were when the session left."""
+        """Subscriptions of the client when the session left."""
         self.source = ""
-        """The broker that was asked for what is missing."""
+        """Broker that was asked for the missing notifications."""
         self.requested_by = ""
         self.next_number = 0
 
@@ -135,11 +134,11 @@ class Reactive(MobilityProtocol):
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
         self.proxies: dict[tuple[str, int], ProxyObject] = {}
-        """By client and the attach number of its move-in."""
+        """All stays, by client and the attach number of the move-in."""
         self.current: dict[str, ProxyObject] = {}
-        """Of those whose session is here, too."""
+        """Stays whose session is here, by client."""
         self.ahead: dict[str, DeliveryQueue] = {}
-        """Of clients that were gone before their session came: what came with it."""
+        """Notifications that came with a session after its client had left, by client."""
 
     # --- steps 1 to 5: the client registers, disconnects (nothing to do), reconnects ---
 
@@ -185,10 +184,10 @@ class Reactive(MobilityProtocol):
         return proxy
 
     def on_detach(self, session: Session) -> None:
-        """Step 4: from now on the broker stores, as a durable subscription does."""
+        """Step 4: store from now on, as a durable subscription does."""
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
-        """Steps 6A to 9: the attach request came; what is stored so far goes back with the session."""
+        """Steps 6A to 9: answer the attach request with the session and what is stored so far."""
         client, moved_in = session.client, last_move_in(session)
         proxy = self.current.pop(client, None)
         if proxy is not None:
@@ -234,7 +233,7 @@ class Reactive(MobilityProtocol):
         self.try_forward(client, number, proxy)
 
     def try_forward(self, client: str, number: int, proxy: ProxyObject) -> None:
-        """Not before what was stored at earlier brokers has come."""
+        """Forward once the notifications of earlier brokers have arrived."""
         if proxy.merged and proxy.requested_by:
             bursts = tuple(proxy.queue.drain())
             self.host.send(proxy.requested_by, ForwardBuffered(client, proxy.next_number, bursts))
@@ -264,7 +263,7 @@ class Reactive(MobilityProtocol):
                 self.do_without(client, number, proxy)
 
     def do_without(self, client: str, number: int, proxy: ProxyObject) -> None:
-        """What was stored is gone with its broker; the client goes on with what there is."""
+        """Continue without the notifications that are gone with their broker."""
         self.on_forward_buffered(self.host.id, ForwardBuffered(client, number, ()))
 
     # --- notifications ---
@@ -273,7 +272,7 @@ class Reactive(MobilityProtocol):
         client, number = owner
         proxy = self.proxies.get((client, number))
         if proxy is None:
-            return  # Its session was lost with a broker that is gone.
+            return  # The session was lost with a broker that is gone.
         self.keep(proxy.queue if proxy.merged else proxy.own, client, burst)
         if proxy.merged and self.current.get(client) is proxy:
             self.host.pump(client)
@@ -307,9 +306,10 @@ class ReactiveMerged(Reactive):
         self.request(session, moved_in)
 
     def merge(self, fetched: list[Burst], own: list[Burst]) -> list[Burst]:
-        """What only this broker has is newer than whatever was fetched of the same publisher.
+        """Merge: notifications that only this broker has are newer than all fetched of the same publisher.
 
-        What was fetched comes first, as it was: some of it may have been sent, and must be recognised.
+        Fetched notifications come first and unchanged: some may have been sent before, and must be
+        recognised.
         """
         last = last_numbers(fetched)
         newer = (newer_part(burst, last.get(burst.publisher)) for burst in own)
@@ -321,7 +321,7 @@ def last_move_in(session: Session) -> MoveIn:
 
 
 def in_publishing_order(bursts: list[Burst]) -> list[Burst]:
-    """By the time of publishing; those of one publisher by their numbers, whatever its clocks said."""
+    """Sort by time of publishing; bursts of one publisher by their numbers, whatever its clocks said."""
     bursts = sorted(bursts, key=lambda burst: (burst.publisher, burst.incarnation, burst.number))
     newest: dict[str, float] = {}
     times = []

@@ -1,12 +1,12 @@
 """Relocation with junctions, fetch and replay (Fiege et al., section 4 and appendix A: REBECA).
 
-A client that reattaches subscribes again, and the new border broker looks for the
-old one along the routing entries (C, F) that lead there: neither it nor the client
-need know where that is. Where the message first meets an entry is the junction:
-the entry is pointed to the new place at once, and `Fetch` goes along the old path,
-turning each entry on it round. It travels behind everything that was sent towards
-the old border broker, which then answers with `Replay`: what its cache holds. The
-new border broker holds back what arrives meanwhile and delivers the replay first.
+A client that reattaches subscribes again, and the new border broker looks for the old one along
+the routing entries (C, F) that lead there: neither the new broker nor the client needs to know
+where the old one is. Where the message first meets an entry is the junction: the entry is
+pointed to the new place at once, and `Fetch` goes along the old path, turning each entry on it
+round. It travels behind everything that was sent towards the old border broker, which then
+answers with `Replay`: what its cache holds. The new border broker holds back what arrives
+meanwhile and delivers the replay first.
 
 | Fiege et al., section 4.1, A.2, figs. 10 and 11 | here |
 | --- | --- |
@@ -23,10 +23,10 @@ new border broker holds back what arrives meanwhile and delivers the replay firs
 | the old broker is found without being known | `trail_of` |
 | not in the paper: brokers that are gone for good | `on_lost`, `do_without` |
 
-The old broker decides alone who gets the session. So the paper's message is here in two
-parts. The attach request takes the way that is told above, without turning anything, and
-the session comes back with what the cache holds: one round trip until the client reads.
-`Resubscribe` and `Fetch` follow on the same way, and `Replay` brings the rest.
+Only the old broker decides who gets the session. So the paper's message is split in two here.
+The attach request takes the way described above, without turning entries, and the session comes
+back with what the cache holds: one round trip until the client reads. `Resubscribe` and `Fetch`
+follow on the same way, and `Replay` brings the rest.
 
 Which part of the old path can be freed (sections 4.1 and A.2)? Each hop of the
 fetch says whether its sender wants anything from the receiver, which is so if
@@ -37,12 +37,12 @@ of the last junction, which the paper passes along for that, is not needed.
 
 Taken literally, figs. 10 and 11 do not work. What was completed here:
 
-- One fetch for all subscriptions of a client, which have one cache: a notification
-  that two filters match would otherwise come on two ways.
-- What is published beyond the point that the fetch has reached is stored for the
-  client at the old broker, but may also come to the new one, because others there
-  want it. What the replay has is left out there (`relocation:repeating` delivers it
-  twice). All such copies arrive before the replay, since links do not overtake.
+- One fetch for all subscriptions of a client, which have one cache: otherwise a notification
+  that two filters match would arrive on two ways.
+- Notifications published beyond the point that the fetch has reached are stored for the client
+  at the old broker, but may also reach the new one for other clients. The new broker drops these
+  duplicates of the replay (`relocation:repeating` delivers both). All such duplicates arrive
+  before the replay, since links do not overtake.
 - Every message has the attach number. A client that moves on before the replay has
   come leaves a blocked cache behind: the fetch of its next relocation ends there, and
   is answered when that replay has come. The session moves along the tree behind each
@@ -51,9 +51,9 @@ Taken literally, figs. 10 and 11 do not work. What was completed here:
   client has no subscription, no advertisement overlaps, or producers have just moved,
   these do not lead to the old broker. Here, where there is no entry, the message goes
   back on the way on which the session came: the same way while producers stand still.
-- Because producers may move, an entry for the old place may be made at a broker that
-  the fetch has passed already. It is remembered until its maker takes it back, as any
-  other, but nothing is sent there.
+- Because producers may move, an entry for the old place may be made at a broker that the fetch
+  has passed already. The entry is kept until its maker withdraws it, like any other, but nothing
+  is sent there.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ from roamcast.state import State
 class Resubscribe(Message, frozen=True):
     """The subscription (X, F, num) of a client that roams, on its way to the junction.
 
-    `number` is the attach number, `last_broker` where the session came from, and `update` what
-    the sender wants from the receiver from now on. Others know its entries by `known_as`.
+    `number` is the attach number, `last_broker` where the session came from, and `update` the subscriptions
+    that the sender issues at the receiver. Other brokers know the client's entries by `known_as`.
     """
 
     client: str
@@ -99,13 +99,13 @@ class Resubscribe(Message, frozen=True):
 
 
 class Fetch(Resubscribe, frozen=True):
-    """The same from the junction on, along the old path."""
+    """The `Resubscribe` message from the junction on, along the old path."""
 
 
 class Replay(Message, frozen=True):
-    """What came to the old broker's cache since the session left, on its way back.
+    """Notifications cached at the old broker since the session left, on their way to the new one.
 
-    `update` is what the sender no longer wants from the receiver.
+    `update` holds the subscriptions that the sender withdraws at the receiver.
     """
 
     client: str
@@ -120,7 +120,7 @@ class Replay(Message, frozen=True):
 
 
 class Cache:
-    """What a border broker holds for a client, from its arrival until it has been fetched."""
+    """Notifications that a border broker holds for a client, from its arrival until they are fetched."""
 
     __state__ = State(
         "relocation-cache",
@@ -137,24 +137,24 @@ class Cache:
     ) -> None:
         self.subscriber = subscriber
         self.number = number
-        """The attach number under which the client's session came."""
+        """Attach number under which the client's session came."""
         self.queue = queue
-        """From which the client reads; while it is blocked, what came with the session."""
+        """Queue that the client reads from; while blocked, the notifications that came with the session."""
         self.held_back = held_back
         self.blocked = blocked
-        """Whether the replay that comes before what is held back is still on its way."""
+        """True while the replay that precedes the held-back notifications is on its way."""
         self.fetch: Resubscribe | None = None
-        """The client has moved on, and this is to be replayed there."""
+        """Fetch of a client that has moved on; answered with a replay."""
 
 
 class Due(msgspec.Struct, frozen=True):
-    """A replay that is to come through here."""
+    """A replay that is to pass this broker."""
 
     client: str
     replay_to: str
-    """The broker that it goes to from here."""
+    """Broker that the replay goes to from here."""
     onward: str
-    """The peer that it comes from; "" if it begins here."""
+    """Peer that the replay comes from; "" if it begins here."""
 
 
 class Relocation(MobilityProtocol):
@@ -172,13 +172,13 @@ class Relocation(MobilityProtocol):
         super().__init__(host, settings)
         self.check(settings)
         self.caches: dict[tuple[str, int], Cache] = {}
-        """By client and the attach number under which it came."""
+        """All caches, by client and the attach number under which it came."""
         self.current: dict[str, Cache] = {}
-        """Those of clients whose session is here."""
+        """Caches of clients whose session is here."""
         self.left: dict[tuple[str, int], Cache] = {}
-        """Those that wait for a fetch, by client and the attach number under which it left."""
+        """Caches that wait for a fetch, by client and the attach number under which it left."""
         self.replays_due: dict[str, dict[int, Due]] = {}
-        """Subscriber to its relocations that went through here."""
+        """Subscriber to its relocations that passed here."""
 
     @classmethod
     def check(cls, settings: Settings) -> None:
@@ -225,11 +225,11 @@ class Relocation(MobilityProtocol):
             self.host.handoff_finished(client)
 
     def on_detach(self, session: Session) -> None:
-        """The client is suspended, or gone: from now on its cache is limited."""
+        """Limit the cache from now on: the client is suspended, or gone."""
         self.trim(session.client, self.current[session.client].queue)
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
-        """The client is elsewhere: its session goes there with the cache; what comes yet is fetched."""
+        """Send the session with the cache; later notifications wait for the fetch."""
         cache = self.current.pop(session.client)
         cache.queue.rewind(received.get(STREAM, 0))
         self.expire(session.client, cache.queue)
@@ -245,7 +245,8 @@ class Relocation(MobilityProtocol):
     # --- A.2: an inner broker; fig. 11, subscription and fetch ---
 
     def turn(self, message: Resubscribe, target: str | Owner, replay_to: str) -> None:
-        """Point the client's entries to the target, and go on along the old ones, or where they would be."""
+        """Point the client's entries to the target, and continue along the old entries, or where they would
+        be."""
         client, subscriber = message.client, message.known_as
         # broker_oldnext = get(ldfTable, X, F). Without an entry this is an ordinary broker (fig. 11, lines 2
         # to 6); with one and a subscription it is the junction (lines 7 to 11), with one and a fetch it is
@@ -276,7 +277,7 @@ class Relocation(MobilityProtocol):
         )
 
     def on_resubscribe(self, sender: str, message: Resubscribe) -> None:
-        """An ordinary broker on the new path, the junction, or on the old path; last, the old broker."""
+        """Handle a subscription on the new path, at the junction, on the old path, or at the old broker."""
         cache = self.left.pop((message.client, message.number), None)
         if cache is None:
             self.turn(message, sender, sender)
@@ -297,7 +298,7 @@ class Relocation(MobilityProtocol):
         self.try_replay(cache)
 
     def try_replay(self, cache: Cache) -> None:
-        """Answer the fetch when everything is here, and forget the client."""
+        """Answer the fetch when all notifications are here, and forget the client."""
         fetch = cache.fetch
         if fetch is None or cache.blocked:
             return
@@ -309,7 +310,7 @@ class Relocation(MobilityProtocol):
         self.pass_replay((client, cache.number), replay, fetch.subscriptions)
 
     def pass_replay(self, source: str | Owner, replay: Replay, subscriptions: Mapping[str, float]) -> str:
-        """Take away what pointed to the old place, and send the replay on, if this is not its goal."""
+        """Remove the entries for the old place, and forward the replay unless this broker is its goal."""
         client, subscriber = replay.client, replay.known_as
         due = self.replays_due[subscriber]
         replay_to = due.pop(replay.number).replay_to
@@ -341,14 +342,14 @@ class Relocation(MobilityProtocol):
             self.try_replay(cache)
 
     def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:
-        """No replay comes from there: what was cached is gone with its broker."""
+        """Stop waiting for replays from brokers that are gone; their caches are lost."""
         for subscriber, dues in list(self.replays_due.items()):
             for number, due in list(dues.items()):
                 if due.onward in peers:
                     self.do_without(subscriber, number, due)
 
     def do_without(self, subscriber: str, number: int, due: Due) -> None:
-        """The client goes on with what there is."""
+        """Continue without the replay."""
         self.on_replay(self.host.id, Replay(due.client, subscriber, number, (), Update()))
 
     def unblock(self, client: str, cache: Cache, message: Replay) -> None:
@@ -359,7 +360,7 @@ class Relocation(MobilityProtocol):
             self.store(client, cache.queue, burst)
 
     def without_replayed(self, held_back: Iterable[Burst], replayed: Iterable[Burst]) -> Iterator[Burst]:
-        """Of what was held back, what is newer than all that is replayed of the same publisher."""
+        """Return the held-back notifications newer than all replayed ones of the same publisher."""
         last = last_numbers(replayed)
         for burst in held_back:
             newer = newer_part(burst, last.get(burst.publisher))
@@ -372,7 +373,7 @@ class Relocation(MobilityProtocol):
         client = owner[0]
         cache = self.caches.get((client, owner[1]))
         if cache is None:
-            return  # Its session was lost with a broker that is gone.
+            return  # The session was lost with a broker that is gone.
         self.store(client, cache.held_back if cache.blocked else cache.queue, burst)
         if not cache.blocked and self.current.get(client) is cache:
             self.host.pump(client)
@@ -385,7 +386,7 @@ class Relocation(MobilityProtocol):
             self.trim(client, queue)
 
     def trim(self, client: str, queue: DeliveryQueue) -> None:
-        """Give up the oldest of what nobody reads at present: past the time to live, or past the room."""
+        """Drop the oldest notifications of an unread queue, past the time to live or past the capacity."""
         room, ttl_s = self.settings.cache_notifications, self.settings.cache_ttl_s
         while ttl_s is not None and queue and _front(queue).published_at < self.host.now - ttl_s:
             self.give_up_first(client, queue, _front(queue).count, "expired")
@@ -397,7 +398,7 @@ class Relocation(MobilityProtocol):
         queue.acknowledge(queue.base + count)
 
     def expire(self, client: str, queue: DeliveryQueue) -> None:
-        """Before a cache is read: give up whatever is too old, wherever in the queue it is."""
+        """Drop expired notifications anywhere in the queue, before the cache is read."""
         if self.settings.cache_ttl_s is None:
             return
         oldest_s = self.host.now - self.settings.cache_ttl_s
@@ -418,7 +419,7 @@ class Relocation(MobilityProtocol):
     # --- section 4.1: the old broker is found along the entries ---
 
     def trail_of(self, client: str) -> str:
-        """Where the entries of the client lead; where there are none, where the only producers are."""
+        """Return where the client's entries lead; without entries, where the only producers are."""
         way = self.host.way_to(client, client_named)
         return way if isinstance(way, str) else ""
 
@@ -442,8 +443,9 @@ class RelocationRepeating(Relocation):
 
 
 def subscriber_name(session: Session) -> str:
-    """Whose a routing entry is. Not the client's name alone: when two trees join, each may have a session
-    of the same client, and what is turned or withdrawn for one of them must not be the other's."""
+    """Return the subscriber name of a session's routing entries. The client's name alone is not unique: when
+    two trees join, each may have a session of the same client, and only entries of the right one may be
+    turned or withdrawn."""
     return f"{session.client} {session.life} {session.begun[1]}"
 
 

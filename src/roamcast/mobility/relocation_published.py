@@ -60,15 +60,15 @@ class RelocationPublished(Relocation):
         self.streams: dict[Owner, Cache] = {}
         """cache(X, F): by client, the attach number of the stay, and filter."""
         self.fetched: dict[tuple[str, int], Cache] = {}
-        """Those that wait for a fetch, by the name of the subscription and the number of the next stay."""
+        """Caches that wait for a fetch, by subscription name and the number of the next stay."""
         self.out: dict[str, DeliveryQueue] = {}
-        """What clients whose session is here have not acknowledged."""
+        """Unacknowledged notifications of clients whose session is here."""
         self.stays: dict[str, int] = {}
         self._restore()
 
     def _restore(self) -> None:
         self.latest: dict[str, Burst] = {}
-        """What each client was sent last: it may come to several of its subscriptions at once."""
+        """Last burst sent to each client: several of its subscriptions may match the same burst."""
 
     # --- A.1: the four situations ---
 
@@ -120,7 +120,7 @@ class RelocationPublished(Relocation):
             self.host.handoff_finished(client)
 
     def on_detach(self, session: Session) -> None:
-        """From now on what comes is cached."""
+        """Start caching for the client."""
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
         client = session.client
@@ -182,7 +182,8 @@ class RelocationPublished(Relocation):
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
         client, cache = owner[0], self.streams.get(owner)
         if cache is None:
-            # Picked for the client, whatever it subscribed to; or its session was lost with a broker.
+            # The burst was picked for the client regardless of subscriptions, or its session was lost with a
+            # broker.
             if client in self.out and owner == (client, self.stays[client], ""):
                 self.host.pass_to(client, self.out[client], burst)
         elif cache.blocked:
@@ -234,7 +235,7 @@ class RelocationPublished(Relocation):
 
 
 def stream_name(session: Session, text: str) -> str:
-    """Whose a routing entry is: that of one subscription of a client."""
+    """Return the name of a routing entry: one subscription of one client."""
     return f"{len(text)} {text} {subscriber_name(session)}"
 
 

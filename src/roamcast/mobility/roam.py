@@ -6,22 +6,21 @@ the client is likely to appear next (`prediction.py`). A copy begins when the cl
 in which it queues it, until all copies together have `HEAD_MAX` notifications. So every copy is a prefix of
 one sequence, and what a client says it has received means the same at every broker.
 
-A client that attaches where its copy is reads at once, from what it has not received: zero
-round trips. Behind that the session comes by a plain multi-hop handoff. Its list of what is to
-be read begins with the copy, which is already there; the former holder forgets what the copy
-has, and the rest is pulled while the client reads. The other copies go. A client that attaches
-elsewhere is handed off as in `multi_hop_handoff`.
+A client that attaches where its copy is reads at once, from what it has not received: zero round trips.
+Behind that the session comes by a plain multi-hop handoff. The list of segments to read begins with the
+copy, which is already there; the former holder deletes what the copy has, and the rest is pulled while the
+client reads. The other copies are dropped. A client that attaches elsewhere is handed off as in
+`multi_hop_handoff`.
 
     StoreCopy    holder to copy     a copy begins: what is queued, after `base`
     FeedCopy     holder to copy     what was queued since
     DropCopy     holder to copy     the copy is of no use any more
     CopyServed   copy to holder     the token is here and the copy is (the head of) the queue: forget that
 
-A copy is of one stay: the attach number tells the messages of two holders apart, and the
-client's own count of attaches tells whether it has been elsewhere since. A client that does
-not count (standard MQTT) may have been: it is served from a copy only where it does no harm to
-get something again (`Host.capsule_for`, `Host.read_ahead`), and the copies of a session are
-withdrawn before the session ends (`end_copies`).
+A copy belongs to one stay: the attach number tells the messages of two holders apart, and the client's own
+count of attaches tells whether it has been elsewhere since. A client that does not count (standard MQTT)
+may have been: it is served from a copy only where duplicates do no harm (`Host.capsule_for`,
+`Host.read_ahead`), and the copies of a session are withdrawn before the session ends (`end_copies`).
 """
 
 from __future__ import annotations
@@ -46,37 +45,39 @@ from roamcast.routing.router import Owner, Token
 from roamcast.state import State
 
 TRIM_AFTER_S = 1.0
-"""While a client reads at the holder, its copies hear of that once in this time."""
+"""While a client reads at the holder, the copies are told its acknowledgements at most once in this time."""
 
 HEAD_MAX = 4
-"""Notifications in all copies of a session together, at most, but one in each. A client reads these while the
-rest of its queue is pulled. The surer the prediction, the fewer copies, and the more is in each."""
+"""Maximum of notifications in all copies of a session together, but at least one in each. A client reads
+these while the rest of its queue is pulled. The surer the prediction, the fewer copies, and the larger each
+copy."""
 
 MASS = 0.8
-"""Copies are begun at no more brokers than make up this probability."""
+"""Copies begin at no more brokers than needed for this probability."""
 
 COPY_HERE = "#copy"
-"""In what a request says of the client: there is a copy where the client is, of the stay of this number."""
+"""Key in an attach request: this broker has a copy of the stay with this attach number."""
 
 COPY, HEAD = "copy", "head"
-"""In a list of segments: the first is the copy at the destination, under the attach number of its stay, and
-has all that the second has, or only the head of it."""
+"""Kinds in a list of segments: the first is the copy at the destination, named by the attach number of its
+stay; it has the second segment completely, or only the head of it."""
 
 
 def head_max(copies: int) -> int:
-    """Notifications in each copy, at most."""
+    """Return the maximum of notifications in each copy."""
     return max(1, HEAD_MAX // max(1, copies))
 
 
 class ToCopies(Message, frozen=True, tag=False):
-    """From the holder of a session to the brokers with its copies, along the tree: over each link once."""
+    """Message from the holder of a session to the brokers with its copies; crosses each link of the tree
+    once."""
 
     client: str
     holder: str
     number: int
-    """The attach number of the client's stay at the holder."""
+    """Attach number of the client's stay at the holder."""
     brokers: tuple[str, ...]
-    """Those that are reached over this link."""
+    """Receivers that are reached over this link."""
 
     def _carried(self) -> tuple[Burst, ...]:
         return ()
@@ -91,7 +92,7 @@ class ToCopies(Message, frozen=True, tag=False):
 
 
 class StoreCopy(ToCopies, frozen=True, tag=True):
-    """Keep this for the client, which may come to you: what follows the sequence `base`."""
+    """Keep a copy for the client, which may attach to you next: notifications after the sequence `base`."""
 
     moves: int
     """The client's own count of attaches at that stay."""
@@ -99,39 +100,40 @@ class StoreCopy(ToCopies, frozen=True, tag=True):
     base: int
     bursts: tuple[Burst, ...]
     is_kept_on_the_way: bool = False
-    """Also by the brokers that it passes."""
+    """True if brokers on the way keep copies, too."""
     capsule: bytes = b""
-    """What the access side needs to serve a client that does not count its attaches; "" if it must not."""
+    """Data that the access side needs to serve a client that does not count its attaches; "" if a copy must
+    not."""
 
     def _carried(self) -> tuple[Burst, ...]:
         return self.bursts
 
 
 class FeedCopy(ToCopies, frozen=True, tag=True):
-    """The holder has queued this; the client has acknowledged up to `base`."""
+    """Notifications that the holder has queued since; the client has acknowledged up to `base`."""
 
     base: int
     bursts: tuple[Burst, ...]
     capsule: bytes = b""
-    """As of `StoreCopy`, where the copy was begun before the client left."""
+    """As in `StoreCopy`, if the copy began before the client left."""
 
     def _carried(self) -> tuple[Burst, ...]:
         return self.bursts
 
 
 class DropCopy(ToCopies, frozen=True, tag=True):
-    """The client is elsewhere, or was away for too long."""
+    """Drop the copy: the client is elsewhere, or was away for too long."""
 
     kept_at: str = ""
-    """The broker on the way to which the session goes, and which needs its copy."""
+    """Destination of the session, which needs its copy."""
     ends: bool = False
-    """Whether the session ends: then every copy is of no use that is not of a later stay."""
+    """True if the session ends: then every copy that is not of a later stay is dropped."""
 
 
 class CopyServed(Message, frozen=True):
-    """The session is at the sender, which has so many notifications of the queue of the stay `number`.
+    """The session is at the sender, whose copy has `count` notifications of the queue of the stay `number`.
 
-    They can go; without a `count`, all can.
+    The holder deletes these; without a `count`, all.
     """
 
     client: str
@@ -160,16 +162,17 @@ class Spread:
         self.number = number
         self.brokers = dict.fromkeys(brokers)
         self.is_wide = is_wide
-        """Whether brokers on the way to these keep copies, too."""
+        """True if brokers on the way to the copies keep copies, too."""
         self.base = base
-        """The last that the client has acknowledged. What a full queue gave up since is in the copies still:
-        if one of them forgot it before another, a client that reads from both could read it too late."""
+        """Last sequence that the client has acknowledged. Notifications that a full queue dropped since stay
+        in the copies: if the copies forgot them at different times, a client reading two copies could receive
+        them too late."""
         self.copied = copied
-        """The last sequence that the copies have, …"""
+        """Last sequence that the copies have."""
         self.end = end
-        """… and that of the queue, as long as it gives up nothing but its front."""
+        """Last sequence of the queue, as long as only its front is dropped."""
         self.is_trimmed_soon = False
-        """Whether the copies will be told what the client has acknowledged."""
+        """True if the copies are about to be told what the client has acknowledged."""
 
 
 def _lift_replica_1(fields: dict[str, Any]) -> None:
@@ -192,13 +195,14 @@ class Replica:
         self.moves = message.moves
         self.owner = message.owner
         self.is_named = is_named
-        """Whether the holder knows of this copy: it is not one on the way to others."""
+        """True if the holder lists this copy; False for a copy on the way to others."""
         self.queue = DeliveryQueue(STREAM, message.base)
-        """Not in the broker's buffer: what is stored here is stored at the holder, too."""
+        """Not counted in the broker's buffer: the holder stores these notifications, too."""
         self.queue.extend(message.bursts)
         self.capsule = message.capsule
         self.aside: list[Burst] = []
-        """What was fed since a client reads that does not count: it is served when the session is there."""
+        """Bursts received while a client that does not count its attaches reads: served when the session
+        arrives."""
 
     def feed(self, bursts: tuple[Burst, ...], is_aside: bool) -> None:
         if is_aside or self.aside:
@@ -207,7 +211,7 @@ class Replica:
             self.queue.extend(bursts)
 
     def follow(self, base: int) -> None:
-        """Forget what the client has acknowledged at the holder, be it more than is here."""
+        """Delete what the client has acknowledged at the holder, even beyond the end of the copy."""
         queue = self.queue
         queue.acknowledge(base)
         if not queue:
@@ -226,13 +230,13 @@ class Roam(MultiHopHandoff):
         super().__init__(host, settings)
         self.predictor = Predictor(host.id, settings.neighbour_graph)
         self.figures: Counter[str] = Counter()
-        """Sessions that came from elsewhere: `hit` (a copy was here) or `miss`; clients that were `served`
-        before their session came; `copies` made elsewhere, and those `recalled`."""
+        """Counters. Sessions that came from other brokers: `hit` (a copy was here) or `miss`; clients
+        `served` before their session came; `copies` made at other brokers, and copies `recalled`."""
         self.held: dict[str, Session] = {}
         self.spreads: dict[str, Spread] = {}
         """Sessions that are here and have copies elsewhere."""
         self.copies: dict[str, Replica] = {}
-        """Of sessions that are elsewhere."""
+        """Copies of sessions that are elsewhere."""
 
     @classmethod
     def check(cls, settings: Settings) -> None:
@@ -250,12 +254,12 @@ class Roam(MultiHopHandoff):
     def on_attach(self, session: Session, came_from: str, received: Mapping[str, int]) -> None:
         client = session.client
         self.held[client] = session
-        self.copies.pop(client, None)  # Of a session that was lost with its holder, if there is one.
+        self.copies.pop(client, None)  # The copy belongs to a session that was lost with its holder.
         self.recall(client)
         super().on_attach(session, came_from, received)
         hold = self.holds.get(client)
         if hold is not None and self.host.is_read(client, hold.queue):
-            self.host.pump(client)  # What was put aside while it read from a copy.
+            self.host.pump(client)  # Deliver bursts that were put aside while the client read from a copy.
         if self.settings.copies_after_s is not None:
             spread_at = self.host.now + self.settings.copies_after_s
             self.host.set_timer(spread_at, ("spread", client, session.number))
@@ -281,7 +285,7 @@ class Roam(MultiHopHandoff):
     def on_client_gone(self, sender: str, message: ClientGone) -> None:
         client, session = message.client, self.held.get(message.client)
         if session is None or session.number != message.number or self.host.is_attached(client):
-            return  # It has come again, or is elsewhere.
+            return  # The client has returned, or is elsewhere.
         spread = self.spreads.get(client)
         capsule = self.capsule_of(session, spread) if spread is not None else b""
         if spread is not None and capsule:
@@ -292,7 +296,7 @@ class Roam(MultiHopHandoff):
             self.host.set_timer(timeout_at, ("give up", client, session.number))
 
     def go_on(self, client: str, hold: Hold) -> None:
-        """When a handoff ends and the client has left meanwhile, the copies begin then."""
+        """Begin the copies at the end of a handoff if the client has left meanwhile."""
         was_live = hold.own is None
         super().go_on(client, hold)
         is_live = hold.own is None and self.holds.get(client) is hold
@@ -301,12 +305,12 @@ class Roam(MultiHopHandoff):
             self.spread(session)
 
     def spread(self, session: Session) -> None:
-        """Begin a copy wherever the client is likely to appear, within the budget."""
+        """Begin a copy at each broker where the client is likely to appear, within the budget."""
         client, queue = session.client, self.holds[session.client].queue
         if client in self.spreads or self.holds[client].own is not None or not session.subscriptions:
             return
         if self.host.is_attached(client) and queue.waiting:
-            return  # What a slow client leaves in a full queue gets other sequences than in a copy.
+            return  # Notifications left in a full queue by a slow client have other sequences than in a copy.
         predicted = self.predictor.predict(session.before, MASS)
         likely = [
             broker for broker in predicted if broker != self.host.id and self.host.is_reachable(broker)
@@ -328,7 +332,7 @@ class Roam(MultiHopHandoff):
         )  # fmt: skip
 
     def capsule_of(self, session: Session, spread: Spread) -> bytes:
-        """With it, copies may serve a client that does not count its attaches."""
+        """Return the capsule with which copies may serve a client that does not count its attaches."""
         capsule = self.host.capsule_for(session, spread.brokers) if session.moves < 0 else b""
         if capsule:
             session.is_copied = True
@@ -336,7 +340,7 @@ class Roam(MultiHopHandoff):
         return capsule
 
     def head_of(self, queue: DeliveryQueue, after: int, count: int) -> tuple[Burst, ...]:
-        """What a copy that ends with the sequence `after` lacks of the first notifications of the queue."""
+        """Return the first notifications of the queue that a copy ending with the sequence `after` lacks."""
         skip, room, taken = max(after - queue.base, 0), self.settings.copy_bytes_max, []
         for burst in queue.up_to(queue.base + count):
             room -= burst.size
@@ -359,7 +363,8 @@ class Roam(MultiHopHandoff):
             self.feed(owner[0], spread, burst)
 
     def feed(self, client: str, spread: Spread, burst: Burst) -> None:
-        """The copies get what was queued, until they are full. A client that reads too slowly ends them."""
+        """Feed the copies with what was queued, until they are full; recall them if the client reads too
+        slowly."""
         queue = self.holds[client].queue
         is_slow = self.host.is_attached(client) and bool(queue.waiting)
         spread.end += burst.count
@@ -368,14 +373,15 @@ class Roam(MultiHopHandoff):
             return
         self.top_up(client, spread)
         if queue and spread.copied <= queue.base and client in self.spreads:
-            self.recall(client)  # Nothing that the client has to read fits into them.
+            self.recall(client)  # The copies have nothing that the client still has to read.
 
     def top_up(self, client: str, spread: Spread) -> bool:
-        """Feed the copies with what they lack of the head of the queue; False if that is nothing."""
+        """Feed the copies with missing notifications of the head of the queue; False if nothing is
+        missing."""
         queue = self.holds[client].queue
         given_up = queue.base - spread.base
         if given_up and spread.copied < queue.base:
-            self.recall(client)  # What follows is not what the copies end with.
+            self.recall(client)  # The queue no longer continues where the copies end.
             return True
         spread.copied = max(spread.copied, queue.base)
         lacking = self.head_of(queue, spread.copied, head_max(len(spread.brokers)) - given_up)
@@ -399,7 +405,7 @@ class Roam(MultiHopHandoff):
             self.host.set_timer(self.host.now + TRIM_AFTER_S, ("trim", client, spread.number))
 
     def trim(self, client: str) -> None:
-        """The copies need not keep what the client has."""
+        """Tell the copies to delete what the client has acknowledged."""
         spread = self.spreads.get(client)
         if spread is not None:
             spread.is_trimmed_soon = False
@@ -407,14 +413,15 @@ class Roam(MultiHopHandoff):
                 self.send_feed(client, spread, ())
 
     def is_aligned(self, queue: DeliveryQueue, spread: Spread) -> bool:
-        """Whether sequences mean the same here and in the copies; not, if a full queue gave up its end.
+        """True if sequences mean the same here and in the copies: false if a full queue dropped its newest
+        part.
 
-        What was given up at the front is in the copies, and has the same sequence there.
+        Notifications dropped at the front are in the copies, with the same sequences.
         """
         return queue.base + len(queue) == spread.end
 
     def recall(self, client: str, but: str = "") -> None:
-        """The copies are of no use any more."""
+        """Drop the copies of a session, except one at the broker `but`."""
         spread = self.spreads.pop(client, None)
         brokers = tuple(one for one in spread.brokers if one != but) if spread is not None else ()
         if spread is not None and brokers:
@@ -422,7 +429,7 @@ class Roam(MultiHopHandoff):
             self.send_on(DropCopy(client, self.host.id, spread.number, brokers, but))
 
     def send_on(self, message: ToCopies) -> None:
-        """Towards the copies, except one that is here; those of brokers that are gone are no copies."""
+        """Forward to the brokers with copies, except this one and brokers that are gone."""
         here = self.host.id
         hops: dict[str, list[str]] = {}
         for broker in message.brokers:
@@ -440,7 +447,7 @@ class Roam(MultiHopHandoff):
         super().on_message(sender, message)
 
     def expects(self, sender: str, message: Message) -> bool:
-        """A copy is its holder's, and nobody else feeds or drops it."""
+        """Accept messages about a copy only from its holder."""
         if isinstance(message, ToCopies) and self.host.next_hop(message.holder) != sender:
             return False
         return super().expects(sender, message)
@@ -476,7 +483,7 @@ class Roam(MultiHopHandoff):
         if message.kept_at != self.host.id:
             del self.copies[message.client]
             if copy.capsule:
-                copy.queue.drain()  # Whoever reads from it gets nothing more.
+                copy.queue.drain()  # A client that reads from this queue gets nothing more.
 
     def end_copies(self, session: Session) -> None:
         others = tuple(one for one in self.host.own_members if one != self.host.id)
@@ -488,11 +495,12 @@ class Roam(MultiHopHandoff):
         return copy.holder if copy is not None else ""
 
     def serve_ahead(self, hello: Hello, is_asked: bool) -> Mapping[str, int]:
-        """The client is here and its session is not: it reads from the copy, if it was nowhere else since."""
+        """Serve a client from the copy ahead of its session, if it was nowhere else since."""
         copy = self.copies.get(hello.client)
         if copy is None or copy.owner != hello.owner:
             return hello.received
-        # Who does not count is served once: if it comes again before its session, that may be far away.
+        # Clients that do not count are served once: when they come again first, their session may be far
+        # away.
         capsule = copy.capsule if hello.moves < 0 and not is_asked else b""
         if capsule or 0 <= hello.moves == copy.moves + 1:
             copy.queue.rewind(hello.received.get(STREAM, 0))
@@ -508,19 +516,19 @@ class Roam(MultiHopHandoff):
         if spread is not None and received.get(COPY_HERE) == spread.number:
             spread.brokers[destination] = None
         if spread is not None and session.is_copied and destination in spread.brokers:
-            # What goes ahead of the session can be read before the session is there (`to_be_read`).
+            # Notifications sent ahead of the session can be read before it arrives (`to_be_read`).
             session.copied = max(session.copied, min(spread.copied + FIRST_CREDIT, spread.end))
         super().on_depart(session, destination, received)
 
     def to_be_read(self, client: str, hold: Hold, destination: str) -> list[Reference]:
-        """A copy at the destination comes first; what is left behind is read if the copy is not there."""
+        """Put the copy at the destination first; the segment left behind is read if the copy is missing."""
         spread, queue = self.spreads.get(client), hold.queue
         if spread is None or destination not in spread.brokers or not self.is_aligned(queue, spread):
             self.recall(client)
             return super().to_be_read(client, hold, destination)
         base = spread.base if spread.copied >= queue.base else queue.base
         spread.copied = max(spread.copied, queue.base)
-        # As much more as a handoff without a copy would send at once, ahead of the session.
+        # Ahead of the session, send as much more as a handoff without a copy would send at once.
         more = self.head_of(queue, spread.copied, spread.copied - queue.base + FIRST_CREDIT)
         if more:
             spread.copied += count_of(more)
@@ -531,7 +539,7 @@ class Roam(MultiHopHandoff):
 
     def on_sub_migration(self, sender: str, message: SubMigration) -> None:
         if message.destination != self.host.id:
-            self.copies.pop(message.session.client, None)  # It was kept on the way.
+            self.copies.pop(message.session.client, None)  # This broker kept the copy on the way to others.
         super().on_sub_migration(sender, message)
 
     def receive_token(self, message: SubMigration, sender: str) -> bool:
@@ -547,7 +555,7 @@ class Roam(MultiHopHandoff):
             return False  # The broker of the copy is gone, and the session stays here.
         self.figures["hit"] += 1
         copy.queue.extend(copy.aside)
-        copy.follow(message.base)  # Perhaps the client cannot say what it has received.
+        copy.follow(message.base)  # A client that cannot report what it received may have read more.
         hold.queue = copy.queue
         copied = hold.queue.base + len(hold.queue) - message.base
         for evicted_from, evicted in hold.queue.join(self.host.buffer):
@@ -578,9 +586,9 @@ class Roam(MultiHopHandoff):
         self.recall(session.client)
 
     def on_lost(self, peers: Collection[str], brokers: Collection[str]) -> None:
-        """A broker that is gone keeps no copy; copies of its sessions stay while they are read.
+        """Forget copies at brokers that are gone; copies of their sessions stay while they are read.
 
-        Those on the way to it may not hear any more of their holders.
+        Copies kept on the way to a lost broker may hear no more from their holders.
         """
         for client, spread in list(self.spreads.items()):
             is_hit = any(one in brokers for one in spread.brokers)

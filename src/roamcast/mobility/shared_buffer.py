@@ -1,8 +1,8 @@
 """A buffer that stores what several clients wait for only once (Gaddah 2.5 and 3.4).
 
-Bursts are immutable, so the queues of all clients share them anyway. Here they
-are also counted that way: a notification takes room while any queue holds it,
-and not once for each. The more alike the clients are, the more fits.
+Bursts are immutable, so the queues of all clients share them anyway. Here they are
+also counted that way: a notification takes room while any queue holds it, and not
+once for each. The more similar the clients' subscriptions, the more fits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Events that wait for one subscriber, in the order in which they came, each once."""
+"""Queue of events for one subscriber, in order of arrival, without duplicates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roamcast.protocol.queues import QueueLimits
 from roamcast.state import State
 
 Place = tuple[str, int, int, int]
-"""The identity of a burst's first notification, and how many they are."""
+"""Identity of a burst's first notification, and the number of notifications."""
 
 
 def place_of(burst: Burst) -> Place:
@@ -23,7 +23,7 @@ class Stored:
 
     def __init__(self) -> None:
         self.count = 0
-        """Notifications."""
+        """Number of notifications in the queue."""
         self.size_bytes = 0
         self._bursts: dict[Place, Burst] = {}
 
@@ -34,7 +34,7 @@ class Stored:
         return iter(self._bursts.values())
 
     def add(self, burst: Burst, limits: QueueLimits | None = None) -> list[Burst]:
-        """One more, if it is not here; gives what a full queue had to give up."""
+        """Add a burst unless it is here; return the bursts that a full queue dropped."""
         place = place_of(burst)
         if place in self._bursts:
             return []
@@ -46,14 +46,14 @@ class Stored:
         return given_up
 
     def add_in_front(self, bursts: Iterable[Burst]) -> None:
-        """What was taken out before, and comes back."""
+        """Put bursts that were taken out back to the front."""
         waiting, self._bursts = self._bursts, {}
         self.count = self.size_bytes = 0
         for burst in (*bursts, *waiting.values()):
             self.add(burst)
 
     def pop(self) -> Burst:
-        """The oldest."""
+        """Take out the oldest burst."""
         return self._popped(next(iter(self._bursts)))
 
     def pop_newest(self) -> Burst:

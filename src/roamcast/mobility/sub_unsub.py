@@ -1,9 +1,9 @@
 """Subscribe at the new broker, then unsubscribe at the old (Wang et al., section 2).
 
-When a client reattaches, its subscriptions are issued at the new broker, which
-holds back what arrives. The old broker keeps its own for a while, so that both
-together miss nothing; then it cancels them and transfers what it stored. The new
-broker merges the two queues without the duplicates and begins to deliver.
+When a client reattaches, its subscriptions are issued at the new broker, which holds back what arrives.
+The old broker keeps its subscriptions for a while, so that both together miss nothing; then it cancels
+them and transfers what it stored. The new broker merges the two queues without the duplicates and begins
+to deliver.
 
 | Wang et al., section 2 | here |
 | --- | --- |
@@ -39,10 +39,10 @@ from roamcast.routing.router import Owner, Token
 from roamcast.state import State
 
 MARKS_KEPT_BOUNDS = 16
-"""For how many longest delays the last number of a publisher is remembered and passed on."""
+"""How long the last number of a publisher is remembered and passed on, in longest delays."""
 
 Mark = tuple[int, int, float]
-"""Of one publisher: incarnation, last number, and when it arrived."""
+"""Last notification of one publisher: incarnation, number, and time of arrival."""
 
 
 class Transfer(Message, frozen=True):
@@ -75,11 +75,11 @@ class Stay:
         self.number = number
         self.queue = queue
         self.merged = merged
-        """Whether the queue of the stay before has come (or there was none)."""
+        """True when the queue of the previous stay has arrived, or there was none."""
         self.marks: dict[str, Mark] = {}
-        """What came with the transfer: up to these, notifications have been delivered or queued."""
+        """Marks that came with the transfer: notifications up to these were delivered or queued."""
         self.recent: deque[tuple[float, Burst]] = deque()
-        """What was queued here within the time for which marks are kept."""
+        """Notifications queued here within the time for which marks are kept."""
         self.filters: list[str] = []
         self.destination = ""
         self.next_number = 0
@@ -127,7 +127,7 @@ class SubUnsub(MobilityProtocol):
         return stay
 
     def on_detach(self, session: Session) -> None:
-        """Stored on the last visited broker: the stay goes on."""
+        """Keep storing at the last visited broker: the stay goes on."""
 
     def on_depart(self, session: Session, destination: str, received: Mapping[str, int]) -> None:
         stay = self.current.pop(session.client)
@@ -151,7 +151,7 @@ class SubUnsub(MobilityProtocol):
         self.try_transfer(client, stay)
 
     def try_transfer(self, client: str, stay: Stay) -> None:
-        """Transfer once the wait is over and the queue of the stay before has come."""
+        """Transfer once the wait is over and the queue of the previous stay has come."""
         if not (stay.waited and stay.merged):
             return
         self.unsubscribe_all((client, stay.number), stay.filters)
@@ -162,7 +162,7 @@ class SubUnsub(MobilityProtocol):
         del self.stays[client, stay.number]
 
     def recent_marks(self, stay: Stay) -> dict[str, Mark]:
-        """The marks to pass on: older ones cannot meet a copy that is still on its way."""
+        """Return the marks to pass on; duplicates of older notifications can no longer be under way."""
         recent_s = stay.departed_at - self.marks_kept_s
         marks = {publisher: mark for publisher, mark in stay.marks.items() if mark[2] >= recent_s}
         for at, burst in stay.recent:
@@ -201,7 +201,7 @@ class SubUnsub(MobilityProtocol):
             self.host.pump(client)
 
     def store(self, client: str, stay: Stay, burst: Burst) -> None:
-        """Queue what the client has not had; the rest came by way of two brokers."""
+        """Queue what the client has not received; skip duplicates that came by way of both brokers."""
         mark = stay.marks.get(burst.publisher)
         newer = newer_part(burst, mark and mark[:2])
         if newer is None:

@@ -2,22 +2,24 @@
 
 The leader starts a round in every period: it broadcasts a heartbeat to whoever is in reach, and everyone
 passes it on once. The neighbour from which a round comes first is the parent: the way to the leader. So all
-parents together are a tree, which follows the brokers as they move. Who has heard no new round for a while
-leads by itself. Thus every partition has a leader, and when two meet, the leader with the lower id remains.
+parents together are a tree, which follows the brokers as they move. A broker that has received no new round
+for a while becomes leader. Thus every partition has a leader, and when two meet, the leader with the lower
+id remains.
 
-There is never a cycle of parents. A heartbeat is passed on after its parent has been settled for its round,
-so whoever is settled for a round has an unbroken chain of ancestors who are too, each before the next; and
-of two brokers in a chain the one nearer to the leader is never behind in rounds.
+There is never a cycle of parents. A broker passes a heartbeat on only after settling its parent for that
+round. So all ancestors of a settled broker settled earlier for that round, and of two brokers in a chain
+the one nearer to the leader is never behind in rounds.
 
 Two things are not in the document. `patience_s` is how long a broker waits in a new round for the parent
-that it has, before it takes another: 0 is the plain rule, by which every whim of the air is a migration.
-With `balanced`, who needs a parent collects for that time whom it could have, and takes one with few
-children (the future work of section 5.2); without it, the one from which the round came first.
+that it has, before it takes another: 0 is the plain rule, by which every fluctuation of the radio causes a
+migration. With `balanced`, a broker without parent collects candidates for that time and chooses one with
+few children (the future work of section 5.2); without it, the first sender of the round.
 
 With `backbone`, brokers know how fast they are and say so, which section 5.2 hopes for as well: the slowest
-leads, and whose parent does not come in time takes the slowest of those that are about as near to the leader.
+broker leads, and a broker whose parent is late takes the slowest of the candidates about as near to the
+leader.
 
-The driver broadcasts what it is told to, calls `on_heartbeat` and `on_timer`, and `on_link_lost` if it
+The driver performs the broadcasts, calls `on_heartbeat` and `on_timer`, and `on_link_lost` if it
 learns by itself that a neighbour is gone. Nothing here knows what the tree is for.
 """
 
@@ -31,8 +33,8 @@ import msgspec
 from roamcast.errors import InputError
 
 TURNS, TURNS_MAX = 8, 1024
-"""With balanced trees a broker looks for a less burdened parent in one of so many rounds: not all at once,
-and half as often after each change, so that the tree comes to rest."""
+"""In balanced trees a broker looks for a less burdened parent in one of `TURNS` rounds, so that not all do at
+once; the interval doubles after each change, up to `TURNS_MAX`, so that the tree comes to rest."""
 CHILDREN_SPARED_MIN = 2
 """How many children fewer another parent must have after the change."""
 
@@ -44,17 +46,18 @@ class ElectionSettings(msgspec.Struct, frozen=True):
     """Of brokers that move: how they find a leader, and the tree that follows from it."""
 
     period_s: float = 1.0
-    """Between two rounds of a leader."""
+    """Seconds between two rounds of a leader."""
     missed_max: int = 3
-    """Rounds that may fail to come before the leader, or a child, counts as gone."""
+    """Missed rounds after which the leader, or a child, counts as gone."""
     patience_s: float = 0.25
-    """How long a broker waits in a round for the parent it has, or collects candidates; 0: the first wins."""
+    """Seconds that a broker waits in a round for its parent, or collects candidates; 0: the first sender
+    wins."""
     margin_hops: int = 1
-    """A parent is given up for another only if that one is nearer to the leader by more than this."""
+    """A broker changes its parent only for one that is nearer to the leader by more than this."""
     balanced: bool = False
-    """Whether candidates with fewer children are preferred."""
+    """True to prefer candidates with fewer children."""
     backbone: bool = False
-    """Whether slower leaders and candidates are preferred."""
+    """True to prefer slower leaders and candidates."""
 
     def check(self) -> None:
         if not self.period_s > 0 or self.missed_max < 1 or not 0 <= self.patience_s < self.period_s:
@@ -66,11 +69,12 @@ class ElectionSettings(msgspec.Struct, frozen=True):
 
 
 TreeRule = Literal["plain", "stable", "balanced", "backbone"]
-"""The first heartbeat of a round wins; a parent is kept; and few children, or slow parents, are preferred."""
+"""Plain: the first heartbeat of a round wins. Stable: a parent is kept. Balanced and backbone: few children,
+or slow parents, are preferred."""
 
 
 def settings_of(rule: TreeRule, period_s: float, patience_s: float) -> ElectionSettings:
-    """The patience is for the two rules that have some."""
+    """Return the settings of a rule; the plain rule has no patience."""
     return ElectionSettings(
         period_s=period_s,
         patience_s=0.0 if rule == "plain" else patience_s,
@@ -80,33 +84,33 @@ def settings_of(rule: TreeRule, period_s: float, patience_s: float) -> ElectionS
 
 
 Round = tuple[int, int]
-"""The incarnation of the leader, and which of its rounds: a leader that comes back counts from 1 again."""
+"""Incarnation of the leader and number of the round; a leader that restarts counts from 1 again."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A round of the leader, as passed on by somebody who is `hops` away from it."""
+    """A round of the leader, passed on by a broker `hops` away from the leader."""
 
     leader: str
     round: Round
     hops: int
     parent: str = ""
-    """Of whoever passes it on; "" is the leader."""
+    """Parent of the sender; "" for the leader."""
     children: int = 0
-    """How many it has."""
+    """Number of children of the sender."""
     speed: float = 0.0
-    """In metres per second, of whoever passes it on …"""
+    """Speed of the sender, in metres per second."""
     leader_speed: float = 0.0
-    """… and of the leader."""
+    """Speed of the leader, in metres per second."""
 
 
 class Broadcast(msgspec.Struct, frozen=True):
-    """Send this to everyone in reach."""
+    """Send this to every broker in reach."""
 
     heartbeat: Heartbeat
 
 
 class ParentChanged(msgspec.Struct, frozen=True):
-    """The way to the leader is another; None: there is none, this broker leads."""
+    """The parent has changed; None: there is none, this broker leads."""
 
     old: str | None
     new: str | None
@@ -132,7 +136,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Election:
-    """One broker's part in it."""
+    """One broker's part in the election."""
 
     def __init__(
         self, me: str, settings: ElectionSettings | None = None, incarnation: int = 0, speed: float = 0.0
@@ -152,23 +156,23 @@ class Election:
         self.hops = 0
         self.parent: str | None = None
         self.children: dict[str, float] = {}
-        """Child to when it was last heard."""
+        """Child to the time when it was last heard."""
         self._candidates: list[Candidate] = []
-        """From whom the round has come that is not settled yet."""
+        """Senders of the round that is not settled yet."""
         self._begun_at = 0.0
         self._settle_at: float | None = None
         self._next_round_at: float | None = None
-        """For a leader."""
+        """Time of the next round, if this broker leads."""
         self._silent_at: float | None = None
-        """For all others: when the leader counts as gone."""
+        """Time when the leader counts as gone, if this broker does not lead."""
         self._rounds: dict[str, Round] = {me: self.round}
         self._turns = TURNS
         self._out: list[ElectionEffect] = []
 
-    # --- the ways in ---
+    # --- entry points ---
 
     def start(self, now: float) -> list[ElectionEffect]:
-        """Everyone begins as its own leader, and knows nobody."""
+        """Begin as own leader, without known neighbours."""
         self._out = []
         self._next_round_at = now
         self._on_time(now)
@@ -190,12 +194,12 @@ class Election:
         return self._out
 
     def on_link_lost(self, now: float, neighbour: str) -> list[ElectionEffect]:
-        """The driver has found that this neighbour is out of reach."""
+        """Handle a neighbour that the driver reports as out of reach."""
         self._out = []
         self._lose_child(neighbour)
         self._candidates = [one for one in self._candidates if one.neighbour != neighbour]
         if neighbour == self.parent:
-            # The next round comes from somebody else, if there is a way; until then the tree ends here.
+            # If there is another way, the next round brings a parent; until then the tree ends here.
             self._take_parent(None)
             self._review(now)
         return self._out
@@ -220,7 +224,7 @@ class Election:
     # --- rounds ---
 
     def _is_news(self, heartbeat: Heartbeat) -> bool:
-        """Of two leaders the lower one counts, or the slower one; of one leader a newer round."""
+        """True if the heartbeat is news: a lower (or slower) leader, or a newer round of the known leader."""
         if heartbeat.leader == self.me or heartbeat.round <= self._rounds.get(heartbeat.leader, (-1, 0)):
             return False
         theirs, ours = (heartbeat.leader_speed, heartbeat.leader), (self.leader_speed, self.leader)
@@ -246,12 +250,12 @@ class Election:
             del self._rounds[next(one for one in self._rounds if one != self.me)]
 
     def _review(self, now: float) -> None:
-        """Settle the parent of this round if that is possible already."""
+        """Settle the parent of this round, if that is possible already."""
         if self._settle_at is None:
             return
         ours = next((one for one in self._candidates if one.neighbour == self.parent), None)
         if ours is not None and self._is_my_turn():
-            # Not for as long as one would wait for the parent, because the children wait for this broker.
+            # Shorter than the wait for a known parent, because the children wait for this broker.
             self._settle_at = min(self._settle_at, self._begun_at + self.settings.patience_s / 4)
         elif ours is not None and self._best() == ours:
             self._settle_at = now
@@ -262,7 +266,7 @@ class Election:
         return self.settings.balanced and (self.round[1] + crc32(self.me.encode())) % self._turns == 0
 
     def _best(self) -> Candidate:
-        """The parent that there is, unless another is nearer by more than the margin."""
+        """Return the current parent, unless a candidate is nearer by more than the margin."""
         settings, candidates = self.settings, self._candidates
         nearest = min(one.hops for one in candidates)
         ours = next((one for one in candidates if one.neighbour == self.parent), None)
@@ -280,11 +284,12 @@ class Election:
         return lightest if self._is_my_turn() and spared >= CHILDREN_SPARED_MIN else ours
 
     def _burden(self, candidate: Candidate) -> tuple[int, int]:
-        """Equal ones are told apart in another way by each broker, or all would take the same."""
+        """Return the sort key of a candidate; brokers break ties differently, or all would choose the same
+        parent."""
         return candidate.children + candidate.hops, crc32(f"{self.me}/{candidate.neighbour}".encode())
 
     def _settle(self, now: float) -> None:
-        if not self._candidates:  # Whoever brought the round is gone: the next one will tell.
+        if not self._candidates:  # The sender of the round is gone; the next round decides.
             self._settle_at = None
             return
         best = self._best()
@@ -293,7 +298,7 @@ class Election:
         self._settle_at, self._candidates = None, []
         self.hops = best.hops + 1
         settings = self.settings
-        # Those near the leader notice first, so one of them leads before the others have to.
+        # Brokers near the leader notice first, so one of them leads before the others have to.
         self._silent_at = now + settings.period_s * (settings.missed_max + min(self.hops, 8) / 4)
         self._lose_child(best.neighbour)
         self._take_parent(best.neighbour)
@@ -333,7 +338,7 @@ class Election:
             self._start_round(now)
 
     def _lead(self, now: float) -> None:
-        """Nothing has been heard of the leader for too long."""
+        """Become leader: nothing has been heard of the former one for too long."""
         self.leader, self.round, self.hops = self.me, self._rounds[self.me], 0
         self.leader_speed = self.speed
         self._silent_at, self._settle_at, self._candidates = None, None, []
@@ -349,7 +354,7 @@ class Election:
     # --- children ---
 
     def _note_child(self, now: float, sender: str, heartbeat: Heartbeat) -> None:
-        """A child is who says that this broker is its parent; it may not have heard of a new leader yet."""
+        """Note whether the sender names this broker as parent; it may not know of a new leader yet."""
         if heartbeat.parent == self.me and sender != self.parent:
             if sender not in self.children:
                 self._out.append(ChildGained(sender))

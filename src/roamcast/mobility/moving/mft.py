@@ -1,12 +1,12 @@
 """MFT-PubSub: brokers and clients move, crash, part and meet again (Amozarrain chapter 4).
 
-Every broker knows of every subscriber s its subscriptions, the way to it, and T(s): the timestamp of the
-last message of s that it knows of, and how many hops away s is. A broker whose parent in the tree has
-changed tells the new one with BMIG whom it brings along (C) and whom else it knows (O). The new parent
-compares: what the other has newer it asks for (BQUERY), what itself has newer it sends (BSUB, which goes on
-to everyone, like SUB). For whom nothing is newer BMIG turns the ways round, neighbour by neighbour, along
-the way on which a PUB for s would go, until it ends where the old link was. Events that met a dead end are
-stored there, and follow (REP).
+Every broker knows of every subscriber s its subscriptions, the way to it, and T(s): the timestamp of the last
+message of s that it knows of, and how many hops away s is. A broker whose parent in the tree has changed
+tells the new one with BMIG whom it brings along (C) and whom else it knows (O). The new parent compares: it
+asks for subscribers of which the other knows newer state (BQUERY), and sends its own newer state (BSUB, which
+is forwarded to everyone, like SUB). For subscribers with equal state BMIG turns the ways round, neighbour by
+neighbour, along the way on which a PUB for s would go, until it ends where the old link was. Events that met
+a dead end are stored there, and follow (REP).
 
 Why nothing gets lost: at any time the ways to s lead to one place in each part of the network, where they
 end: at the broker of s, or where a link was lost. A message that turns a way round travels behind
@@ -29,8 +29,9 @@ Where the algorithms and the text leave something open, or fail (`mft_published.
 
 - 4.1, line 1: h is stored with one hop more than it is compared with, so that what was heard before seems
   newer. Here a message of a subscriber is newer if its timestamp is higher.
-- 4.1: whoever knows more than SUB, UNS or MIG answers with BSUB. Else a subscriber that returns while its MIG
-  from elsewhere is under way would be looked for there for ever: MIG comes too late, and nobody is told.
+- 4.1: a broker that knows more than SUB, UNS or MIG answers with BSUB. Otherwise, if a subscriber returns
+  while its MIG from elsewhere is under way, its events would be sent to that other place for ever: MIG comes
+  too late.
 - 4.2, line 4, and 4.3, line 25, go through all timestamps and not through the routing table, or a subscriber
   that has left would be forgotten, and come back from another part of the network.
 - 4.3, line 12, compares the hops that are claimed for s, as the text says, and not those of BMIG. But any
@@ -39,10 +40,11 @@ Where the algorithms and the text leave something open, or fail (`mft_published.
   right here; then this broker, which knows best, says so to everyone. In the example of 4.4 that is the same.
 - 4.3, line 7: nothing is turned round for a subscriber of whom the sender knows more. BSUB does that.
 - 4.4, line 1: BSUB with the same timestamp is a claim like the one in BMIG, if it does not come from the
-  broker of s. Who knows more than it answers, as 4.3 does.
-- A subscriber that both ends of a new link believe to be behind the other is nowhere, until it is heard of.
-- A change of subscriptions says which change came before it (`since`). Who has missed that one asks for the
-  whole; and a subscriber is asked by FILTERS, and sends all that it wants as one BSUB.
+  broker of s. A broker that knows more answers, as in 4.3.
+- A subscriber that each end of a new link believes to be behind the other has no way until news of it
+  arrives.
+- A change of subscriptions says which change came before it (`since`). A broker that missed that change asks
+  for all subscriptions; a subscriber is asked with FILTERS, and sends them all as one BSUB.
 - A broker that crashed and comes back empty is a new one that migrates in; links are new ones after it.
 """
 
@@ -86,14 +88,14 @@ class Bmig(Message, frozen=True):
     children: tuple[Stamp, ...]
     others: tuple[Stamp, ...] = ()
     hops: int = 0
-    """How far it has come."""
+    """Number of hops that the message has travelled."""
     heard: int = 0
-    """How many messages about subscribers the sender has had from the receiver over this link."""
+    """Number of messages about subscribers that the sender has received from the receiver over this link."""
     cause: ClassVar[Cause] = "handoff"
 
 
 class Bquery(Message, frozen=True):
-    """Tell me of this subscriber, if you know more than this."""
+    """Asks for a subscriber's state if the receiver knows more than this."""
 
     subscriber: str
     timestamp: int
@@ -102,25 +104,26 @@ class Bquery(Message, frozen=True):
 
 
 class Bsub(Message, frozen=True):
-    """All subscriptions of a subscriber, and T of whoever sent it first. None: it has left the network."""
+    """All subscriptions of a subscriber, with T of the first sender. No subscriptions: it has left the
+    network."""
 
     subscriber: str
     filters: tuple[Filter, ...]
     timestamp: int
     hops: int
     distance: int = 0
-    """How far it has come."""
+    """Number of hops that the message has travelled."""
     since: int = -1
-    """The timestamp of the last change; -1: this one."""
+    """Timestamp of the last change; -1: this message's own."""
     nowhere: bool = False
-    """The sender does not know where the subscriber is."""
+    """True if the sender does not know where the subscriber is."""
     heard: int = 0
     """As in BMIG."""
     cause: ClassVar[Cause] = "handoff"
 
 
 class Talk:
-    """What was said about subscribers over one link."""
+    """Messages about subscribers exchanged over one link."""
 
     __state__ = State("mft-talk", saved=("sent", "heard", "claims"))
 
@@ -128,7 +131,7 @@ class Talk:
         self.sent = 0
         self.heard = 0
         self.claims: dict[str, int] = {}
-        """Subscriber to which of the messages sent was the last to claim that it is this way."""
+        """Subscriber to the number of the last message sent that claimed the subscriber is this way."""
 
 
 @register_mobile
@@ -141,8 +144,9 @@ class Mft(MobileProtocol):
     def __init__(self, id: str, settings: MobileSettings | None = None) -> None:
         super().__init__(id, settings)
         self._asked: dict[str, tuple[str, list[Burst]]] = {}
-        """Subscribers that somebody knows better: who was asked, and the events since then. They may be for
-        them, and were sent this way by someone who could not know that nobody here does."""
+        """Subscribers of which a neighbour knows more: the neighbour asked, and the events since then. Those
+        events may match the unknown subscriptions, and their senders could not know that this broker lacks
+        them."""
 
         self._talks: dict[str, Talk] = {}
 
@@ -162,7 +166,7 @@ class Mft(MobileProtocol):
         self._out.sends = [(peer, self._said(peer, message)) for peer, message in self._out.sends]
 
     def _said(self, peer: str, message: Message) -> Message:
-        """Note what leaves for a peer, and tell it how far it has been heard."""
+        """Count a message sent to a peer, and add how many of the peer's messages were received."""
         if isinstance(message, Burst | Rep | Bquery):
             return message
         talk = self._talks.setdefault(peer, Talk())
@@ -177,9 +181,9 @@ class Mft(MobileProtocol):
         return message
 
     def _has_crossed(self, way: str, subscriber: str, heard: int) -> bool:
-        """Whether both ends of a link have claimed the subscriber at once: then the lower one's word counts.
+        """True if both ends of a link claimed the subscriber at once; the claim of the lower id then counts.
 
-        If both believed each other, each would look for it behind the other, for good.
+        If each end believed the other, each would look for the subscriber behind the other for ever.
         """
         return self._talks[way].claims.get(subscriber, 0) > heard and self.id < way
 
@@ -201,7 +205,7 @@ class Mft(MobileProtocol):
         return super().link_down(peer, unacknowledged)
 
     def _of(self, subscriber: str) -> Known:
-        """Who is not known has the timestamp 0."""
+        """Return T of the subscriber; unknown subscribers have timestamp 0."""
         return self.known.setdefault(subscriber, Known(None))
 
     # --- algorithm 4.1: what subscribers say ---
@@ -232,7 +236,7 @@ class Mft(MobileProtocol):
             self._out.sends.append((old, msgspec.structs.replace(message, hops=message.hops + 1, had=())))
 
     def _accept(self, way: str, message: Sub | Uns | Mig) -> bool:
-        """Whether this is newer than what is known, and nothing was missed before it."""
+        """True if the message is newer than what is known, and no change before it was missed."""
         subscriber = message.subscriber
         known = self._of(subscriber)
         if message.timestamp <= known.timestamp:
@@ -240,7 +244,7 @@ class Mft(MobileProtocol):
                 self._send_subscriptions(subscriber, way)
             return False
         if message.since != known.since:
-            if way == LOCAL:  # It answers with all that it wants.
+            if way == LOCAL:  # The subscriber answers with all its subscriptions.
                 self._send_filters(subscriber)
             else:
                 self._ask(way, subscriber)
@@ -291,7 +295,7 @@ class Mft(MobileProtocol):
         self._out.sends += [(old_way, onward) for old_way in old_ways]
 
     def _is_believed(self, way: str, stamp: Stamp, heard: int) -> bool:
-        """Whether the subscriber is behind the sender, as that one claims."""
+        """True if the sender's claim that the subscriber is behind it is believed."""
         known = self._of(stamp.subscriber)
         if stamp.timestamp > known.timestamp:
             self._ask(way, stamp.subscriber)
@@ -302,7 +306,7 @@ class Mft(MobileProtocol):
         return not self._has_crossed(way, stamp.subscriber, heard)
 
     def _compare(self, way: str, stamp: Stamp) -> None:
-        """The sender believes that the subscriber is this way, or does not know."""
+        """Compare state with a sender that believes the subscriber is this way, or does not know where."""
         known = self._of(stamp.subscriber)
         self._not_behind(way, stamp.subscriber)
         if stamp.timestamp > known.timestamp:
@@ -344,7 +348,7 @@ class Mft(MobileProtocol):
                 self._out.sends.append((old, self._onward(message)))
 
     def _answer(self, way: str, message: Bsub) -> None:
-        """The sender is wrong; a subscriber never is, it has only said something newer meanwhile."""
+        """Correct the sender; a subscriber is never wrong, but may have sent something newer meanwhile."""
         if way != LOCAL:
             self._send_subscriptions(message.subscriber, way)
 
@@ -353,7 +357,7 @@ class Mft(MobileProtocol):
         self._point(message.subscriber, way)
 
     def _onward(self, message: Bsub) -> Bsub:
-        if message.hops == 0:  # From the subscriber itself; its broker is one hop away from it.
+        if message.hops == 0:  # Sent by the subscriber itself; its broker is one hop away from it.
             return msgspec.structs.replace(message, hops=1)
         return msgspec.structs.replace(message, distance=message.distance + 1, nowhere=False)
 

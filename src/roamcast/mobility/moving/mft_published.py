@@ -1,12 +1,12 @@
 """MFT-PubSub to the letter (Amozarrain chapter 4, algorithms 4.1 to 4.4, on 3.1 and 3.2).
 
-Each method names the lines that it is. Newer means a higher timestamp, or the same and fewer hops.
+Each method names the lines that it implements. Newer means a higher timestamp, or the same and fewer hops.
 Rules that break something, each with a story in tests/transcripts (`mft_published_…`) or a test:
 
-- 4.1, lines 1, 7 and 13, compare h, and lines 2, 8 and 14 store h + 1: a message is newer than itself.
-  Whoever hears it again, after a migration, tells everyone again (test_mft.py).
-- 4.1, lines 1, 7 and 13: what is not newer is ignored. Who knows better says nothing, and the others stay
-  wrong (`return`).
+- 4.1, lines 1, 7 and 13, compare h, and lines 2, 8 and 14 store h + 1: a message is newer than itself. A
+  broker that receives it again, after a migration, forwards it to everyone again (test_mft.py).
+- 4.1, lines 1, 7 and 13: older messages are ignored. A broker that knows more does not answer, and the others
+  stay wrong (`return`).
 - 4.1, line 3: a filter that is known keeps its way. A subscriber's filters may lead to different places
   (`two_ways`).
 - 4.2, line 4, and 4.3, line 25, go through the routing table. Nobody is told of a subscriber that has left,
@@ -14,9 +14,9 @@ Rules that break something, each with a story in tests/transcripts (`mft_publish
 - 4.3, line 7, sends the old timestamp on. The next broker cannot tell that it has missed something, and
   turns the way round by its hops (test_mft.py).
 
-Followed by the text and not by the letter: 4.3, lines 12 and 16, say h, the hops of BMIG itself; the
-text says the hops that are claimed for s. What cannot be meant: 3.2, line 18, turns a queue round. REP is not
-sent back at once to where it came from (`MobileProtocol._on_rep`), or it would go to and fro for ever.
+Followed by the text and not by the letter: 4.3, lines 12 and 16, say h, the hops of BMIG itself; the text
+says the hops that are claimed for s. Not followed, as evident mistakes: 3.2, line 18, reverses a queue; and
+REP is not sent back at once to its sender (`MobileProtocol._on_rep`), or it would go to and fro for ever.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from roamcast.state import State
 
 
 def _lift_1(fields: dict[str, Any]) -> None:
-    """Rows had no ways of their own: `_restore` gives them that of their subscriber."""
+    """Version 1 had no way per row: `_restore` gives each row the way of its subscriber."""
     fields["rows"] = {}
 
 
@@ -55,7 +55,7 @@ class MftPublished(MobileProtocol):
 
     def __init__(self, id: str, settings: MobileSettings | None = None) -> None:
         self.rows: dict[tuple[str, str], str] = {}
-        """R: whose filter, and its way. `known` has the filters, T, and one of the ways."""
+        """R: (subscriber, filter) to its way. `known` has the filters, T, and one of the ways."""
         super().__init__(id, settings)
 
     def _restore(self) -> None:
@@ -66,7 +66,7 @@ class MftPublished(MobileProtocol):
                 self.rows.setdefault((subscriber, text), known.way or LOCAL)
 
     def _of(self, subscriber: str) -> Known:
-        """Who is not known has the timestamp 0."""
+        """Return T of the subscriber; unknown subscribers have timestamp 0."""
         return self.known.setdefault(subscriber, Known(None))
 
     def _is_newer(self, subscriber: str, timestamp: int, hops: int) -> bool:

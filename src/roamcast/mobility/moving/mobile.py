@@ -2,11 +2,11 @@
 
 In these protocols a broker knows its neighbours and nothing of the network behind them. For each subscriber
 it has the subscriptions and the way: the neighbour towards it. A subscriber speaks the same language as a
-broker, and what it says carries a timestamp, which it counts up itself. Links are FIFO for as long as they
-last. What was on a link that is given up and was not acknowledged comes back (`link_down`, `detach`), and is
-queued for the subscribers it was meant for.
+broker, and its messages carry a timestamp, which the subscriber increments itself. Links are FIFO for as
+long as they last. What was on a link that is given up and was not acknowledged comes back (`link_down`,
+`detach`), and is queued for the subscribers it was meant for.
 
-`MobileProtocol` is one broker's machine. It has no clock, no socket and no chance of its own; every call
+`MobileProtocol` is one broker's machine. It has no clock, no socket and no source of randomness; every call
 returns an `Outcome`. A device may be broker, subscriber and publisher at once: its client roles are
 connected to its own broker like any others, and may bear the same name.
 """
@@ -33,7 +33,7 @@ LOCAL = ""
 # --- messages (tables 2.1, 2.4, 3.1 and 4.1) ---------------------------------------------------------
 #
 # A published event, PUB, is a `Burst`. `since` is the timestamp of the subscriber's last change of its
-# subscriptions before this message: whoever has missed that one must not take this one.
+# subscriptions before this message: a broker that missed that change must not accept this message.
 
 
 class Sub(Message, frozen=True):
@@ -55,7 +55,7 @@ class Uns(Message, frozen=True):
 
 
 class Mig(Message, frozen=True):
-    """The subscriber was connected to `broker` before and is here now; "": nowhere, or it does not say."""
+    """The subscriber, formerly connected to `broker`, is here now; "": formerly nowhere, or unknown."""
 
     subscriber: str
     broker: str = ""
@@ -63,7 +63,7 @@ class Mig(Message, frozen=True):
     hops: int = 0
     since: int = 0
     had: tuple[tuple[str, int, int], ...] = ()
-    """To its broker alone: the last events that the subscriber has received."""
+    """Last events that the subscriber has received; sent only to its own broker."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -76,11 +76,11 @@ class Rep(Message, frozen=True):
 
 
 class Filters(Message, frozen=True):
-    """To a subscriber: the subscriptions that are known here. It repairs what is wrong about them."""
+    """Tells a subscriber which of its subscriptions are known here, so that it can correct them."""
 
     filters: tuple[Filter, ...]
     since: int = -1
-    """Which change of them was the last that is known here; -1: that is not counted."""
+    """Last change of the subscriptions that is known here; -1: not counted."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -88,54 +88,54 @@ class Filters(Message, frozen=True):
 
 
 class MobileSettings(msgspec.Struct, frozen=True):
-    """What can be set."""
+    """Settings of a broker that moves."""
 
     queue: QueueLimits | None = None
-    """What is kept for one subscriber that cannot be reached."""
+    """Limits of what is stored for one subscriber that cannot be reached."""
     seen_max: int = 1024
-    """Last deliveries to each subscriber that a broker remembers, to deliver none twice."""
+    """Deliveries to each subscriber that a broker remembers, to suppress duplicates."""
     departed_max: int = 10_000
-    """Subscribers without subscriptions whose timestamp is remembered, so that none comes back."""
+    """Former subscribers whose timestamp is remembered, so that old messages do not bring them back."""
 
 
 class Outcome(msgspec.Struct):
-    """What a call wants done; each list is in order."""
+    """Actions that a call requests; each list is in order."""
 
     sends: list[tuple[str, Message]] = []
-    """To neighbours."""
+    """Messages to neighbours."""
     to_subscribers: list[tuple[str, Message]] = []
-    """To subscribers that are connected here: `Burst` and `Filters`."""
+    """Messages to subscribers that are connected here: `Burst` and `Filters`."""
     duplicates: int = 0
-    """Notifications that were left out because the subscriber has had them."""
+    """Notifications left out because the subscriber has received them."""
     dropped: list[tuple[str, Burst]] = []
-    """What a full queue gave up, and whose it was."""
+    """Notifications that a full queue dropped, with their subscriber."""
 
 
 class Known(msgspec.Struct):
-    """What a broker knows of one subscriber: its rows of the routing table, and T of chapter 4."""
+    """A broker's knowledge of one subscriber: its rows of the routing table, and T of chapter 4."""
 
     way: str | None
-    """The neighbour towards it (or `LOCAL`); None if this broker has no idea."""
+    """The neighbour towards the subscriber, or `LOCAL`; None if unknown."""
     timestamp: int = 0
     hops: int = 0
     since: int = 0
-    """The timestamp of the last change of its subscriptions that is known here."""
+    """Timestamp of the last change of its subscriptions that is known here."""
     filters: dict[str, Filter] = {}
 
 
 Identity = tuple[str, int, int]
 
 MATCHED_KEPT_MAX = 4096
-"""Kinds of events whose subscribers are remembered until subscriptions change."""
+"""Kinds of events for which the matching subscribers are cached until subscriptions change."""
 
 
 class MobileProtocol:
-    """The state that both protocols have, and how events reach subscribers."""
+    """The state that all protocols share, and how events reach subscribers."""
 
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
     keeps_promises: ClassVar[bool] = True
-    """Whether what is owed arrives in the end, whatever moved, crashed or parted meanwhile."""
+    """True if all that is owed arrives in the end, whatever moved, crashed or was partitioned meanwhile."""
 
     __state__ = State(
         "mobile-protocol",
@@ -150,30 +150,31 @@ class MobileProtocol:
         self.id = id
         self.settings = settings or MobileSettings()
         self.peers: dict[str, None] = {}
-        """N: the neighbours in the tree. A child is one from its first message of migration on."""
+        """N: the neighbours in the tree. A child becomes one with its first message of migration."""
         self.attached: dict[str, None] = {}
-        """Subscribers that are connected right now."""
+        """Subscribers that are connected now."""
         self.known: dict[str, Known] = {}
-        """R and T."""
+        """R and T of the document."""
         self.queues: dict[str, Stored] = {}
-        """Q: what could not be sent on, for each subscriber."""
+        """Q: events that could not be forwarded, by subscriber."""
         self._returned: dict[str, str] = {}
-        """Subscribers whose stored events came from the very neighbour that is the way to them. They wait
-        for the next word about the subscriber: it is under way, since that neighbour thinks otherwise."""
+        """Subscriber to the neighbour that is both the way to it and the sender of its stored events. The
+        events wait for the next message about the subscriber, which is under way: that neighbour knows
+        another way."""
         self._seen: dict[str, dict[Identity, None]] = {}
         self.changes = 0
-        """Counts changes of what anybody is subscribed to."""
+        """Number of changes of subscriptions so far."""
         self._left: dict[str, dict[str, None]] = {}
-        """Neighbour to the subscribers that were behind it, and no longer are: what it has not acknowledged
-        may have been for them."""
+        """Neighbour to the subscribers that were behind it before: bursts it has not acknowledged may be for
+        them."""
         self._restore()
 
     def _restore(self) -> None:
         self.taken_bytes = 0
-        """What was ever added to queues."""
+        """Bytes ever added to queues."""
         self._matched: dict[bytes, list[str]] = {}
         self._looked_for: dict[str, None] = {}
-        """Subscribers whose stored events may have a way now, and had none before."""
+        """Subscribers whose stored events may have a way now."""
         self._out = Outcome()
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_pub,
@@ -183,13 +184,13 @@ class MobileProtocol:
             Mig: self._on_mig,
         }
         self.contents: Callable[[Burst], Attributes | None] | None = None
-        """Where events have attributes in their bodies: all that a burst has, which is a single event then;
-        None if nobody asks for more than is outside."""
+        """Returns the attributes of a single event, including those in its body; None if nothing asks for
+        attributes in bodies."""
 
-    # --- the ways in ---
+    # --- entry points ---
 
     def receive(self, sender: str, message: Message, *, is_subscriber: bool = False) -> Outcome:
-        """A message from a neighbour, or from a subscriber or publisher that is connected here."""
+        """Handle a message from a neighbour, or from a subscriber or publisher that is connected here."""
         self._out = Outcome()
         subscriber: str | None = getattr(message, "subscriber", None)
         if subscriber is not None:
@@ -202,7 +203,7 @@ class MobileProtocol:
         return self._out
 
     def migrate(self, old: str | None, new: str) -> Outcome:
-        """The parent in the tree is another, or the same again over a new link."""
+        """Handle a new parent in the tree, or the same parent over a new link."""
         self._out = Outcome()
         if old is not None:
             self.peers.pop(old, None)
@@ -213,7 +214,7 @@ class MobileProtocol:
         return self._out
 
     def link_down(self, peer: str, unacknowledged: Sequence[Message] = ()) -> Outcome:
-        """The link is given up; this is what the peer has not acknowledged."""
+        """Handle the loss of a link, with the messages that the peer has not acknowledged."""
         self._out = Outcome()
         self.peers.pop(peer, None)
         left = self._left.pop(peer, {})
@@ -229,7 +230,7 @@ class MobileProtocol:
         return self._out
 
     def detach(self, subscriber: str, unacknowledged: Sequence[Message] = ()) -> Outcome:
-        """A subscriber is no longer connected; it gets what it has not acknowledged when it is back."""
+        """Disconnect a subscriber; unacknowledged events are stored until it returns."""
         self._out = Outcome()
         self.attached.pop(subscriber, None)
         again = [message for message in unacknowledged if isinstance(message, Burst)]
@@ -243,10 +244,10 @@ class MobileProtocol:
         self._flush()
         return self._out
 
-    # --- what the protocols say ---
+    # --- message handlers of the protocols ---
 
     def _handle(self, way: str, sender: str, message: Message) -> None:
-        """`way` is the sender if it is a neighbour, and `LOCAL` if it is connected here as a client."""
+        """Handle a message; `way` is the neighbour that sent it, or `LOCAL` for a client connected here."""
         handler = self._handlers.get(type(message))
         if handler is None:
             what = type(message).__name__
@@ -266,7 +267,7 @@ class MobileProtocol:
         raise NotImplementedError
 
     def _attach(self, message: Mig) -> None:
-        """A subscriber is connected here, and says what it has had."""
+        """Connect a subscriber, and note which events it reports as received."""
         self.attached[message.subscriber] = None
         if message.had:
             self._seen.setdefault(message.subscriber, {}).update(dict.fromkeys(message.had))
@@ -274,7 +275,8 @@ class MobileProtocol:
     # --- events ---
 
     def _on_pub(self, way: str, burst: Burst) -> None:
-        """To every neighbour behind which somebody wants it, once; what cannot be sent is stored."""
+        """Send the event once to every neighbour with an interested subscriber behind it; store what cannot
+        be sent."""
         peers: dict[str, None] = {}
         for subscriber in self.matching(burst):
             towards = self.known[subscriber].way
@@ -287,7 +289,7 @@ class MobileProtocol:
         self._out.sends += [(peer, burst) for peer in peers]
 
     def _on_rep(self, way: str, message: Rep) -> None:
-        """Stored events take the way of the subscriber, whatever it is by now."""
+        """Send stored events along the current way to the subscriber."""
         subscriber = message.subscriber
         for burst in message.bursts:
             self._enqueue(subscriber, burst)
@@ -317,7 +319,7 @@ class MobileProtocol:
         return inside if inside is not None else decode_attributes(burst.attributes)
 
     def _deliver(self, subscriber: str, burst: Burst) -> None:
-        """This is the last broker: it leaves out what the subscriber has had."""
+        """Deliver to a connected subscriber, except events that it has received."""
         if subscriber not in self.attached:
             self._enqueue(subscriber, burst)
             return
@@ -334,14 +336,15 @@ class MobileProtocol:
     def _enqueue(self, subscriber: str, burst: Burst) -> None:
         known = self.known.setdefault(subscriber, Known(None))
         if known.timestamp and not known.filters:
-            return  # It has left the network.
+            return  # The subscriber has left the network.
         self._looked_for[subscriber] = None
         self.taken_bytes += burst.held
         given_up = self.queues.setdefault(subscriber, Stored()).add(burst, self.settings.queue)
         self._out.dropped += [(subscriber, one) for one in given_up]
 
     def _flush(self) -> None:
-        """sendQueuedMessages, for whoever can be reached; after all else that a message leads to."""
+        """sendQueuedMessages for every subscriber that can be reached; runs after all other effects of a
+        message."""
         looked_for, self._looked_for = self._looked_for, {}
         for subscriber in [one for one in self._in_order(looked_for) if one in self.queues]:
             way = self.known[subscriber].way
@@ -352,17 +355,17 @@ class MobileProtocol:
                 self._out.sends.append((way, Rep(subscriber, tuple(self.queues.pop(subscriber)))))
 
     def _look_for_all(self) -> None:
-        """There is a new neighbour."""
+        """Look for ways to all stored events after a neighbour was added."""
         self._looked_for.update(dict.fromkeys(self.queues))
 
     def _in_order(self, subscribers: dict[str, None]) -> Iterable[str]:
-        """In that of their queues; there may be many of these, and mostly one is asked for."""
+        """Return the subscribers in the order of their queues; usually one of many is asked for."""
         return [one for one in self.queues if one in subscribers] if len(subscribers) > 1 else subscribers
 
     # --- ways ---
 
     def _point(self, subscriber: str, way: str | None) -> None:
-        """From now on the subscriber is this way."""
+        """Set the way to the subscriber."""
         known = self.known[subscriber]
         if known.way and known.way != way:
             self._left.setdefault(known.way, {})[subscriber] = None
@@ -391,13 +394,13 @@ class MobileProtocol:
             self._seen.pop(subscriber, None)
 
     def _send_others(self, way: str, message: Message) -> None:
-        """To every neighbour except the one from which it came."""
+        """Send to every neighbour except the sender."""
         self._out.sends += [(peer, message) for peer in self.peers if peer != way]
 
-    # --- for those who look on ---
+    # --- for observers ---
 
     def routes(self) -> dict[str, tuple[str | None, tuple[str, ...]]]:
-        """Subscriber to its way and its subscriptions, for all who have any."""
+        """Return, by subscriber, its way and subscriptions, for all that have subscriptions."""
         return {
             subscriber: (known.way, tuple(sorted(known.filters)))
             for subscriber, known in self.known.items()

@@ -1,8 +1,8 @@
 """A client of brokers that move: what it tells them, and what it makes of their answers (Amozarrain 4.1).
 
-It counts a timestamp up with every message about itself, knows what it has subscribed to, and repairs what
-a broker knows of that (FILTERS), for it may come from another part of the network. What it publishes has
-its own number, so that it may be sent again after a link was lost without becoming another notification.
+A subscriber increments a timestamp with every message about itself, remembers its subscriptions, and
+corrects a broker with outdated knowledge of them (FILTERS), which occurs after a partition. Published
+events are numbered, so that an event repeated after a lost link is recognised as a duplicate.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from roamcast.protocol.notification import Burst
 
 
 class MobileSubscriber:
-    """Subscriber, publisher or both; every call says what is to be sent to its broker, if it has one."""
+    """Subscriber, publisher or both; every call returns the messages to send to its broker, if connected."""
 
     def __init__(self, id: str, incarnation: int = 0, remembers: int = 64) -> None:
-        """`remembers`: how many of the last events it names when it connects, so that none comes again."""
+        """`remembers`: number of last events named at connect, so that brokers suppress duplicates."""
         self.id = id
         self.incarnation = incarnation
         self.broker = ""
-        """Where it is connected; "" while it is not."""
+        """Broker it is connected to; "" while disconnected."""
         self.timestamp = 0
         self.filters: dict[str, Filter] = {}
         self.published = 0
@@ -33,10 +33,10 @@ class MobileSubscriber:
         self._last_broker = ""
         self._had: deque[Identity] = deque(maxlen=remembers)
         self._unsent: list[Burst] = []
-        """What it has published without reaching a broker."""
+        """Published events that have not reached a broker."""
 
     def connect(self, broker: str) -> list[Message]:
-        """It found a broker, which may be the same as before. Of a new subscriber nobody need know yet."""
+        """Connect to a broker, maybe the former one. A new subscriber need not announce itself."""
         self.broker = broker
         self.timestamp += bool(self._last_broker)
         last_broker, self._last_broker = self._last_broker, broker
@@ -44,7 +44,7 @@ class MobileSubscriber:
         return [Mig(self.id, last_broker, self.timestamp, 0, self._since, tuple(self._had)), *unsent]
 
     def disconnect(self, unacknowledged: Sequence[Message] = ()) -> None:
-        """The link is lost, and the broker may not have got this. Only events need to be sent again."""
+        """Handle the loss of the link; of the unacknowledged messages, only events are sent again."""
         self.broker = ""
         self._unsent = [*(one for one in unacknowledged if isinstance(one, Burst)), *self._unsent]
 
@@ -73,7 +73,7 @@ class MobileSubscriber:
         return []
 
     def receive(self, message: Message) -> list[Message]:
-        """What its broker says: an event, or how far it knows the subscriptions."""
+        """Handle a message of the broker: an event, or the subscriptions that the broker knows."""
         if isinstance(message, Burst):
             self._had.extend(identities(message))
         if not isinstance(message, Filters):
@@ -90,12 +90,12 @@ class MobileSubscriber:
         return [Bsub(self.id, tuple(self.filters.values()), self.timestamp, 0)]
 
     def _next(self) -> tuple[int, int, int]:
-        """Timestamp, hops and `since` of one more change."""
+        """Return timestamp, hops and `since` of one more change."""
         since = self._change()
         return self.timestamp, 0, since
 
     def _change(self) -> int:
-        """Count one change; returns the one before it."""
+        """Count one change; return the number of the previous change."""
         self.timestamp += 1
         since, self._since = self._since, self.timestamp
         return since

@@ -1,10 +1,10 @@
 """The first approach to brokers that move (Amozarrain chapter 3): every migration forces those below it.
 
-A broker that migrates answers only for the subscribers that are connected to itself. Its new parent sends
-it the whole routing table (BTAB), which replaces its own but for these; then it makes its neighbours
-migrate too (FMIG), and so on down the tree. Nobody knows how old an entry is. So a subscriber that has left
-one part of the network while another could not hear it comes back with that one's tables, and stays as a
-phantom (section 3.5): what `mft` is for.
+A broker that migrates answers only for the subscribers that are connected to itself. Its new parent sends it
+the whole routing table (BTAB), which replaces its own but for these; then it makes its neighbours migrate too
+(FMIG), and so on down the tree. The age of an entry is unknown. So a subscriber that left while the network
+was partitioned comes back with the tables of the other part, and stays as a phantom (section 3.5); `mft`
+solves this.
 
 | Amozarrain chapter 3 | here |
 | --- | --- |
@@ -18,9 +18,10 @@ phantom (section 3.5): what `mft` is for.
 | 3.3, lines 13 to 25: BTAB | `_on_btab` |
 | 3.3, lines 26, 27: FMIG | `_on_fmig` |
 
-Followed as published, but for what cannot be meant: a local subscriber is one whose interface is itself, also
-in algorithm 3.3 (its C_i was given up in section 3.3); a queue is sent in order (3.2, line 18, puts the first
-event behind the others); and the two differences of 3.3, lines 18 to 21, are those to what was there before.
+Implemented as published, except for evident mistakes: a local subscriber is one whose interface is itself,
+also in algorithm 3.3 (its C_i was given up in section 3.3); a queue is sent in order (3.2, line 18, puts the
+first event behind the others); and the two differences of 3.3, lines 18 to 21, are those to what was there
+before.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from roamcast.state import State
 
 
 class BmigOfLocals(Message, frozen=True):
-    """BMIG: these subscribers have moved, together with their broker."""
+    """BMIG: these subscribers have moved together with their broker."""
 
     subscribers: tuple[str, ...]
     broker: str
@@ -53,7 +54,7 @@ class BmigOfLocals(Message, frozen=True):
 
 
 class Btab(Message, frozen=True):
-    """The routing table of the sender: whose subscription, and to what."""
+    """Routing table of the sender: subscriber and filter of each entry."""
 
     table: tuple[tuple[str, Filter], ...]
     cause: ClassVar[Cause] = "handoff"
@@ -64,7 +65,7 @@ class Btab(Message, frozen=True):
 
 
 class Fmig(Message, frozen=True):
-    """Migrate to me."""
+    """Asks the receiver to migrate to the sender."""
 
     cause: ClassVar[Cause] = "handoff"
 
