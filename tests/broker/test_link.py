@@ -270,9 +270,9 @@ def test_a_peer_that_lost_its_journal_is_noticed_on_both_sides() -> None:
     fresh = LinkEnd("a", 33, CODEC)
     for number in range(5):
         fresh.send(Settled(number))
-    with pytest.raises(LinkError, match="b has begun this link anew"):
+    with pytest.raises(LinkError, match="b has restarted this link"):
         a.up(fresh.resume())
-    with pytest.raises(LinkError, match="a goes on with an earlier link"):
+    with pytest.raises(LinkError, match="a resumes an earlier link"):
         fresh.up(a.resume())
     with pytest.raises(LinkError, match="begun this link anew"):
         a.up(Resume())
@@ -283,9 +283,9 @@ def test_a_journal_that_is_older_than_it_was_is_noticed() -> None:
     a, _ = journals()
     old = LinkEnd("a", 22, CODEC)
     old.send(Settled(1))
-    with pytest.raises(LinkError, match="b says that it has 0 messages: here 3 were sent"):
+    with pytest.raises(LinkError, match="b reports 0 received messages: here 3 were sent"):
         a.up(old.resume())
-    with pytest.raises(LinkError, match="a says that it has 3 messages: here 1 were sent"):
+    with pytest.raises(LinkError, match="a reports 3 received messages: here 1 were sent"):
         old.up(a.resume())
 
 

@@ -296,8 +296,8 @@ def test_a_link_that_was_given_up_on_one_side_is_refused_until_it_is_on_the_othe
     connected(a, b)
     exchange(a, b)
     b.forget("a")
-    assert "a goes on with an earlier link" not in b.refusal("a", a.offer("b"))
-    assert "b has begun this link anew" in a.refusal("b", b.offer("a"))
+    assert "a resumes an earlier link" not in b.refusal("a", a.offer("b"))
+    assert "b has restarted this link" in a.refusal("b", b.offer("a"))
     a.forget("b")
     assert a.refusal("b", b.offer("a")) == b.refusal("a", a.offer("b")) == ""
     connected(a, b)

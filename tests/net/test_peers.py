@@ -351,8 +351,8 @@ def test_a_broker_that_lost_its_journal_is_refused_until_it_is_forgotten() -> No
         b.links = Links("b", b.links._codec)
         await b.start(a)
         await until(lambda: a.refusals and b.refusals)
-        assert "b has begun this link anew" in a.refusals[0][1]
-        assert "b has begun this link anew" in b.why("a")
+        assert "b has restarted this link" in a.refusals[0][1]
+        assert "b has restarted this link" in b.why("a")
         a.take(a.links.forget("b"))
         b.peers.reload(b.link, [address_of(a)])
         await until(lambda: a.has_joined("b") and b.has_joined("a"))

@@ -1,7 +1,7 @@
-"""What a broker says about itself ($SYS): to those who are attached here, and to nobody else.
+"""Status messages of a broker ($SYS), for clients attached here only.
 
-The last value of each topic is kept for those who subscribe later, but not in the state: after a restart
-there are new ones.
+The last value of each topic is kept for later subscribers, but not in the state: a restart produces new
+values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from roamcast.state import State
 
 
 class AnnouncingHost(Protocol):
-    """The broker that announces."""
+    """What announcing needs of the broker."""
 
     @property
     def now(self) -> float: ...
@@ -34,13 +34,13 @@ class AnnouncingHost(Protocol):
 
 
 class Announce(Command, frozen=True):
-    """Something that this broker says about itself."""
+    """A status message of this broker."""
 
     burst: Fleeting
 
 
 class RecallAnnounced(Command, frozen=True):
-    """A client of this broker has new subscriptions: it gets what was announced last."""
+    """Send the last status messages to a client of this broker with new subscriptions."""
 
     client: str
     recalls: tuple[Recall, ...]
@@ -61,7 +61,7 @@ class Announcements:
         self._last: dict[str, bytes] = {}
 
     def announce(self, topic: str, payload: bytes, now: float) -> Announce:
-        """The command that tells those who are attached the new value."""
+        """Return the command that tells attached clients the new value."""
         self._last[topic] = payload
         return Announce(_burst(topic, payload, now, PLAIN[0]))
 
@@ -70,7 +70,7 @@ class Announcements:
 
     def on_recall(self, command: RecallAnnounced) -> None:
         for recall in command.recalls if self._last else ():
-            if recall.name.startswith("$"):  # A wildcard at the beginning does not stand for `$`.
+            if recall.name.startswith("$"):  # A leading wildcard does not match `$`.
                 self._recall(command.client, recall)
 
     def _recall(self, client: str, recall: Recall) -> None:

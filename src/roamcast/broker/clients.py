@@ -1,6 +1,6 @@
-"""The clients that a broker knows of. One that is away is kept as bytes until someone asks for it.
+"""The clients that a broker knows of. An absent client is stored as bytes until it is needed.
 
-Whether a client is awake decides nothing: a snapshot is the same either way.
+Behaviour and snapshots do not depend on whether a client is awake.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from roamcast.protocol.session import Session
 from roamcast.state import State
 
 AWAKE_MAX = 256
-"""Clients that are away and stay awake: most of those that come back do so soon."""
+"""Absent clients that stay awake: most clients that return do so soon."""
 REST_AT_ONCE = 64
-"""How many are put to sleep in one turn, at most."""
+"""Clients put to sleep per turn, at most."""
 
 V = TypeVar("V")
 
@@ -50,7 +50,7 @@ _NO_OTHERS = _others(Session(""))
 
 
 def _packed(here: ClientHere) -> bytes | None:
-    """The session of a client that is away and with which nothing is under way; None of any other."""
+    """Pack the session of an absent client without work under way; None for other clients."""
     session = here.session
     if here.presence is not Presence.AWAY or session is None or not here.is_at_rest:
         return None
@@ -58,7 +58,7 @@ def _packed(here: ClientHere) -> bytes | None:
         return None
     for issued_at in session.subscriptions.values():
         if type(issued_at) is not float:
-            return None  # It would come back as another number than it was.
+            return None  # The number would change its type on the way through bytes.
     return _encode(_SleepingClient(*[getattr(session, name) for name in _NAMES]))
 
 
@@ -69,7 +69,7 @@ def _unpacked(client: str, data: bytes) -> ClientHere:
 
 
 class Waking(dict[str, V], Generic[V]):
-    """Clients, or their sessions. Some are asleep (None, or bytes), and asking for one of these wakes it."""
+    """Clients, or their sessions. Sleeping ones (None, or bytes) wake on access."""
 
     __slots__ = ("_wake",)
 
@@ -78,7 +78,7 @@ class Waking(dict[str, V], Generic[V]):
         self._wake = wake
 
     def put(self, client: str, value: V | bytes | None) -> None:
-        """Set what is held, awake or not."""
+        """Set an entry, awake or not."""
         super().__setitem__(client, value)  # type: ignore[assignment]
 
     def __getitem__(self, client: str) -> V:
@@ -98,11 +98,11 @@ class Waking(dict[str, V], Generic[V]):
         return [(client, self[client]) for client in self]
 
     def rows(self) -> Iterator[tuple[str, V | bytes | None]]:
-        """Each client, and what is held of it, awake or not."""
+        """Return each client with its entry, awake or not."""
         return iter(super().items())
 
     def awake(self) -> list[V]:
-        """Those that are awake: all with whom something is under way, and perhaps others."""
+        """Return the clients that are awake: all with work under way, and perhaps others."""
         return [one for one in super().values() if one is not None and type(one) is not bytes]
 
 
@@ -122,23 +122,23 @@ class Clients:
     )
 
     _told: tuple[dict[str, Any], Any]
-    """What a snapshot had, until everything has been read."""
+    """Content of a snapshot, until all of it has been read."""
 
     def __init__(self) -> None:
         self._told = ({}, [])
         self._restore()
         self.attachments: dict[str, Attachment] = {}
-        """Who reads from these sessions, for the way of a notification: a client's connection, or a stand-in
-        that throws everything away while the session ends."""
+        """Reader of each session: the client's connection, or a stand-in that discards everything while the
+        session ends."""
 
     def _restore(self) -> None:
         self.may_rest = False
-        """Whether nobody else keeps hold of clients and sessions with which nothing is under way."""
+        """True if no other part keeps references to idle clients and sessions, so that these may sleep."""
         self.here: Waking[ClientHere] = Waking(self._wake)
         self.sessions: Waking[Session] = Waking(self._wake)
         """Sessions held here, by client."""
         self.resting: dict[str, None] = {}
-        """Those that are awake and away; the first has been awake for longest."""
+        """Absent clients that are awake; the one awake longest comes first."""
         rows, held = self._told
         for client, row in rows.items():
             self.here.put(client, None if isinstance(row, bytes) else row)
@@ -149,7 +149,7 @@ class Clients:
 
     @property
     def rows(self) -> dict[str, ClientHere | bytes]:
-        """Everyone, as a snapshot holds them."""
+        """All clients, as stored in a snapshot."""
         asleep: dict[str, Any] = dict(self.sessions.rows())
         rows: dict[str, Any] = dict(self.here.rows())
         for client, here in rows.items():
@@ -181,12 +181,13 @@ class Clients:
         self.resting[client] = None
 
     def glance(self, client: str) -> ClientHere:
-        """A client of which something is to be read, and nothing changed: it is not woken."""
+        """Return a client for reading only, without waking it."""
         found = dict.__getitem__(self.here, client)
         return found or _unpacked(client, dict.__getitem__(self.sessions, client))  # type: ignore[arg-type]
 
     def rest(self) -> None:
-        """Put some to sleep, but for those that were awake last. Nobody may hold one of them now."""
+        """Put some clients to sleep, except those awake most recently. No caller may hold a reference to one
+        now."""
         resting = self.resting
         if not self.may_rest or len(resting) <= AWAKE_MAX:
             return
@@ -207,7 +208,7 @@ class Clients:
         return here
 
     def forget_unused(self, here: ClientHere) -> None:
-        """Remove a client of which nothing is known any more."""
+        """Remove a client without any state."""
         if here == ClientHere(here.client) and here.client in self.here:
             del self.here[here.client]
 

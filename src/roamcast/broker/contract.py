@@ -24,17 +24,17 @@ class AnyLinks(Protocol):
     @property
     def ends(self) -> Mapping[str, LinkEnd]: ...
     def offer(self, peer: str) -> Offer:
-        """What to tell a peer of the links alone; `AnyMachine.offer` says the rest."""
+        """Return the links' part of the handshake offer; `AnyMachine.offer` adds the rest."""
 
     def refusal(self, peer: str, offer: Offer) -> str:
-        """Why there must be no connection with this peer, as one line; "" if there may be one."""
+        """Return in one line why a connection with this peer must be refused; "" if it is accepted."""
 
     def begins_anew(self, peer: str, offer: Offer) -> bool:
-        """Whether `LinkUp` needs an incarnation."""
+        """True if `LinkUp` needs an incarnation."""
 
 
 class AnyMachine(Protocol):
-    """One broker with all that belongs to it: inputs in, effects out."""
+    """One broker with all its parts: inputs in, effects out."""
 
     @property
     def id(self) -> str: ...
@@ -42,19 +42,19 @@ class AnyMachine(Protocol):
     def settings(self) -> MachineSettings: ...
     @property
     def starts(self) -> int:
-        """How often a process has begun to drive this site."""
+        """Number of times that a process has begun to drive this site."""
 
     @property
     def history(self) -> History: ...
     def offer(self, peer: str) -> Offer: ...
     def doubt(self, peer: str, offer: Offer, is_linked: bool = False) -> str:
-        """Why the peer's history is refused; "" if it is not."""
+        """Return why the peer's history is refused; "" if accepted."""
 
     def refusal(self, peer: str, offer: Offer) -> str:
-        """Why there must be no connection with this peer for another reason; "" if there may be one."""
+        """Return another reason to refuse a connection with this peer; "" if none."""
 
     def begins_anew(self, peer: str, offer: Offer) -> bool:
-        """Whether `LinkUp` needs an incarnation."""
+        """True if `LinkUp` needs an incarnation."""
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -64,7 +64,7 @@ class AnyMachine(Protocol):
     def figures(self) -> Figures: ...
     @property
     def links_may_cycle(self) -> bool:
-        """Whether connections between brokers may form cycles: the site finds its own tree in them."""
+        """True if connections between brokers may form cycles: the site finds its own tree in them."""
 
     @property
     def promise(self) -> str:
@@ -81,31 +81,31 @@ class AnyMachine(Protocol):
     def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects: ...
     def deadline(self) -> float | None: ...
     def journalled(self, over: Collection[str] = ()) -> None:
-        """Everything that this site has received is in the journal: its peers may be told."""
+        """Note that everything this site has received is in the journal, so that peers may be told."""
 
     def awaits_acknowledgement(self, client: str) -> bool:
-        """True if something is done for the client as soon as it acknowledges what it was sent."""
+        """True if the client's next acknowledgement causes further work for the client."""
 
-    # --- for those who look on, and for operators ---
+    # --- for observers and operators ---
 
     @property
     def queued_bytes(self) -> int: ...
     @property
     def taken_bytes(self) -> int:
-        """What was ever added to queues: by so much, at most, they have grown since any time before."""
+        """Bytes ever added to queues; its increase since a time bounds the growth of the queues."""
 
     def in_flight_bytes(self) -> Mapping[str, int]:
-        """Of clients: what was sent and is not acknowledged."""
+        """Bytes sent to clients and not acknowledged."""
 
     @property
     def session_count(self) -> int:
-        """Sessions held here."""
+        """Number of sessions held here."""
 
     @property
     def retained_count(self) -> int: ...
     @property
     def retained_refused(self) -> int:
-        """Messages that found no room."""
+        """Number of retained messages refused for lack of room."""
 
     def refused(self, peer: str) -> Mapping[str, int]:
         """Messages of a peer that were refused at the border since the process began, by reason."""
@@ -117,7 +117,7 @@ class AnyMachine(Protocol):
         """The queues of this broker and whose they are; nothing where brokers move."""
 
     def session_of(self, client: str) -> Session | None:
-        """A session that is held here."""
+        """Return a session that is held here."""
 
     def likely_next(self, session: Session) -> list[str]:
         """The brokers where the client of a session is expected next."""
@@ -126,16 +126,16 @@ class AnyMachine(Protocol):
         """The other brokers that may hold a client's session, if it outlasts connections."""
 
     def unmet(self) -> list[str]:
-        """Peers that are configured and were never met, while sessions are not made anew without them."""
+        """Configured peers that were never met, as long as no new sessions are made without them."""
 
     def members(self) -> Mapping[str, bool]:
-        """The other brokers of this organisation that are known, and whether each can be reached."""
+        """Other known brokers of this organisation, and whether each is reachable."""
 
     def sessions_left(self) -> int:
-        """While draining: sessions that are not safely elsewhere."""
+        """While draining: number of sessions that are not safely elsewhere."""
 
     def check_forgetting(self, broker: str) -> None:
-        """InputError if `Forgotten` makes no sense for this broker."""
+        """Raise InputError if `Forgotten` makes no sense for this broker."""
 
     def check_draining(self, destination: str) -> None:
-        """InputError if `Drained` could not hand the sessions to this broker."""
+        """Raise InputError if `Drained` could not hand the sessions to this broker."""

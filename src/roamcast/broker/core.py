@@ -88,7 +88,7 @@ from roamcast.routing.router import Owner, Router, Token
 from roamcast.state import State
 
 new_row = tuple.__new__
-"""Makes a Row of all its fields, in a third of the time that the class takes itself."""
+"""Makes a Row of all its fields, three times faster than the constructor of the class."""
 
 
 class CoreSettings(msgspec.Struct, frozen=True):
@@ -98,29 +98,29 @@ class CoreSettings(msgspec.Struct, frozen=True):
     """Routing strategy; "" is the protocol's own choice."""
     advertisements: bool = False
     window: int = 256
-    """Notifications sent to a client and not yet acknowledged, at most."""
+    """Maximum of notifications sent to a client and not yet acknowledged."""
     buffer_bytes: int | None = None
-    """Room for everything stored for clients; past it the oldest is overwritten."""
+    """Limit of everything stored for clients; beyond it the oldest notifications are dropped."""
     queue: QueueLimits | None = None
-    """Room for what is stored for one client."""
+    """Limits of what is stored for one client."""
     records: Level = "full"
     records_attributes: bool = True
-    """Whether rows say what was published; without that one row stands for a burst of several kinds."""
+    """True if rows record attributes; otherwise one row stands for a burst of several kinds."""
     clock_error_s: float | None = 0.0
-    """How far the brokers' clocks may differ. What was published before a subscription
-    was issued is not owed to it, and is left out by comparing clocks; None: never."""
+    """Maximum difference between the brokers' clocks. Notifications published before a subscription was
+    issued are not owed to it, and are left out by comparing clocks; None: never."""
     realm: str = ""
-    """The name under which several brokers share their users; "" if this broker's users are its own."""
+    """Name under which several brokers share their users; "" if this broker's users are its own."""
     realm_brokers: tuple[str, ...] = ()
-    """The brokers that are believed when they say who a user of the realm is; * stands for anything."""
+    """Brokers trusted to vouch for users of the realm; * is a wildcard."""
     held_requests_max: int = 10_000
-    """Requests of a client whose session is still on its way; more are refused."""
+    """Maximum of requests held for a client whose session is on its way; further ones are refused."""
     protocol: Settings = Settings()
     location: LocationSettings = LocationSettings()
 
 
 class UnjournalledEffect(Exception):
-    """Something that must survive a restart would follow from an input that no journal holds: a bug."""
+    """A numbered effect would follow from an input that is not journalled: a bug."""
 
 
 def _lift_1(fields: dict[str, Any]) -> None:
@@ -179,7 +179,7 @@ class BrokerCore:
         self._ways = Ways(self.router, front)
         self.clients = Clients()
         self.next_incarnation = 0
-        """Above those of all sessions that ended here."""
+        """Higher than the incarnations of all sessions that ended here."""
         self.sessions_begun = 0
         self._own = Session(f"$broker/{id}")
         """The broker as a publisher of its own notifications."""
@@ -195,7 +195,7 @@ class BrokerCore:
         self.timers: list[tuple[float, int, Token]] = []
         self._timers_set = 0
         self.loopback: list[Message | Command] = []
-        """What this broker sent to itself: messages that brokers send to whoever it is, and commands."""
+        """Messages and commands that this broker sent to itself."""
         self.handoffs = Handoffs(self)
         self.requests = Requests(self)
         self.endings = Endings(self)
@@ -211,24 +211,24 @@ class BrokerCore:
         self.border: Border | None = None
         """Checks messages of peers; None lets all pass."""
         self._unjournalled: Message | None = None
-        """What is being handled and is in no journal, and …"""
+        """Message being handled that is in no journal."""
         self._unjournalled_source = ""
-        """… who sent it; "" for a client."""
+        """Sender of that message; "" for a client."""
         self.figures = Figures()
         self.router.connect(self._send_peer, self.settled)
         self.sessions, self.attachments = self.clients.sessions, self.clients.attachments
         self.clients.may_rest = not self.protocol.keeps_sessions
         self._attached_session = partial(dict.get, self.sessions)
-        """The session of a client that is attached, and therefore awake."""
-        if not self.directory:  # An earlier version wrote the state.
+        """Return the session of an attached client, which is always awake."""
+        if not self.directory:  # The state was written by an earlier version.
             self.directory = Directory(self)
             self.directory.begin_unknowing()
         self._issues = self.subscribing.issues
         self._host_the_protocol()
         self.collect: Callable[[Owner, str, Burst], None] | None = None
-        """Takes what is routed to owners that are no client: their first element is empty."""
+        """Receives bursts routed to owners that are not clients: their first element is empty."""
         self.collects: Callable[[tuple[str, str]], None] | None = None
-        """Hears when a subscription of theirs has settled."""
+        """Called when a subscription of such an owner has settled."""
         self.salvagers: dict[type[Message], Callable[[Any], None]] = {Rival: self.reunion.salvage}
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Burst: self._on_burst,
@@ -254,7 +254,7 @@ class BrokerCore:
         }
 
     def _host_the_protocol(self) -> None:
-        """What `mobility.base.Host` has and other parts of the broker do."""
+        """Set the methods of `mobility.base.Host` that other parts of the broker implement."""
         locator, subscribing = self.locator, self.subscribing
         self.hand_over, self.release = locator.hand_over, locator.release
         self.adopt, self.take_back = locator.adopt, locator.take_back
@@ -275,7 +275,7 @@ class BrokerCore:
         self._limit_queues(settings.queue)
 
     def limit_in_flight(self, bytes_max: int) -> None:
-        """Send each client less at a time, until there are other settings."""
+        """Limit the bytes in flight per client until settings change."""
         own = self.settings.queue
         if own is not None:
             self._limit_queues(replace(own, in_flight_bytes_max=min(bytes_max, own.in_flight_bytes_max)))
@@ -289,14 +289,14 @@ class BrokerCore:
     # --- the contract ---
 
     def step(self, now: float, inputs: Iterable[Input], out: Effects | None = None) -> Effects:
-        """Take what happened, in order; say what is to be done, in `out` if it is given."""
+        """Process inputs in order; returns the effects, in `out` if given."""
         self.now = now
         if out is None:
             out = Effects()
         self._out = out
         border = self.border
         for item in inputs:
-            # The three that come by the million first.
+            # The three most frequent inputs come first.
             if type(item) is Submitted:
                 self._on_submitted(item)
             elif type(item) is ReceivedInProcess or type(item) is Received:
@@ -329,7 +329,8 @@ class BrokerCore:
                 self._on_message(self.id, item)
 
     def _take_fleeting(self, source: str, message: Message) -> None:
-        """Handle what is in no journal. Nothing numbered may follow: a replay would number differently."""
+        """Handle a message that is in no journal. Nothing numbered may follow: a replay would number
+        differently."""
         rows = self._begin_unjournalled(source, message)
         self._on_message(source, message)
         self._end_unjournalled(rows)
@@ -357,7 +358,7 @@ class BrokerCore:
         return self.timers[0][0] if self.timers else None
 
     def connections(self) -> list[tuple[str, int]]:
-        """Clients and the connections they have here. After a restart a driver says that they are gone."""
+        """Clients and their connections here. After a restart a driver reports these as ended."""
         known = self.clients.here.awake()
         return [(here.client, here.attachment.connection) for here in known if here.attachment is not None]
 
@@ -423,7 +424,7 @@ class BrokerCore:
         self.returns.overlay_changed(self._next_hops, next_hops, gone)
         self._next_hops = dict(next_hops)
         for here in self.clients.here.awake() if lost else ():
-            # Before the peers are removed: changes settle by that, and a session that waits for it would go.
+            # Before the peers are removed: that settles changes, and a session waiting for them would depart.
             if here.claim is not None and here.claim.broker in lost:
                 self.handoffs.unclaim(here)
         for peer in gone:
@@ -483,7 +484,7 @@ class BrokerCore:
                 self.protocol.on_deadline(token)
 
     def _on_pressed(self, bytes_max: int) -> None:
-        """Take from the longest queues what is too much; what was sent stays while the client is there."""
+        """Drop the excess from the longest queues; bursts sent to attached clients stay."""
         queues = [(queue.size_bytes, client, queue) for client, queue in self.protocol.stored()]
         excess = sum(size for size, _, _ in queues) - bytes_max
         for _, client, queue in sorted(queues, key=lambda one: -one[0]):
@@ -497,7 +498,7 @@ class BrokerCore:
 
     def _on_burst(self, source: str, burst: Burst) -> None:
         if not burst.varied:
-            # Nearly always all of it goes one way.
+            # Nearly always all notifications of the burst have one route.
             route = self.router.route(burst.attributes)
             if not route[2]:
                 self._pass_on(source, burst, route[0], route[1])
@@ -524,15 +525,16 @@ class BrokerCore:
             protocol.on_notification(owner, source, burst)
 
     def pass_back(self, peer: str, burst: Burst) -> None:
-        """The peer did not take it. For sessions that came back before it, it would have been there."""
+        """Keep a burst that the peer did not take for sessions that came back before the burst."""
         taken_back = self.protocol.taken_back
         for part, _, owners in self._ways.of(burst) if taken_back else ():
             self._pass_on(peer, part, (), tuple(owner for owner in owners if owner in taken_back))
 
     def _on_fleeting(self, source: str, burst: Burst) -> None:
-        """What promises nothing goes to the peers and to those who are attached, past every queue.
+        """Send a QoS 0 burst to the peers and to attached clients, past every queue.
 
-        It is in no journal, and nothing numbered follows from it, except where it is collected (`_spread`).
+        The burst is not journalled, and nothing numbered follows from it, except where it is collected
+        (`_spread`).
         """
         if not burst.varied:
             route = self.router.route(burst.attributes)
@@ -544,7 +546,7 @@ class BrokerCore:
 
     def _spread(self, source: str, burst: Burst, peers: tuple[str, ...], owners: tuple[Owner, ...]) -> None:
         out = self._out
-        if peers and source != self.id:  # What a broker tells itself is for those who are attached here.
+        if peers and source != self.id:  # Bursts of the broker to itself are for attached clients only.
             out.sends += [(peer, burst) for peer in peers if peer != source]
         if not owners:
             return
@@ -569,7 +571,7 @@ class BrokerCore:
         marks: bytes = b"",
         varied: tuple[bytes, ...] = (),
     ) -> None:
-        """Give the notifications their identity and send them on their way."""
+        """Assign identities to the notifications and send them."""
         first = session.published + 1
         session.published += len(bodies)
         client, incarnation, count = session.client, session.incarnation, len(bodies)
@@ -600,7 +602,7 @@ class BrokerCore:
             )  # fmt: skip
 
     def _described(self, burst: Burst) -> Iterator[tuple[Burst, bytes]]:
-        """The parts of a burst with the attributes that filters compare: those in bodies too."""
+        """Return the parts of a burst with all attributes that filters compare, including those in bodies."""
         for part in burst.uniform():
             if self.front is None:
                 yield part, part.attributes
@@ -650,7 +652,7 @@ class BrokerCore:
         queue = attachment.queue
         if queue is None or queue.stream != message.stream:
             return
-        # Clients of the plain front keep records of their own; those of MQTT mostly do not.
+        # Clients of the plain front keep their own records; MQTT clients mostly do not.
         if self._records_all or (self._records_any and self.front is not None):
             self._record_acknowledged(client, queue.up_to(message.sequence))
         queue.acknowledge(message.sequence)
@@ -659,17 +661,17 @@ class BrokerCore:
         self.protocol.on_acknowledged(client)
 
     def _on_leave(self, client: str, message: Leave) -> None:
-        """A proclaimed move: the session goes ahead, as if the destination had asked for it."""
+        """Hand over a session on a proclaimed move, as if the destination had asked for it."""
         here = self.clients.here[client]
         self.handoffs.detach(here, "proclaimed")
         self.handoffs.send_ahead(here, message.destination, message.received)
         self.clients.forget_unused(here)
 
-    # --- for those who share this broker's messages and routes ---
+    # --- hooks for the broker's other parts ---
 
     @property
     def members(self) -> list[str]:
-        """Every broker that can be reached, and this one."""
+        """Return every reachable broker, including this one."""
         return sorted([self.id, *self._next_hops])
 
     @property
@@ -678,51 +680,52 @@ class BrokerCore:
 
     @property
     def own_members(self) -> list[str]:
-        """Brokers of this broker's organisation."""
+        """Return the reachable brokers of this broker's organisation."""
         return [one for one in self.members if one not in self.guests]
 
     def is_guest(self, broker: str) -> bool:
         return broker in self.guests
 
     def hop_of(self, broker: str) -> str | None:
-        """The peer towards a broker that can be reached."""
+        """Return the peer towards a reachable broker."""
         return self._next_hops.get(broker)
 
     def understands(self, message: Message) -> bool:
-        """Whether anything here deals with messages of this type."""
+        """True if this broker handles messages of this type."""
         return type(message) in self._handlers or self.protocol.has_handler(type(message))
 
     def expects(self, sender: str, message: Message) -> bool:
-        """Whether a message of another broker can be right, as far as the protocol can tell."""
+        """True if the protocol considers a message of another broker plausible."""
         is_of_protocol = type(message) is Grant or type(message) not in self._handlers
         return not is_of_protocol or self.protocol.expects(sender, message)
 
     def can_unpack(self, session: Session) -> bool:
-        """Whether the access side can read what it finds in a session."""
+        """True if the access side can read its part of the session."""
         return self.front is None or self.front.can_unpack(session.client, session.capsule)
 
     def is_reachable(self, broker: str) -> bool:
         return broker == self.id or broker in self._next_hops
 
     def new_incarnation(self, least: int = 0) -> int:
-        """For a publisher that begins to count at 1. Nobody remembers sessions that are over, so it is the
-        time in microseconds; and, because clocks differ, never less than what brokers know to be over."""
+        """Return an incarnation for a publisher that begins to count at 1. Ended sessions are not remembered,
+        so it is the time in microseconds; and, because clocks differ, at least the highest known to have
+        ended."""
         return max(least, self.next_incarnation, int(self.now * 1_000_000))
 
     def as_it_is(self, filter: Filter, client: str) -> Filter:
-        """What a filter that a client of this broker is subscribed to matches at present."""
+        """Return what a client's filter matches at present."""
         return self.router.dependents.local(bind(filter, client))
 
     def serve(self, kind: type[Message], handler: Callable[[str, Any], None]) -> None:
-        """Messages of this type are not the core's: they go to this handler."""
+        """Let a handler take messages of this type, which the core does not handle itself."""
         self._handlers[kind] = handler
 
     def obey(self, kind: type[Command], handler: Callable[[Any], None]) -> None:
-        """Commands of this type go to this handler."""
+        """Let a handler take commands of this type."""
         self._orders[kind] = handler
 
     def salvage(self, kind: type[Message], handler: Callable[[Any], None]) -> None:
-        """Messages of this type that cannot reach their destination go to this handler."""
+        """Let a handler take messages of this type that cannot reach their destination."""
         self.salvagers[kind] = handler
 
     def announce(self, burst: Fleeting) -> None:
@@ -740,9 +743,9 @@ class BrokerCore:
         self._take_fleeting("", Fleeting(self._own.client, 0, 0, attributes, self.now, (body,), 1, marks))
 
     def enqueue(self, client: str, burst: Burst) -> bool:
-        """One more notification for a client whose session is here, in order with all others.
+        """Queue one more notification for a client whose session is here, in order with all others.
 
-        False if nothing can be kept for the client here: its session is not here, or has come ahead of it.
+        False if nothing can be stored for the client here: its session is elsewhere, or came ahead of it.
         """
         owner = self._owner_of(client)
         if owner is None:
@@ -790,7 +793,7 @@ class BrokerCore:
             self._relay(Relayed(self.id, broker, message))
 
     def tell_self(self, command: Command) -> None:
-        """Carry the command out once the present input is dealt with."""
+        """Carry out the command after the present input."""
         self.loopback.append(command)
 
     def _send_peer(self, peer: str, message: Message) -> None:
@@ -823,7 +826,7 @@ class BrokerCore:
 
     def read_ahead(self, client: str, queue: DeliveryQueue, holder: str = "", capsule: bytes = b"") -> bool:
         if self.front is not None:
-            # Where a link is down, nobody can tell how long ago the copy was withdrawn.
+            # While a link is down, the age of a withdrawal beyond it is unknown.
             is_near = holder not in self.guests and self.next_hop(holder) not in self.links_down
             if not (capsule and is_near and self.front.serve_ahead(client, capsule, queue.bursts())):
                 return False
@@ -857,7 +860,7 @@ class BrokerCore:
     def pass_to(self, client: str, queue: DeliveryQueue, burst: Burst) -> None:
         attachment = self.attachments.get(client)
         if attachment is not None and attachment.queue is queue and attachment.connection:
-            # Nearly always it can be sent at once.
+            # Nearly always the burst can be sent at once.
             sequence = queue.pass_through(burst, attachment.window)
             if sequence:
                 deliver = Deliver(queue.stream, sequence, burst)
@@ -897,8 +900,8 @@ class BrokerCore:
     def close(self, client: str, connection: int, reason: str) -> None:
         self._out.client_closes.append((client, connection, reason))
 
-    # Rows of which there is one for every hop or delivery are made by position where they arise,
-    # because keywords would cost as much as the rest of the step.
+    # Rows that occur once per hop or delivery are made by position where they arise, because keywords would
+    # cost as much as the rest of the step.
 
     def record(self, kind: str, **fields: Any) -> None:
         if not self._records_any:
@@ -918,7 +921,7 @@ class BrokerCore:
     def _record_acknowledged(self, client: str, bursts: Iterable[Burst]) -> None:
         for burst in bursts:
             if burst.is_picked:
-                continue  # Retained, or for a member of a group: not what the client was owed.
+                continue  # Retained messages and shared subscriptions do not count as owed to the client.
             self._sequence += 1
             self._out.records.append(
                 Row(

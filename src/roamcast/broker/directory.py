@@ -1,21 +1,21 @@
-"""Who may hold which client's session, so that nobody waits for a broker that is down.
+"""Which brokers may hold a client's session, so that no search waits for a broker that is down.
 
-Whoever looks for a session and does not know its holder asks everyone, and waits for all answers. A broker
+A broker that seeks a session without knowing its holder asks all others, and waits for all answers. A broker
 that is down gives none. So every broker remembers for each client which other brokers may hold its session.
 If the link to a peer is down, and nobody behind it may hold the session, the answer is no, at once.
 
 That answer is never wrong. A session is made only after everyone was asked, or more than half of all brokers
-while none of the others may hold it; and whoever was asked remembers who asked. A former holder remembers
-where the session arrived. What is remembered of a broker is removed only by the word of that broker: each
-tells everyone which sessions came to it, went on or ended (`Holdings`), a moment later and many at once.
-Brokers that join tell each other all they hold (`reunion.Claims`).
+while none of the others may hold it; and every broker that was asked remembers which broker asked. A former
+holder remembers where the session arrived. Only a report of the broker itself removes what is remembered of
+it: each broker reports to all which sessions arrived, departed or ended (`Holdings`), in batches after a
+short delay. Brokers that join tell each other all they hold (`reunion.Claims`).
 
-A broker numbers what it tells, and says how far it has come when it asks for a session or gets one. So what
-it told before that, and comes later, removes nothing.
+A broker numbers its reports, and includes the last number when it asks for a session or gets one. So a
+report from before that, which arrives later, removes nothing.
 
-Only the larger part of a network makes sessions without asking the rest: of two parts, both could. In the
-smaller part a client whose session is nowhere else is served from a session that stands in for it. So is a
-client whose session at the missing broker ends with its connection: nothing of it is lost.
+Only the larger part of a partitioned network makes sessions without asking the rest, or both parts could. In
+the smaller part a client whose session is not found is served from a stand-in session. So is a client whose
+session at the missing broker ends with its connection: nothing of that session would be lost.
 """
 
 from __future__ import annotations
@@ -31,41 +31,42 @@ if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
 
 TELL_AFTER_S = 0.5
-"""Changes of half a second are told in one message."""
+"""Delay in which changes are collected into one message."""
 CHANGES_PER_MESSAGE = 1000
 CHANGES_KEPT_MAX = 10_000
-"""Changes that are kept for a peer whose link is down; if there are more, it is told everything anew."""
+"""Changes kept for a peer whose link is down; beyond that it gets everything anew."""
 CLIENTS_MAX = 1_000_000
-"""Clients that are remembered. Brokers that hold others are asked, however long it takes."""
+"""Clients remembered. Beyond that, all brokers that may hold a session are asked, however long it takes."""
 LAST = 1 << 62
-"""Above all numbers."""
+"""Higher than all numbers."""
 LOCAL = "\0"
-"""Clients of which no other broker knows begin with this: sessions that stand in for others."""
+"""Prefix of stand-in sessions, which no other broker knows."""
 
 
 class HoldingsDue(NamedTuple):
-    """The token of a timer: changes are to be told."""
+    """Token of a timer: changes are to be reported."""
 
     since: float
 
 
 Holder = tuple[str, int]
-"""A broker that may hold a session, and the number of the last that it had told before."""
+"""A broker that may hold a session, and the number of its last report before that."""
 
 
 class Holdings(Message, frozen=True, tag="?Holdings"):
-    """What has become of sessions at `broker`. Passed on along the tree."""
+    """Report about sessions at `broker`. Passed on along the tree."""
 
     broker: str
     number: int
     changes: tuple[tuple[str, tuple[Holder, ...]], ...]
-    """Client, and who may hold its session as far as `broker` knows: `broker` itself, others, or nobody."""
+    """Client to the brokers that may hold its session, as far as `broker` knows: `broker` itself, others, or
+    none."""
     brief: tuple[str, ...] = ()
-    """The clients among them whose sessions end with their connections."""
+    """Clients among them whose sessions end with their connections."""
     is_anew: bool = False
-    """Whether nothing counts that was told of `broker` before."""
+    """True if earlier reports about `broker` are void."""
     is_all: bool = False
-    """Whether this was the last part of all that it holds."""
+    """True for the last part of a complete report."""
     cause: ClassVar[Cause] = "handoff"
     is_optional: ClassVar[bool] = True
     first_version: ClassVar[int] = 2
@@ -81,8 +82,7 @@ class HoldingsMissed(Message, frozen=True, tag="?HoldingsMissed"):
 
 
 class HoldingsAsked(Message, frozen=True, tag="?HoldingsAsked"):
-    """This broker does not know what others hold: an earlier version, which kept no directory, wrote its
-    state."""
+    """Asks for reports: the sender's state was written by an earlier version, without a directory."""
 
     broker: str
     cause: ClassVar[Cause] = "handoff"
@@ -109,19 +109,19 @@ class Directory:
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self.told = 0
-        """How often this broker has told others of its own sessions."""
+        """Number of reports that this broker has sent."""
         self._holders: dict[str, tuple[Holder, ...]] = {}
         """Client to the other brokers that may hold its session."""
         self._heard: dict[str, int] = {}
-        """The number of the last that each broker told."""
+        """Broker to the number of its last report."""
         self._brief: dict[str, str] = {}
         """Client to the broker where its session ends with its connection."""
         self._unknown: dict[str, None] = {}
-        """Brokers of which it is not known what they hold."""
+        """Brokers whose sessions are not known."""
         self._kept: dict[str, int] = {}
-        """Changes that were sent to a peer since its link is down; more than are kept: none are sent."""
+        """Number of changes kept for each peer whose link is down; beyond the limit, none are sent."""
         self._changed: dict[str, None] = {}
-        """Clients of which something is to be told."""
+        """Clients with changes to report."""
         self._is_timed = False
 
     @property
@@ -130,14 +130,14 @@ class Directory:
         return self._broker.front is not None
 
     def begin_unknowing(self) -> None:
-        """An earlier version wrote the broker's state: nothing is known, and no link is up yet."""
+        """Begin without knowledge: an earlier version wrote the state, and no link is up yet."""
         self._unknown = {one: None for one in self._broker.own_members if one != self._broker.id}
         self._broker.links_down = dict.fromkeys(self._broker.peers)
 
-    # --- what becomes of sessions ---
+    # --- changes of sessions ---
 
     def changed(self, client: str) -> None:
-        """The client's session came here or ended here, or this broker asks for it or asked in vain."""
+        """Note that the session came or ended here, or that this broker's search for it began or ended."""
         if not self._is_on or not self._broker.peers or client.startswith(LOCAL):
             return
         self._changed[client] = None
@@ -146,12 +146,12 @@ class Directory:
             self._broker.set_timer(self._broker.now + TELL_AFTER_S, HoldingsDue(self._broker.now))
 
     def went(self, client: str, destination: str, told: int) -> None:
-        """The session has arrived at another broker."""
+        """Note that the session has arrived at another broker."""
         self._add(client, destination, told)
         self.changed(client)
 
     def asked(self, client: str, broker: str, told: int) -> None:
-        """Another broker asks everyone for the session, and may make it."""
+        """Note that another broker asks everyone for the session, and may make it."""
         self._add(client, broker, told)
 
     def _add(self, client: str, broker: str, told: int) -> None:
@@ -167,7 +167,7 @@ class Directory:
             self._holders[client] = tuple(earlier.items())
 
     def _remove(self, client: str, broker: str, told: int = LAST) -> None:
-        """The broker does not hold the session, by what it told under this number."""
+        """Note that the broker does not hold the session, according to its report with this number."""
         known = self._holders.get(client, ())
         left = tuple(one for one in known if one[0] != broker or one[1] >= told)
         if left == known:
@@ -186,15 +186,15 @@ class Directory:
                 if broker in gone:
                     self._remove(client, broker, told)
 
-    # --- telling ---
+    # --- reporting ---
 
     def tell(self) -> None:
-        """Tell everyone of the changes since the last time."""
+        """Report the changes since the last time to all brokers."""
         self._is_timed = False
         changed, self._changed = self._changed, {}
         broker = self._broker
         known = broker.clients.here
-        # Of a client whose session is looked for, something is told when that has ended.
+        # Clients whose session is being sought are reported when the search has ended.
         settled = [
             client
             for client in changed
@@ -204,7 +204,7 @@ class Directory:
             self._pass_on("", message)
 
     def _parts(self, of: str, clients: list[str], is_all: bool = False) -> Iterator[Holdings]:
-        """What this broker knows of the sessions of these clients at a broker, itself or another one."""
+        """Return report parts about these clients' sessions at a broker, this one or another."""
         front, is_own = self._broker.front, of == self._broker.id
         assert front is not None
         starts = range(0, max(len(clients), is_all), CHANGES_PER_MESSAGE)
@@ -224,7 +224,7 @@ class Directory:
             yield Holdings(of, number, changes, brief, is_all and start == 0, is_all and start == starts[-1])
 
     def _where(self, client: str) -> tuple[Holder, ...]:
-        """Who may hold a session. One that has left counts as held here until it has arrived."""
+        """Return which brokers may hold a session. A departed session counts as here until its arrival."""
         is_here = client in self._broker.sessions
         here = self._broker.clients.here.get(client) if not is_here else None
         if is_here or (here is not None and here.departed is not None):
@@ -238,7 +238,8 @@ class Directory:
                 broker.send(peer, message)
 
     def _keeps_for(self, peer: str, message: Holdings | HoldingsMissed | HoldingsAsked) -> bool:
-        """Whether the message is sent now; to a peer whose link is down not more than it is worth."""
+        """Decide whether the message is sent now; for a peer whose link is down, only a limited number is
+        kept."""
         if peer not in self._broker.links_down or not isinstance(message, Holdings):
             return True
         kept = self._kept.get(peer, 0)
@@ -272,7 +273,7 @@ class Directory:
             clients = [client for client, known in self._holders.items() if broker in dict(known)]
         return self._parts(broker, clients, is_all=True)
 
-    # --- hearing ---
+    # --- receiving reports ---
 
     def on_holdings(self, sender: str, message: Holdings) -> None:
         self._pass_on(sender, message)
@@ -286,7 +287,8 @@ class Directory:
             self._remove(client, speaker, message.number)
             for holder, told in holders:
                 if holder == own and client not in self._broker.sessions:
-                    self.changed(client)  # It has gone on from here, which the speaker did not know.
+                    # The session has moved on from here, which the reporting broker did not know.
+                    self.changed(client)
                 self._add(client, holder, told)
         for client in message.brief:
             if (speaker, message.number) in self._holders.get(client, ()):
@@ -305,7 +307,8 @@ class Directory:
             self._pass_on("", part)
 
     def joined(self, brokers: Iterable[str]) -> None:
-        """These brokers have come within reach, and will tell what they hold (`claimed`, `claimed_all`)."""
+        """Note brokers that have come within reach and will report their sessions (`claimed`,
+        `claimed_all`)."""
         if self._is_on:
             self._unknown |= dict.fromkeys(brokers)
 
@@ -325,10 +328,10 @@ class Directory:
         peers = dict.fromkeys(self._broker.peers)
         self._kept = {peer: count for peer, count in self._kept.items() if peer in peers}
 
-    # --- answering for those who cannot ---
+    # --- answering for brokers that are down ---
 
     def left_out(self, client: str, peer: str) -> tuple[str, ...]:
-        """The brokers behind a peer, if they cannot be asked now and none of them needs to be."""
+        """Return the brokers behind a peer that cannot be asked now and need not be; empty otherwise."""
         if peer not in self._broker.links_down or not self._is_on:
             return ()
         broker = self._broker
@@ -338,20 +341,20 @@ class Directory:
         return tuple(behind) if is_known else ()
 
     def may_hold(self, client: str) -> tuple[str, ...]:
-        """The other brokers that may hold a session which outlasts its client's connection."""
+        """Return the other brokers that may hold a session which outlasts its client's connection."""
         brief = self._brief.get(client)
         return tuple(one for one, _ in self._holders.get(client, ()) if one != brief)
 
     def holders_of(self, client: str) -> tuple[str, ...]:
-        """The other brokers that may hold a client's session."""
+        """Return the other brokers that may hold a client's session."""
         return tuple(broker for broker, _ in self._holders.get(client, ()))
 
     def is_brief(self, client: str, brokers: Iterable[str]) -> bool:
-        """Whether one of these brokers may hold a session that ends with its client's connection."""
+        """True if one of these brokers may hold a session that ends with its client's connection."""
         return self._brief.get(client, "") in tuple(brokers)
 
     def may_make_without(self, brokers: Iterable[str]) -> bool:
-        """Whether a session may be made without asking these: the other brokers are more than half."""
+        """True if a session may be made without asking these: the other brokers are more than half."""
         members, missing = self._broker.own_members, dict.fromkeys(brokers)
         asked = len(members) - len(missing)
         return 2 * asked > len(members) or (2 * asked == len(members) and min(members) not in missing)

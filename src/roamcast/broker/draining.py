@@ -1,4 +1,5 @@
-"""Handing every session to another broker, as if each client had said that it goes there."""
+"""Draining: hand every session to another broker, as if each client had announced a move
+there."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ class HandAway(Command, frozen=True):
 
 
 class Emptied(Message, frozen=True):
-    """A broker hands its sessions away: what was left there for clients that are away must be fetched too."""
+    """A broker hands its sessions away: notifications stored there for absent clients must be fetched too."""
 
     cause: ClassVar[Cause] = "handoff"
 
 
 SLICE_SESSIONS = 100
-"""Connections closed and sessions handed over in one turn, so that neither broker keeps others waiting."""
+"""Connections closed and sessions handed over per turn, so that neither broker delays other clients."""
 
 
 class Draining:
@@ -52,7 +53,7 @@ class Draining:
         if not broker.is_reachable(command.destination):
             return
         here, attachments = broker.clients.here, broker.attachments
-        # Looking at one may wake it, so the sessions are counted before.
+        # Looking at a session may wake it, so the sessions are counted first.
         away = (client for client in list(broker.sessions) if client not in attachments)
         leaving = list(islice((one for one in away if here[one].claim is None), SLICE_SESSIONS + 1))
         for client in leaving[:SLICE_SESSIONS]:

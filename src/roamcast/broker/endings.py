@@ -1,10 +1,11 @@
-"""Ending a session: because its client wants a new one, has been away for too long, or has another.
+"""Ending a session: because its client wants a new one, has been away for too long, or another
+session of the client stays.
 
-A session may still be owed what is stored elsewhere, and its subscriptions are
-known to others. So it ends like one whose client reads very fast: everything
-left is fetched and thrown away, whatever the protocol, and when the handoff is
-over and all has settled, the subscriptions are taken back. Who asks for the
-session meanwhile waits, and then learns that there is none.
+A session may still be owed what is stored elsewhere, and its subscriptions are known to
+others. So it ends like a session whose client reads very fast: under every protocol,
+everything left is fetched and discarded, and when the handoff is over and all has settled, the
+subscriptions are withdrawn. Brokers that ask for the session meanwhile wait, and then learn
+that there is none.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
 
 
 COPIES = "\0copies"
-"""Stands among the changes of a session that have to settle: nothing else is called so."""
+"""Key among the changes of a session that have to settle; no real change has this name."""
 
 
 class CopiesGone(NamedTuple):
-    """The token of a session whose copies are withdrawn."""
+    """Token of a session whose copies are being withdrawn."""
 
     client: str
     number: int
-    """The attach number of the session then."""
+    """Attach number of the session at that time."""
 
 
 class Endings:
@@ -39,7 +40,7 @@ class Endings:
         self._broker = broker
 
     def begin(self, here: ClientHere, came_from: str = "") -> None:
-        """No client reads from the session any more; if its client is attached, it gets a new one then."""
+        """Detach the session from its client and end it; an attached client gets a new session afterwards."""
         broker, session = self._broker, here.session
         assert session is not None
         claim = broker.handoffs.unclaim(here)
@@ -51,18 +52,18 @@ class Endings:
         broker.protocol.on_attach(session, came_from or broker.id, {})
 
     def begin_after_copies(self, here: ClientHere) -> None:
-        """The client has been away for too long; but a copy may have served it since. Then its broker asks
-        for the session before no copy is left, and gets it."""
+        """End the session of a client that has been away for too long. If a copy has served the client since,
+        the copy's broker asks for the session before the copies are withdrawn, and gets it."""
         assert here.session is not None
         is_begun = COPIES in (here.unsettled or ())
         if not is_begun and not self._withdraw_copies(here, here.session):
             self.begin(here)
 
     def _withdraw_copies(self, here: ClientHere, session: Session) -> bool:
-        """See to it that nobody is served from a copy of a session that is over; False if there is no copy.
+        """Withdraw all copies of a session that ends; False if there are none.
 
-        The question follows the order to drop copies, over every link, so its answer comes behind whatever
-        was done before that.
+        A settling question follows the order to drop copies over every link, so its answer confirms that all
+        were dropped.
         """
         if not session.is_copied:
             return False
@@ -73,7 +74,8 @@ class Endings:
         return True
 
     def on_copies_gone(self, token: CopiesGone) -> None:
-        """No copy is left, and nobody was served from one, unless a request for the session waits here."""
+        """End the session: no copy is left and none served its client, unless a request for the session waits
+        here."""
         broker, here = self._broker, self._broker.clients.here[token.client]
         broker.requests.end_settling(here, COPIES)
         session = here.session
@@ -84,7 +86,7 @@ class Endings:
             broker.requests.carry_on(here)
 
     def begin_replaced(self, here: ClientHere) -> None:
-        """The client has another session, which stays: no new one begins here."""
+        """End a session without a successor here: the client has another session, which stays."""
         if not here.is_ending:
             if here.attachment is not None:
                 self._broker.handoffs.close(here, "attached elsewhere")
@@ -93,11 +95,12 @@ class Endings:
             here.on(Event.REPLACED)
 
     def on_merged(self, source: str, target: str) -> None:
-        """Subscriptions first, so that nothing is missed; what comes by both ways is repeated."""
+        """Merge a session into another: subscriptions first, so that nothing is missed; overlaps are
+        duplicated."""
         broker, here = self._broker, self._broker.clients.here.get(source)
         session = broker.sessions.get(target)
         if here is None or here.session is None or session is None or source in broker.attachments:
-            return  # It has moved on already; what was to go over waits here.
+            return  # The session has moved on already; the rest waits here.
         for text in here.session.subscriptions:
             broker.requests.subscribe_too(session, text)
         for client, queue in list(broker.protocol.stored()):
@@ -107,7 +110,7 @@ class Endings:
         self.begin(here)
 
     def drain(self, client: str) -> None:
-        """Something is queued for it."""
+        """Schedule discarding of what is queued for a session that ends."""
         broker = self._broker
         if not any(isinstance(one, Drain) and one.client == client for one in broker.loopback):
             broker.tell_self(Drain(client))
@@ -126,7 +129,7 @@ class Endings:
         broker.protocol.on_acknowledged(client)
 
     def finish(self, here: ClientHere) -> None:
-        """No handoff is under way and nothing has to settle: the session is over."""
+        """End the session: no handoff is under way and nothing has to settle."""
         broker, client, session = self._broker, here.client, here.session
         assert session is not None
         queue = broker.attachments[client].queue
@@ -145,7 +148,7 @@ class Endings:
             broker.front.ended(client)
         broker.reunion.session_over(here)
         if here.attachment is not None and not is_replaced:
-            broker.handoffs.begin_session(session)  # Those who wait are served by this one.
+            broker.handoffs.begin_session(session)  # The new session serves the requests that wait.
             return
         waiting = here.take_waiting()
         if here.attachment is not None:

@@ -1,9 +1,9 @@
 """Geofences: `$roamcast/zones/NAME/enter` and `…/leave` tell subscribers of clients that cross a border.
 
-A client is in a zone from the position that it reports first inside, and after it has been there for the
-dwell time; it has left when it is farther outside than the hysteresis. What is known of it travels with its
-session, which is at one broker at any time, and moves take effect only there: so each crossing is told
-once, also over handoffs and restarts.
+A client is in a zone from the position that it reports first inside, for at least the dwell time. It has
+left when its distance from the zone exceeds the hysteresis. The state of its zones travels with its
+session, which is at one broker at any time, and moves take effect only there: so each crossing is published
+once, also across handoffs and restarts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from roamcast.routing.router import Token
 
 ZONES_TOPIC = "$roamcast/zones"
 MARKS = b"\x01" + described(PublishProperties(content_type="application/json")).block
-"""QoS 1, and JSON: so its fields can be filtered by."""
+"""QoS 1 and JSON, so that filters can compare its fields."""
 
 
 class Dwelling(NamedTuple):
-    """The token of a timer: the client may have been in a zone for long enough."""
+    """Token of a timer: the client may have been in a zone for the dwell time."""
 
     client: str
     zone: str
@@ -38,7 +38,7 @@ class Dwelling(NamedTuple):
 
 
 class FencingHost(Protocol):
-    """The broker."""
+    """What the fences need of their broker."""
 
     @property
     def now(self) -> float: ...
@@ -47,7 +47,7 @@ class FencingHost(Protocol):
 
 
 class Crossing(msgspec.Struct):
-    """What is told of a crossing, as JSON."""
+    """Content of a crossing message, as JSON."""
 
     client: str
     zone: str
@@ -55,7 +55,7 @@ class Crossing(msgspec.Struct):
     lat: float
     lon: float
     at: float
-    """When the broker took the position, in seconds of its clock."""
+    """Time when the broker received the position, in seconds of its clock."""
 
 
 class Fences:
@@ -72,7 +72,7 @@ class Fences:
             self._index.add(number, zone, None)
 
     def moved(self, session: Session, location: Value | None) -> None:
-        """The client is there, from now on."""
+        """Handle a new position of the client."""
         place = position_of(location) if isinstance(location, str) else None
         if place is None or not (self._zones or session.zones):
             return
@@ -103,7 +103,7 @@ class Fences:
             self._tell(session.client, name, "leave", place)
 
     def arrived(self, session: Session) -> None:
-        """The session is here: what its client waits for goes on."""
+        """Resume the timers of a session that arrived here."""
         for name, presence in session.zones.items():
             if not presence.is_told:
                 at = max(presence.since + self._dwell_s, self._host.now)

@@ -1,4 +1,5 @@
-"""What a broker counts for those who watch it. Nothing depends on it, and no snapshot holds it."""
+"""Counters of a broker for observers. No behaviour depends on them, and snapshots do not contain
+them."""
 
 from __future__ import annotations
 
@@ -9,15 +10,15 @@ from typing import NamedTuple
 from roamcast.protocol.notification import Burst
 
 HANDOFF_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Up to where the classes of handoff times reach; the last class has no end."""
+"""Upper bounds of the histogram of handoff times; the last class is unbounded."""
 
 
 HANDOFFS_KEPT = 2048
-"""Finished handoffs that are remembered one by one."""
+"""Finished handoffs that are remembered individually."""
 
 
 class FinishedHandoff(NamedTuple):
-    """A client whose session came here, with all that was owed."""
+    """A handoff to this broker that is complete, with all that was owed to the client."""
 
     client: str
     came_from: str
@@ -42,12 +43,12 @@ class Figures:
         self.handoff_total_s = 0.0
         self.finished: deque[FinishedHandoff] = deque(maxlen=HANDOFFS_KEPT)
         self.finished_count = 0
-        """How many there were; the last of them are in `finished`."""
+        """Number of finished handoffs; the last of them are in `finished`."""
         self.dropped: dict[tuple[str, bytes], int] = {}
         """Notifications given up, by reason and first byte of their marks."""
 
     def handoff(self, result: str, seconds: float | None = None) -> None:
-        """A handoff to this broker is over; without a time if the session came ahead of its client."""
+        """Count a handoff to this broker that is over; no time if the session came ahead of its client."""
         self.handoffs[result] = self.handoffs.get(result, 0) + 1
         if seconds is not None:
             self.handoff_classes[bisect_left(HANDOFF_BOUNDS_S, seconds)] += 1

@@ -1,4 +1,4 @@
-"""What a broker asks of its access side, where that keeps more for a client than the core knows."""
+"""What a broker needs of an access side that keeps more for a client than the core knows."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ class Front(Protocol):
 
     @property
     def outside(self) -> frozenset[str]:
-        """The attributes that are not in the bodies of bursts."""
+        """Attributes that are outside the bodies of bursts."""
 
     def contents(self, burst: Burst) -> Sequence[Attributes]:
-        """The attributes of each notification, those in its body too."""
+        """Return the attributes of each notification, including those in its body."""
 
     def pack(self, client: str) -> bytes:
-        """The session departs: its capsule. Nothing of the client is kept here."""
+        """Return the capsule of a departing session, and forget the client."""
 
     def copy(self, client: str) -> bytes:
-        """The capsule of a session that stays here, for copies that may serve its client elsewhere; empty if
-        that must wait for the session."""
+        """Return the capsule of a session that stays here, for copies that may serve its client elsewhere;
+        empty if copies must not."""
 
     def serve_ahead(self, client: str, capsule: bytes, bursts: Sequence[Burst]) -> bool:
-        """Serve a client that is connected here from a copy, whose session is still elsewhere, if that can do
-        no harm: these bursts, and what was acknowledged of them, may turn out to be old."""
+        """Serve a connected client from a copy while its session is elsewhere, if outdated bursts and
+        acknowledgements can do no harm; returns whether it does."""
 
     def lasts_s(self, client: str) -> int:
-        """Seconds that the session of a client which a copy serves outlasts its connection."""
+        """Return how many seconds the session of a client served from a copy outlasts its connection."""
 
     def keep_for(self, client: str, seconds: int) -> None:
-        """Keep a session that waits to depart for so long from now on: a copy has told its client so."""
+        """Keep a departing session for `seconds` from now on, as a copy has promised its client."""
 
     def give_up(self, client: str) -> None:
-        """The session of a client that was served from a copy does not come."""
+        """Give up a client that was served from a copy: its session does not come."""
 
     def can_unpack(self, client: str, capsule: bytes) -> bool:
-        """Whether a capsule that came from elsewhere can be read."""
+        """True if a capsule from elsewhere can be read."""
 
     def arrived(self, client: str, capsule: bytes, owner: str, reads_on: bool = False) -> None:
-        """A session is here now; with an empty capsule it is a new one. With `reads_on`, whatever was sent
-        from a copy and acknowledged to it counts, if the copy is as the session is."""
+        """Take a session that is here now; an empty capsule means a new one. With `reads_on`, deliveries from
+        a copy and their acknowledgements count, if the copy matches the session."""
 
     def left_over(self, client: str, burst: Burst) -> None:
-        """The session is ending, and its client did not get this."""
+        """Handle a burst that the client of an ending session did not get."""
 
     def takes_part(self, client: str, group: str, filter: str) -> bool:
-        """Whether the session here holds this shared subscription."""
+        """True if the session here holds this shared subscription."""
 
     def outlasts_connection(self, client: str) -> bool:
-        """Whether the session here stays when its client's connection ends."""
+        """True if the session here outlasts its client's connection."""
 
     def not_located(self, client: str) -> None:
-        """Brokers that cannot be asked are thought not to hold the session: it may be stood in for."""
+        """No broker that can be asked holds the session: a stand-in session may serve the client."""
 
     def ended(self, client: str) -> None:
-        """The session is over."""
+        """Forget an ended session."""

@@ -1,8 +1,8 @@
-"""Fronts: what clients talk to at a broker. A machine has one, and it plugs in here.
+"""Fronts: the access side of a broker, to which clients connect. Each machine has one.
 
 `MqttFront` is what ships: the MQTT endpoint, fed with the bytes of connections. `PlainFront` is for the
-lab: its clients say what the core understands as it is (`broker.plain_client`), so that large sweeps need
-not pay for MQTT. Everything behind a front is the same for both.
+lab: its clients (`broker.plain_client`) send the core's own messages, so that large sweeps save the cost
+of MQTT. Everything behind a front is the same for both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from roamcast.protocol.messages import ClientPublish
 from roamcast.state import State
 
 PACKETS_MIN = 8
-"""Packets that one client may always send in one turn."""
+"""Packets that one client may always send per turn."""
 
 
 class ClientFront(Protocol):
@@ -38,25 +38,25 @@ class ClientFront(Protocol):
 
     @property
     def kinds(self) -> frozenset[Any]:
-        """The inputs that come from clients."""
+        """Types of inputs that come from clients."""
 
     @property
     def of_core(self) -> Front | None:
-        """What the core asks of it, where it keeps more for a client than the core knows."""
+        """The front as the core uses it, if the front keeps more for a client than the core knows."""
 
     def take(self, items: Sequence[Any], out: MachineEffects) -> None:
-        """What came from clients, in order; `out.durable` gets what must be journalled of it."""
+        """Handle inputs of clients, in order; appends those to be journalled to `out.durable`."""
 
     def perform(self, effects: Effects) -> None:
         """Perform the core's effects for clients."""
 
     def position(self, client: str) -> tuple[Any, ...]:
-        """Figures that change with what it keeps for a client, for comparing a replay."""
+        """Return figures that change with what is kept for a client, to compare replays."""
 
     def on_deadline(self) -> None: ...
     def apply(self, settings: MachineSettings) -> None: ...
     def restart(self) -> None:
-        """A process begins to drive this machine: no connection of before exists any more."""
+        """Forget all connections: a new process drives this machine."""
 
     def set_access(self, rules: AccessRules) -> None: ...
     def revoke(
@@ -68,7 +68,7 @@ class ClientFront(Protocol):
         """Close `count_max` connections and refuse new ones; True if connections are left."""
 
     def refuse_all(self, why: str) -> None:
-        """Serve nobody, for this reason; "" serves again."""
+        """Refuse all clients for this reason; "" serves again."""
 
     def is_connected(self, client: str) -> bool: ...
     def group_settled(self, client: str, group: tuple[str, str]) -> None: ...
@@ -101,7 +101,8 @@ class MqttFront(Endpoint):
                 durable.append(item)
                 self.connected(item.connection, item.connect, item.identity)
             elif item.connection in self.unread:
-                out.deferred = [*out.deferred, item]  # Its last words are still to be read.
+                # Packets received before the end of the connection are still unread.
+                out.deferred = [*out.deferred, item]
             elif item.connection in self.connections:
                 durable.append(item)
                 self.closed(item.connection)
@@ -109,7 +110,7 @@ class MqttFront(Endpoint):
     def collect(self, out: MachineEffects) -> None:
         touched = self.touched
         writes: dict[int, list[bytes]] = {}
-        # Those who get something come before those who said something, who can wait for their answer.
+        # Receivers come before senders, who can wait for their answer.
         for id, connection in reversed(touched.items()):
             if connection.out:
                 writes[id], connection.out = connection.out, []
@@ -140,7 +141,7 @@ class MqttFront(Endpoint):
     def apply(self, settings: MachineSettings) -> None:
         self.configure(settings.endpoint)
         for connection in self.connections.values():
-            # On which topics clients say where they are may have changed.
+            # The topics on which clients report their location may have changed.
             connection.topics.clear()
             connection.guarded.clear()
 
@@ -152,7 +153,7 @@ class MqttFront(Endpoint):
 
 
 class PlainFront:
-    """Passes on what clients say and hear. It keeps nothing but which connections are open."""
+    """Passes messages of clients through, and keeps only the open connections."""
 
     kinds: ClassVar[frozenset[Any]] = frozenset({Attached, Detached, Submitted, SessionOver})
     timers: ClassVar[None] = None
@@ -167,7 +168,7 @@ class PlainFront:
         self._is_journalled = is_journalled
         self.sessions: dict[str, Any] = {}
         self.connections: dict[int, str] = {}
-        """Connection to client. After a restart none of them exists any more."""
+        """Connection to client. Emptied by a restart."""
 
     @property
     def of_core(self) -> None:

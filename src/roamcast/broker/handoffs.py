@@ -1,4 +1,5 @@
-"""Clients attach and detach, sessions arrive and depart: whose connection it is, when a session may leave."""
+"""Clients attach and detach, sessions arrive and depart: connection ownership, and when a session may
+leave."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
 
 LASTS = "#lasts"
-"""In what a request says of a client that a copy serves: for how many seconds its session outlasts it."""
+"""Key in an attach request: seconds that the session of a client served from a copy outlasts its
+connection."""
 
 
 class Handoffs:
@@ -64,7 +66,8 @@ class Handoffs:
                 broker.endings.begin(here)
             else:
                 here.on(Event.WELCOMED)
-                broker.directory.changed(here.client)  # It may last now, or last no longer.
+                # Whether the session outlasts its connection may have changed.
+                broker.directory.changed(here.client)
                 here.came_from = broker.id
                 self._welcome(here, session, hello.received)
             return
@@ -84,11 +87,11 @@ class Handoffs:
             broker.locator.attached_again(here)
 
     def _refusal(self, here: ClientHere, hello: Hello) -> str:
-        """Why whoever says hello cannot attach: somebody else's session, or an old connection."""
+        """Return why the client cannot attach: the session is somebody else's, or the connection is old."""
         known = here.session or (here.attachment and here.attachment.hello)
         if known and not self._is_same(known.owner, hello.owner):
             return NOT_THE_OWNER
-        if hello.moves >= 0:  # Otherwise it does not count its attaches.
+        if hello.moves >= 0:  # Clients with negative `moves` do not count their attaches.
             attached = here.attachment.hello if here.attachment is not None else None
             known_moves = (one.moves for one in (attached, here.claim, here.session) if one is not None)
             if any(hello.moves < moves for moves in known_moves):
@@ -100,7 +103,7 @@ class Handoffs:
         return Attachment(connection, hello, hello.window or broker.settings.window, broker.now)
 
     def close(self, here: ClientHere, reason: str) -> None:
-        """End a connection from this side."""
+        """Close a connection from this side."""
         assert here.attachment is not None
         self._broker.close(here.client, here.attachment.connection, reason)
         self.detach(here, reason)
@@ -108,7 +111,7 @@ class Handoffs:
     def detach(self, here: ClientHere, reason: str) -> None:
         self._clients.detach(here)
         if here.is_ending:
-            return  # It only waited for a new session.
+            return  # The connection only waited for a new session.
         broker = self._broker
         broker.record("detached", client=here.client, broker=broker.id, reason=reason)
         if here.session is not None:
@@ -117,7 +120,7 @@ class Handoffs:
     # --- sessions come ---
 
     def begin_session(self, former: Session) -> None:
-        """A new session; what its client publishes is numbered on from the former one."""
+        """Begin a new session; its publish numbers continue those of the former one."""
         fresh = Session(
             former.client, former.number, former.moves, former.served, former.incarnation, former.published,
             former.accepted, owner=former.owner,
@@ -141,7 +144,7 @@ class Handoffs:
             session.moves = max(session.moves, attachment.hello.moves)
             received = attachment.hello.received
         if here.is_ending or (attachment is not None and attachment.hello.clean and came_from):
-            # Its client wants a new one. What it may publish was withdrawn where it came from.
+            # The client wants a new session; its advertisements were withdrawn at the former broker.
             session.advertisements = {}
             broker.endings.begin(here, came_from)
             broker.reunion.session_came(here)
@@ -170,27 +173,28 @@ class Handoffs:
         broker.places.session_is_here(here)
         is_read_on = read_ahead is None or here.attachment is None or here.attachment.queue is read_ahead
         if broker.front is not None and not is_read_on:
-            # A client that cannot say what it has received goes on only with what it has begun to read.
+            # A client that cannot report what it received continues only with the copy it began to read.
             self.close(here, READ_IN_VAIN)
         if not is_attached and here.session is not None:
-            # It left before its session came: that is an attach and a detach at once.
+            # The client left before its session came: an attach and a detach at once.
             broker.protocol.on_detach(session)
 
     def attach_refused(self, here: ClientHere, request: AttachRequest, reason: str) -> None:
-        """Our request was stale, or not allowed. If the client has come again since, ask again for that."""
+        """Handle the refusal of this broker's request as stale or not allowed; ask again if the client has
+        attached again."""
         attachment = here.attachment
         if self._broker.front is not None:
             self._broker.front.give_up(here.client)
         if attachment is not None and attachment.connection != request.connection:
             self._broker.locator.ask(here, attachment.connection, attachment.hello)
             return
-        # Whatever the client asked for here was not accepted: it will ask again where it is now.
+        # The client's requests here were not accepted: it will repeat them at its new broker.
         here.held = None
         self._broker.figures.handoff("refused")
         if attachment is not None:
             self.close(here, reason)
         elif reason == NOT_THE_OWNER:
-            # The front may serve whoever asked from another session until the answer is there.
+            # The front may serve the client from another session until the answer arrives.
             self._broker.close(here.client, request.connection, reason)
 
     def handoff_finished(self, client: str) -> None:
@@ -210,18 +214,18 @@ class Handoffs:
     # --- sessions go ---
 
     def session_requested(self, request: AttachRequest) -> None:
-        """Another broker asks for a session held here."""
+        """Handle another broker's request for a session held here."""
         here, broker = self._clients.here[request.client], self._broker
         session = here.session
         assert session is not None
         if request.broker == broker.id:
-            return  # It went ahead of its own request: a proclaimed move.
+            return  # The session went ahead of its own request: a proclaimed move.
         if here.is_ending:
             here.wait(request)
         elif broker.reunion.holds_back(request):
             return
         elif (request.broker, request.connection) in session.served:
-            return  # A second copy, by way of where the session was before.
+            return  # A duplicate, by way of the session's former broker.
         elif not self._is_same(session.owner, request.owner):
             self.refuse(request, NOT_THE_OWNER)
         elif 0 <= request.moves <= session.moves:
@@ -238,7 +242,7 @@ class Handoffs:
         return owner == other or is_same(owner, other, self._broker.id, self._broker.settings.realm)
 
     def send_ahead(self, here: ClientHere, destination: str, received: Mapping[str, int]) -> None:
-        """The session goes to another broker of this organisation, as if that had asked for it."""
+        """Hand the session to another broker of this organisation, as if that broker had asked for it."""
         session, broker = here.session, self._broker
         is_other = destination != broker.id and broker.is_reachable(destination)
         if session is not None and is_other and not broker.is_guest(destination):
@@ -253,22 +257,22 @@ class Handoffs:
             self.send_ahead(here, broker.protocol.named_next(here.session), {})
 
     def _let_wait(self, here: ClientHere, request: AttachRequest) -> None:
-        """The session departs when it has settled; of several that ask for it, the newest gets it."""
+        """Let the session depart when it has settled; of several requests, the newest gets it."""
         earlier = here.claim
         if earlier is not None:
             if (earlier.broker, earlier.connection) == (request.broker, request.connection):
-                return  # A second copy.
+                return  # A duplicate.
             if request.moves < earlier.moves:
                 request, earlier = earlier, request
             lasts_s, front = earlier.received.get(LASTS, 0), self._broker.front
             if lasts_s > 0 and front is not None:
-                front.keep_for(here.client, lasts_s)  # A copy has answered the client, which is gone again.
+                front.keep_for(here.client, lasts_s)  # A copy served the client, which has left again.
             self.refuse(earlier)
         here.on(Event.CLAIMED)
         here.claim = request
 
     def unclaim(self, here: ClientHere) -> AttachRequest | None:
-        """The request that waited for the session to settle waits no longer."""
+        """Return the request that waited for the session to settle, which no longer waits."""
         claim, here.claim = here.claim, None
         if claim is not None:
             here.on(Event.UNCLAIMED)
@@ -298,7 +302,7 @@ class Handoffs:
             self._broker.router.unadvertise(parse(text))
 
     def let_go(self, here: ClientHere) -> None:
-        """All has settled: a session that was ending is over, one that another broker waits for departs."""
+        """End a settled session that was ending, or hand it to the broker that waits for it."""
         if here.is_ending:
             if here.handoff is Handoff.FINISHED:
                 self._broker.endings.finish(here)

@@ -8,13 +8,13 @@ A peer remembers what it heard last, in its journalled state. A broker goes on w
 include the one that the peer remembers, and that start came as far as the peer remembers. (The position alone
 does not tell: a broker that runs with an old backup goes on from there.) Everything else is refused:
 
-- **a clone**: another process of the same broker is linked and alive;
+- **a clone**: another process of the same broker is linked and responsive;
 - **an empty disk**: the history has another name;
 - **an older history**: the start that the peer remembers is missing, or ended before the position that the
   peer remembers. A copy of the folder that ran meanwhile looks the same, and is refused for the same reason.
 
-A broker that is refused so has a fence: it promises nothing until the peer accepts it, or until an operator
-says that it may go on.
+A broker refused for its history is fenced: it promises nothing until the peer accepts it, or until an
+operator lets it continue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import msgspec
 from roamcast.state import State
 
 STARTS_TOLD = 64
-"""Starts that a broker remembers and tells. A peer that missed more of them goes by the position alone."""
+"""Starts that a broker remembers and reports. A peer that missed more of them compares only the position."""
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):
@@ -34,22 +34,22 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
 
     id: int
     at: int
-    """The position at which it began."""
+    """Position at which the process started."""
 
 
 class ToldHistory(msgspec.Struct, frozen=True, array_like=True):
-    """What a broker says of its own history. One that is simulated without any says `ToldHistory()`."""
+    """A broker's report of its own history. A simulated broker without history reports `ToldHistory()`."""
 
     history: int = 0
-    """The id of its first start."""
+    """Id of the broker's first start."""
     epoch: int = 0
-    """How often it has been started."""
+    """Number of starts so far."""
     starts: tuple[Start, ...] = ()
-    """Its last starts, this one at the end."""
+    """Last starts, including the current one at the end."""
     position: int = 0
 
     def reached(self, start: int) -> int | None:
-        """The position at which this start ended, or the current one; None if there was no such start."""
+        """Return the position at which this start ended, or the current one; None for an unknown start."""
         for place, one in enumerate(self.starts):
             if one.id == start:
                 return self.starts[place + 1].at if place + 1 < len(self.starts) else self.position
@@ -57,7 +57,7 @@ class ToldHistory(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):
-    """The last known history of a peer."""
+    """Last known history of a peer."""
 
     history: int
     epoch: int
@@ -70,7 +70,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
 
 
 class History:
-    """The history of one broker, and what it knows of those of its peers."""
+    """History of one broker, and what it knows of its peers' histories."""
 
     __state__ = State(
         "history",
@@ -84,31 +84,31 @@ class History:
         self.epoch = 0
         self.starts: list[Start] = []
         self.position = 0
-        """Turns that were journalled. What peers are remembered to have done is not counted: two brokers
+        """Number of journalled turns. Turns that only note a peer's progress are not counted: two brokers
         would keep each other busy by noting each other's notes."""
         self.known: dict[str, Seen] = {}
         self.fences: dict[str, str] = {}
-        """Peers that refuse this history, and why."""
+        """Peers that refuse this history, with the reason."""
         self.is_settled = False
-        """False from the first start on until a peer was met, or there was none to meet."""
+        """False from the first start until a peer was met, or there was none to meet."""
         self._restore()
 
     def _restore(self) -> None:
         self.promised: int | None = None
-        """Where a site is replicated: the position that its replicas have. Peers hear of no other, since
-        they would take a replica that is promoted without it for an old copy."""
+        """On a replicated site, the position that its replicas have. Peers are told no later position,
+        because they would refuse a promoted replica without it as an old copy."""
 
     # --- this broker ---
 
     def begin(self, start: int) -> None:
-        """The broker is started. Without an id there is no history to compare."""
+        """Record a start of the broker. Without an id, histories are not compared."""
         self.epoch += 1
         if start:
             self.first = self.first or start
             self.starts = [*self.starts[1 - STARTS_TOLD :], Start(start, self.position)]
 
     def expect(self, peers: Collection[str]) -> None:
-        """These peers are configured."""
+        """Note the configured peers."""
         self.is_settled = self.is_settled or not peers
 
     def told(self) -> ToldHistory:
@@ -116,12 +116,12 @@ class History:
 
     @property
     def told_position(self) -> int:
-        """How far this broker has come, as far as peers may know."""
+        """Return the position that peers may know."""
         return self.position if self.promised is None else self.promised
 
     @property
     def refusal(self) -> str:
-        """Why this broker must promise nothing now; "" if it may."""
+        """Return why this broker must promise nothing now; "" if it may promise."""
         for peer, why in self.fences.items():
             return f"{peer} refuses the history of this broker: {why}"
         if not self.is_settled:
@@ -134,9 +134,9 @@ class History:
     # --- peers ---
 
     def doubt(self, peer: str, told: ToldHistory, is_linked: bool) -> str:
-        """Why a peer must not be linked with this history, and what to do; "" if it may be.
+        """Return why a peer with this history must not be linked, and what to do; "" if it may be linked.
 
-        `is_linked`: another process with its id is linked now, and gives signs of life.
+        `is_linked`: another process with the peer's id is linked and responsive.
         """
         if is_linked:
             return (
@@ -165,7 +165,7 @@ class History:
         return ""
 
     def link(self, peer: str, told: ToldHistory) -> None:
-        """The peer is linked: neither end has a doubt any more."""
+        """Record that the peer is linked: neither end refuses the other's history."""
         self.known[peer] = Seen.of(told)
         self.fences.pop(peer, None)
         self.is_settled = True
@@ -180,11 +180,11 @@ class History:
         return seen is not None and position > seen.position
 
     def fence(self, peer: str, why: str) -> None:
-        """A peer refuses this broker's history."""
+        """Record that a peer refuses this broker's history."""
         self.fences[peer] = why
 
     def accept(self, broker: str, seen: Seen | None) -> None:
-        """An operator accepts a history: that of a peer, as it was refused, or this broker's own."""
+        """Accept a history on an operator's order: a peer's as it was refused, or this broker's own."""
         if broker == self.id:
             self.fences.clear()
             self.is_settled = True

@@ -1,4 +1,4 @@
-"""What happens to a site, and what it wants done. Inputs are what the journal holds."""
+"""Inputs and effects of a site. The journal holds inputs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from roamcast.routing.location.movement_graph import MovementGraph
 from roamcast.routing.location.variables import NumberSteps, Variable
 
 REPLAY = 2
-"""Rises whenever replaying the same entries may give another state than before: when the machine's behaviour
-or the meaning of an input changes. Only code with the same number replays a journal's entries."""
+"""Version of the machine's behaviour. It rises whenever a replay of the same entries may give another state:
+when the behaviour or the meaning of an input changes. Only code with the same number replays a journal's
+entries."""
 
 
 class MachineInput(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
@@ -33,7 +34,7 @@ class MachineInput(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=T
 
 
 class Started(MachineInput, frozen=True):
-    """The process has begun, with a state that may be older: no connection of before exists any more."""
+    """A process has begun, maybe with an older state: no former connection exists any more."""
 
     settings: MachineSettings
     start: int = 0
@@ -47,43 +48,43 @@ class RulesChanged(MachineInput, frozen=True):
 
 
 class AccessRevoked(MachineInput, frozen=True):
-    """Users were removed, or what some connections proved does not hold any more."""
+    """Users were removed, or the proof behind some connections is no longer valid."""
 
     owners: tuple[str, ...]
-    """Their connections and sessions end."""
+    """Users whose connections and sessions end."""
     connections: tuple[int, ...]
-    """These end, and their sessions stay."""
+    """Connections that end, while their sessions stay."""
     why: str
     by_operator: bool = False
-    """Whether an operator ends them, who may let them come again."""
+    """True if an operator ends them; the operator may admit them again."""
 
 
 class ClientConnected(MachineInput, frozen=True):
-    """A client said CONNECT and has proved who it is. Secrets are not in it."""
+    """A client has sent CONNECT and authenticated. The input contains no secrets."""
 
     connection: int
-    """A number that is never used again, not even after a restart."""
+    """Number of the connection, never reused, not even after a restart."""
     connect: Connect
     identity: Identity
-    """Who it is; its client id is one that was assigned if it came without."""
+    """Identity of the client; with an assigned client id if it had none."""
 
 
 class ClientFrames(MachineInput, frozen=True):
-    """Bytes of a connection. In the journal these are whole packets."""
+    """Bytes of a connection; in the journal, whole packets."""
 
     connection: int
     data: bytes
 
 
 class ClientSlowed(MachineInput, frozen=True):
-    """A client does not read what is sent to it, or does so again."""
+    """A client has stopped reading its output, or reads again."""
 
     connection: int
     is_slow: bool
 
 
 class ConnectionLost(MachineInput, frozen=True):
-    """A connection has ended, without a word."""
+    """A connection has ended without DISCONNECT."""
 
     connection: int
 
@@ -100,7 +101,7 @@ class LinkUp(MachineInput, frozen=True):
 
 
 class OverlayGiven(MachineInput, frozen=True):
-    """The links of this broker were made long ago: nobody has to join. For networks that are simulated."""
+    """Existing links of this broker, which need no joining. For simulated networks."""
 
     links: tuple[GivenLink, ...]
 
@@ -125,7 +126,7 @@ class HistoryAccepted(MachineInput, frozen=True):
 
 
 class PeerProgress(MachineInput, frozen=True):
-    """A peer says how far its history has come. The machine adds it by itself when it hears of that."""
+    """Progress of a peer's history. The machine adds this input itself."""
 
     peer: str
     position: int
@@ -150,25 +151,25 @@ class LinkFrames(MachineInput, frozen=True):
 
 
 class StatusAnnounced(MachineInput, frozen=True):
-    """Something the daemon itself publishes, for whoever is attached here ($SYS)."""
+    """A status message of the daemon for clients attached here ($SYS)."""
 
     topic: str
     payload: bytes
 
 
 class NewsGiven(MachineInput, frozen=True):
-    """What the daemon tells the daemons of other brokers (see news.py): one of them, or all ("")."""
+    """News of the daemon for one other broker, or for all ("") (see news.py)."""
 
     to: str
     body: bytes
 
 
 class QueuesOverLimit(MachineInput, frozen=True):
-    """All queues together may hold no more than this."""
+    """Limit of all queues together."""
 
     bytes_max: int
     in_flight_bytes_max: int = 0
-    """What each client may have in flight until there are other settings; 0: as much as before."""
+    """Limit of bytes in flight per client until settings change; 0: unchanged."""
 
 
 class BrokerForgotten(MachineInput, frozen=True):
@@ -178,20 +179,20 @@ class BrokerForgotten(MachineInput, frozen=True):
 
 
 class SettingsChanged(MachineInput, frozen=True):
-    """Other limits from now on; whoever is there stays."""
+    """New limits; existing clients and links stay."""
 
     settings: MachineSettings
 
 
 class SessionSought(MachineInput, frozen=True):
-    """An operator wants to know where a client's session is."""
+    """An operator asks where a client's session is."""
 
     client: str
     number: int
 
 
 class DrainOrdered(MachineInput, frozen=True):
-    """Serve nobody until the next start, and hand all sessions to another broker."""
+    """Refuse clients until the next start, and hand all sessions to another broker."""
 
     destination: str
     reference: str
@@ -199,24 +200,24 @@ class DrainOrdered(MachineInput, frozen=True):
 
 
 class Tick(MachineInput, frozen=True):
-    """The time that `deadline()` named has come."""
+    """The time named by `deadline()` has come."""
 
     clients: tuple[str, ...] | None = None
-    """The clients whose recalls of retained messages go on. None asks the machine, which names them in the
-    journal, …"""
+    """Clients whose recalls of retained messages continue. None: the machine chooses, and journals its
+    choice."""
     peers: tuple[str, ...] = ()
-    """… as it does the peers that are told more of what is retained."""
+    """Peers that are told more of the retained messages."""
 
 
 class StateChecked(MachineInput, frozen=True):
-    """What the state amounts to at the end of this turn. The machine adds it now and then by itself, and a
-    replay that comes to something else is refused."""
+    """Checksums of the state at the end of this turn. The machine adds this input now and then, and refuses a
+    replay with different checksums."""
 
     sums: dict[str, int]
-    """A checksum of each part of the state that was looked at."""
+    """A checksum of each part of the state that was checked."""
 
 
-# --- of brokers that move; all but the inputs above follow from these, so that no election is replayed ---
+# --- for brokers that move; all but the inputs above follow from these, so that no election is replayed ---
 
 
 class Elapsed(MachineInput, frozen=True):
@@ -224,14 +225,14 @@ class Elapsed(MachineInput, frozen=True):
 
 
 class ParentTaken(MachineInput, frozen=True):
-    """The election has a parent for this broker; `old` was the last one, if the link to it is gone."""
+    """The election chose a parent; `old` was the last one, if the link to it is gone."""
 
     old: str | None
     new: str
 
 
 class LinkLeft(MachineInput, frozen=True):
-    """The election has no use for the link of the tree to this peer any more."""
+    """The election no longer needs the link of the tree to this peer."""
 
     peer: str
 
@@ -287,11 +288,11 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tree(msgspec.Struct, frozen=True):
-    """Where a broker that moves stands in the tree of those in reach."""
+    """Place of a broker that moves in the tree of those in reach."""
 
     leader: str
     parent: str
-    """"" for the leader, and while there is none."""
+    """"" for the leader, and while there is no parent."""
     children: tuple[str, ...] = ()
     hops: int = 0
     """Hops to the leader."""
@@ -301,29 +302,31 @@ NO_WRITES: Mapping[int, list[bytes]] = MappingProxyType({})
 
 
 class MachineEffects(Effects):
-    """What a step of a machine wants done. What the core sends to peers has been given to the links too.
+    """Effects of a step of a machine. Messages of the core to peers were given to the links, too.
 
-    What the core says to clients is here only with the plain front; the MQTT front makes `writes` of it.
+    Messages of the core to clients are here only with the plain front; the MQTT front turns them into
+    `writes`.
     """
 
     writes: Mapping[int, list[bytes]] = NO_WRITES
     closes: Sequence[int] = ()
     """Connections to close when their output is written."""
     link_closes: Sequence[tuple[str, str]] = ()
-    """Links to be closed, and why."""
+    """Links to be closed, with the reason."""
     notes: Sequence[Note] = ()
     """Connects and disconnects, for the log."""
     answers: Sequence[IsHere] = ()
     news: Sequence[tuple[str, News]] = ()
-    """What daemons of other brokers say, and the peers it came from."""
+    """News of other brokers' daemons, with the peers they came from."""
     auths: Sequence[tuple[int, Auth]] = ()
-    """What clients say that prove anew who they are: (connection, packet)."""
+    """Packets of clients that re-authenticate: (connection, packet)."""
     tree: Tree | None = None
-    """If it is another than before."""
+    """The new place in the tree, if changed."""
     unread: Sequence[int] = ()
-    """Connections that sent more than one turn may take: the next goes on with an empty `ClientFrames`."""
+    """Connections with more input than one turn may take: the next turn continues with an empty
+    `ClientFrames`."""
     deferred: Sequence[MachineInput] = ()
-    """What is to come behind that, once more."""
+    """Inputs to repeat after those."""
     durable: list[MachineInput | Input] = msgspec.field(default_factory=list)
     """Inputs to journal before any other effect is performed."""
 

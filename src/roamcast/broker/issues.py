@@ -1,7 +1,8 @@
 """When the subscriptions of local owners were issued.
 
-What was published before a subscription was issued is not owed to it, though it
-may arrive afterwards, on its way to others. Only the times can tell.
+A notification published before a subscription was issued is not owed to it,
+though it may arrive afterwards, on its way to other clients. Comparing the
+times is the only way to tell.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class IssueTimes:
     def __init__(self, clock_error_s: float | None, dependents: Dependents) -> None:
         """`dependents` knows what a filter on a client's own state matches at present."""
         self.latest = float("-inf")
-        """Nothing here was ever issued later: what was published after that needs no closer look."""
+        """Latest time of issue at this broker; notifications published later need no closer look."""
         self._clock_error_s = clock_error_s
         self._dependents = dependents
         self._issued_at: dict[Owner, dict[Filter, float]] = {}
@@ -37,10 +38,10 @@ class IssueTimes:
             self._issued_at.pop(owner, None)
 
     def is_too_early(self, owner: Owner, burst: Burst) -> bool:
-        """Whether it was published before any subscription of the owner that matches it was issued."""
+        """True if the burst was published before any matching subscription of the owner was issued."""
         issued = self._issued_at.get(owner)
         if issued is None or burst.varied or burst.published_at >= max(issued.values()):
-            return False  # One with varied attributes comes from clients whose clocks are not compared.
+            return False  # A burst with varied attributes comes from clients whose clocks are not compared.
         attributes = decode_attributes(burst.attributes)
         return not any(
             issued_at <= burst.published_at

@@ -1,11 +1,11 @@
 """Finding the holder of a client's session, and moving the session to where the client is.
 
-A client has one session, and one broker holds it. An attach asks the holder for
-it: the broker that the client names as its last, or, where that is not given or
-not true any more, all brokers over the tree. The holder decides alone, so races
-between two attaches are decided in one place, and gives the session the next
-attach number. If nobody holds one, the asking broker makes it; of several that
-ask everyone at once, the one with the lowest id, and the others ask it.
+A client has one session, and one broker holds it. An attach asks the holder for it: the
+broker that the client names as its last, or, if that is missing or outdated, all brokers
+over the tree. Only the holder decides, so races between two attaches are decided in one
+place, and gives the session the next attach number. If nobody holds one, the asking broker
+makes it; of several brokers that ask everyone at once, the one with the lowest id makes
+it, and the others ask that broker.
 
 A former holder remembers where the session went until its arrival is confirmed.
 That is long enough: links do not overtake, so a question that passed the new
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
 
 Key = tuple[str, str, int, int]
-"""A question on its way: client, asking broker, which attach there, and which round of asking."""
+"""A question on its way: client, asking broker, number of the attach there, and round of asking."""
 
 
 DETOURS_MAX = 3
-"""How often a request may follow the client's own word before everyone is asked."""
+"""How often a request is forwarded along trails before everyone is asked."""
 
 
 def _ask_all(fields: dict[str, Any]) -> None:
@@ -77,22 +77,22 @@ class Gathering:
         self.asker = asker
         self.request = question.request
         self.waiting = dict.fromkeys(peers)
-        """Those who have not answered."""
+        """Peers that have not answered."""
         self.claim = claim
-        """The lowest broker so far that asks everyone too."""
+        """Lowest broker so far that also asks everyone."""
         self.incarnation = incarnation
-        """What a new session of the client has at least."""
+        """Minimum incarnation of a new session of the client."""
         self.may_leave_out, self.told = question.may_leave_out, question.told
         self.left_out: dict[str, None] = {}
-        """Brokers that cannot be asked and need not be …"""
+        """Brokers left out because they cannot be asked and need not be."""
         self.is_brief = False
-        """… where there may be a session that ends with its client's connection."""
+        """True if a broker left out may hold a session that ends with its client's connection."""
         self.may_hold = dict.fromkeys(may_hold)
-        """Brokers that may hold the session, as far as those know who have answered."""
+        """Brokers that may hold the session, according to the answers so far."""
 
     @property
     def is_known_away(self) -> bool:
-        """Whether somebody knows that one of those who were left out may hold the session."""
+        """True if a broker that was left out may hold the session, according to an answer."""
         return any(broker in self.may_hold for broker in self.left_out)
 
     def leave_out(self, brokers: Iterable[str], is_brief: bool) -> None:
@@ -114,14 +114,14 @@ class Locator:
         self._rounds = 0
         """How often this broker has asked everyone."""
         self.unmet: dict[str, None] = {}
-        """Peers that are configured and were never met. They may hold the session, so questions wait."""
+        """Configured peers that were never met. They may hold the session, so questions wait for them."""
         self.is_complete = False
-        """Whether there was a time at which no peer was unmet: all had been met, or there were none."""
+        """True once no peer was unmet: all had been met, or none was configured."""
         self._restore()
 
     def _restore(self) -> None:
         self._own = {key[0]: key for key, one in self._gathering.items() if one.asker is None}
-        """This broker's own questions by client: thousands may be under way, and only the last counts."""
+        """This broker's last question for each client: thousands may be under way."""
         self.handlers: dict[type[Message], Callable[[str, Message], None]] = {
             AttachRequest: self.on_request,  # type: ignore[dict-item]
             HolderUnknown: self.on_holder_unknown,  # type: ignore[dict-item]
@@ -140,7 +140,7 @@ class Locator:
     def ask(
         self, here: ClientHere, connection: int, hello: Hello, received: Mapping[str, int] | None = None
     ) -> None:
-        """Get the session here, for a client that has attached; `received` if it says more than `hello`."""
+        """Fetch the session for a client that has attached; `received` overrides that of `hello`."""
         broker = self._broker
         had = hello.received if received is None else dict(received)
         here.request = AttachRequest(hello.client, broker.id, connection, hello.moves, had, owner=hello.owner)
@@ -162,7 +162,7 @@ class Locator:
         assert request is not None
         here.on(Event.ASKED_EVERYONE)
         here.asked = here.rival = ""
-        # Answers to an earlier round say nothing about where the session is now.
+        # Answers to an earlier round may be outdated.
         if here.client in self._own:
             self._forget(self._own[here.client])
         self._broker.directory.changed(here.client)
@@ -174,7 +174,7 @@ class Locator:
         self._spread(question, None, "")
 
     def _spread(self, question: Locate, sender: str | None, claim: str) -> None:
-        """Ask every peer except the one that asked; gather their answers."""
+        """Ask every peer except the sender, and gather their answers."""
         broker, request = self._broker, question.request
         key = (request.client, request.broker, request.connection, question.round)
         others = [peer for peer in broker.peers if peer != sender]
@@ -190,7 +190,7 @@ class Locator:
             self._answer(key)
 
     def _forget(self, key: Key) -> None:
-        """A question is answered, or its answers are of no use any more."""
+        """Forget a question that is answered or obsolete."""
         self._gathering.pop(key, None)
         if self._own.get(key[0]) == key:
             del self._own[key[0]]
@@ -198,7 +198,8 @@ class Locator:
     # --- peers whose links are down ---
 
     def _leave_out(self, gathering: Gathering, peer: str) -> bool:
-        """Do without a peer's answer, if it cannot be asked and nobody behind it may hold the session."""
+        """Skip a peer that cannot be asked if no broker behind it may hold the session; returns whether
+        skipped."""
         directory, client = self._broker.directory, gathering.request.client
         left_out = directory.left_out(client, peer) if gathering.may_leave_out else ()
         if left_out:
@@ -207,7 +208,7 @@ class Locator:
         return bool(left_out)
 
     def leave_out(self, peer: str) -> None:
-        """The link to a peer is down: questions that wait for it may have to wait no longer."""
+        """Stop waiting for a peer whose link is down, where that is safe."""
         for key, gathering in list(self._gathering.items()):
             is_left_out = peer in gathering.waiting and self._leave_out(gathering, peer)
             if is_left_out and not gathering.waiting and self._gathering.get(key) is gathering:
@@ -216,7 +217,7 @@ class Locator:
     # --- peers that were never met ---
 
     def on_peers_expected(self, command: PeersExpected) -> None:
-        """Questions that wait for other peers need not do so any longer."""
+        """Stop waiting for peers that are not in the command."""
         unmet = dict.fromkeys(command.peers)
         given_up = [peer for peer in self.unmet if peer not in unmet]
         self.unmet = unmet
@@ -225,7 +226,7 @@ class Locator:
             self._wait_no_more(given_up)
 
     def met(self, peers: Iterable[str]) -> None:
-        """Links to these peers are there: questions that wait for one of them go there now."""
+        """Ask peers whose links have come up the questions that wait for them."""
         for peer in [peer for peer in peers if peer in self.unmet]:
             del self.unmet[peer]
             self.is_complete = self.is_complete or not self.unmet
@@ -241,8 +242,8 @@ class Locator:
                 self._answer(key)
 
     def unanswered(self, client: str) -> list[str]:
-        """Brokers that were asked for the client's session and have not answered; peers stand for those
-        behind them."""
+        """Return the brokers that were asked for the client's session and have not answered; a peer stands
+        for those behind it."""
         here = self._clients.here.get(client)
         if here is not None and here.asked:
             return [here.asked]
@@ -255,18 +256,18 @@ class Locator:
         return [f"{peer} (never met)" if peer in self.unmet else peer for peer in waiting]
 
     def attached_again(self, here: ClientHere) -> None:
-        """The client has come again while its session is looked for; it may have to be stood in for."""
+        """Ask again for a client that attached again during the search; a session may have to stand in."""
         if here.search is Search.ASKS_EVERYONE:
             self.ask_everyone(here)
 
     def ask_again(self) -> None:
-        """More brokers can be asked than could when they were."""
+        """Repeat open questions, because more brokers can be asked now."""
         for here in self._clients.here.awake():
             if here.search is Search.ASKS_EVERYONE:
                 self.ask_everyone(here)
 
     def _note_rival(self, here: ClientHere, broker: str) -> None:
-        """Another broker asks everyone for the same session."""
+        """Note another broker that asks everyone for the same session."""
         if broker < (here.rival or self._broker.id):
             here.rival = broker
 
@@ -276,7 +277,7 @@ class Locator:
             self.ask_everyone(here)
 
     def _asking(self, client: str, connection: int) -> ClientHere | None:
-        """The client, if this broker searches its session for this connection."""
+        """Return the client, if this broker seeks its session for this connection."""
         here = self._clients.here.get(client)
         if here is None or here.request is None or here.request.connection != connection:
             return None
@@ -286,26 +287,26 @@ class Locator:
         self.adopt(message.session)
 
     def adopt(self, session: Session, reads_on: bool = False) -> None:
-        """A session has come from its former holder."""
+        """Adopt a session that came from its former holder."""
         session = session.copy()
         received = GrantReceived(session.client, session.number, self._broker.directory.told)
         self._broker.send(session.last_broker, received)
         self.arrived(session, session.last_broker, reads_on)
 
     def take_back(self, session: Session) -> None:
-        """A session that was on its way to a broker which is gone stays here."""
+        """Keep a session that was on its way to a broker which is gone."""
         broker, session = self._broker, session.copy()
-        # If it has arrived beyond after all, and is ever met again, this is another one.
+        # If the session did arrive there and the two meet again, they count as different sessions.
         session.begun = (broker.now, broker.id)
         waiting = self._clients.of(session.client).take_waiting()
         self.adopt(session)
         for request in waiting:
             self._clients.of(session.client).wait(request)
-        # Not before everything has come back that belongs to it.
+        # Only after everything that belongs to the session has come back.
         broker.tell_self(TakenBack(session.client))
 
     def on_taken_back(self, command: TakenBack) -> None:
-        """Those who wait for it, and those whose questions have gone past here, need not look any longer."""
+        """Stop the search of waiting requests, and of brokers whose questions have passed here."""
         here, client = self._clients.of(command.client), command.client
         for waiting in here.take_waiting():
             self.on_request(waiting.broker, msgspec.structs.replace(waiting, detours=DETOURS_MAX))
@@ -318,7 +319,7 @@ class Locator:
         self._clients.forget_unused(here)
 
     def arrived(self, session: Session, came_from: str, reads_on: bool = False) -> None:
-        """The session is here; those who asked for it meanwhile come next, in order."""
+        """Take an arrived session, then serve the requests for it that came meanwhile, in order."""
         request = self._clients.of(session.client).request
         here = self._clients.arrive(session, came_from)
         self._broker.directory.changed(here.client)
@@ -343,20 +344,20 @@ class Locator:
     # --- at the brokers that are asked ---
 
     def on_request(self, sender: str, request: AttachRequest) -> None:
-        """Serve a request, or pass it on, or say that the session is not here.
+        """Serve a request, forward it, or answer that the session is not here.
 
-        A request waits here only if its broker gave way to this one when both were
-        asking everyone. Others who wait for each other might wait for ever.
+        A request waits here only if its broker gave way to this one when both were asking everyone. Otherwise
+        brokers might wait for each other for ever.
         """
         broker, here = self._broker, self._clients.here.get(request.client)
         if not broker.is_reachable(request.broker):
-            return  # It was forgotten: a session that went there would be lost.
+            return  # The requesting broker was forgotten: a session sent there would be lost.
         if request.broker == broker.id:
             self.on_holder_unknown(sender, HolderUnknown(request.client, request.connection))
         elif here is not None and self._take(here, request):
             return
         elif here is not None and here.asked and request.detours < DETOURS_MAX:
-            # The client left before its session came: that may be where this broker asked for it.
+            # The client left before its session came, maybe to the broker that this one asked.
             broker.send(here.asked, msgspec.structs.replace(request, detours=request.detours + 1))
         elif here is not None and here.request is not None and not here.asked and request.deferred:
             here.wait(request)
@@ -364,7 +365,7 @@ class Locator:
             self._follow_trail(sender, request)
 
     def _follow_trail(self, sender: str, request: AttachRequest) -> None:
-        """Pass a request on where the protocol says that the session is to be found."""
+        """Forward a request along the protocol's trail of the session."""
         broker = self._broker
         trail = broker.protocol.trail_of(request.client)
         if trail not in ("", sender, request.broker) and request.detours < DETOURS_MAX:
@@ -376,7 +377,7 @@ class Locator:
         """Serve the request if the session is here, or send it after the session if it was."""
         settings = self._broker.settings
         if here.session is not None:
-            # A broker may say who its own users are, and those of a realm that it is trusted with.
+            # A broker may vouch for its own users, and for those of a realm that it is trusted with.
             if vouches(request.broker, request.owner, settings.realm, settings.realm_brokers):
                 self._broker.handoffs.session_requested(request)
             else:
@@ -399,8 +400,8 @@ class Locator:
                 key = (request.client, request.broker, request.connection, message.round)
                 broker.send(sender, Located(*key, found=True))
                 return
-            # A broker that waits for the session itself lets the question pass: the holder may be
-            # behind it. If both ask everyone, each learns of the other and the lower one prevails.
+            # A broker that waits for the session itself lets the question pass: the holder may be behind it.
+            # If both ask everyone, each learns of the other and the lower one prevails.
             if here.search is Search.ASKS_EVERYONE:
                 claim = broker.id
                 self._note_rival(here, request.broker)
@@ -430,9 +431,9 @@ class Locator:
             self._answer(key)
 
     def _answer(self, key: Key) -> None:
-        """All answers to a question are there, and nobody holds the session.
+        """Finish a question that all peers have answered without finding a holder.
 
-        The broker that asked makes it, or leaves that to the lowest of those who ask everyone.
+        The asking broker makes the session, or leaves that to the lowest of those who ask everyone.
         """
         gathering = self._gathering[key]
         self._forget(key)
@@ -468,7 +469,7 @@ class Locator:
     # --- when brokers are gone for good ---
 
     def lost(self, peers: Iterable[str], brokers: Iterable[str]) -> None:
-        """Nobody waits for their answers, serves their requests or follows a session that went there."""
+        """Forget answers, requests and departed sessions of brokers that are gone for good."""
         peers, brokers = dict.fromkeys(peers), dict.fromkeys(brokers)
         for key, gathering in list(self._gathering.items()):
             if gathering.asker in peers or key[1] in brokers:
@@ -476,12 +477,12 @@ class Locator:
         known = self._clients.here.awake()
         for here in known:
             if here.departed is not None and here.departed.destination in brokers:
-                # It may not have come to a stop yet. Until it has, questions must not get past here.
+                # The session may still be on its way. Until it stops, questions must not pass here.
                 sought = GrantSought(here.client, here.departed.number, self._broker.id)
                 self._broker.send(here.departed.destination, sought)
             if here.waiting:
                 here.waiting = [request for request in here.waiting if request.broker not in brokers] or None
-        # Whoever took a request may be among them, and so may be a lower broker that asked too.
+        # The broker that took a request, or a lower rival, may be among them.
         for here in known:
             if here.request is not None:
                 self.ask_everyone(here)
@@ -490,7 +491,7 @@ class Locator:
     # --- at the holder ---
 
     def release(self, session: Session, destination: str) -> None:
-        """The session leaves; whoever asks for it here is sent on after it."""
+        """Release the session; later requests for it are sent after it."""
         session.leave(self._broker.id)
         departed = Departed(destination, session.number, session.begun, session.incarnation)
         self._clients.depart(self._clients.here[session.client], departed)
@@ -500,7 +501,7 @@ class Locator:
         self._broker.send(destination, Grant(session))
 
     def on_grant_received(self, sender: str, message: GrantReceived) -> None:
-        """Most often from where it was sent; from another broker if that one is gone."""
+        """Confirm a session's arrival; the message comes from another broker if the destination is gone."""
         here = self._clients.here.get(message.client)
         if here is not None and here.departed is not None and here.departed.number == message.number:
             here.on(Event.CONFIRMED)
@@ -512,7 +513,7 @@ class Locator:
     # --- at the end of the way to a broker that is gone ---
 
     def came_back(self, message: Message) -> bool:
-        """A message about a session cannot reach its destination; whether it was dealt with here."""
+        """Handle a session message that cannot reach its destination; returns whether it was handled."""
         if isinstance(message, GrantSought):
             self._broker.send(message.broker, GrantReceived(message.client, message.number))
         elif isinstance(message, AttachRequest):

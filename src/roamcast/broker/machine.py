@@ -1,10 +1,9 @@
-"""A site: one broker with its MQTT endpoint, its links, and what only a network of brokers has in common.
+"""A site: one broker with its MQTT endpoint, its links, and functions that span the network.
 
-It is a state machine like the broker within: inputs in, effects out, no clock and
-no chance. The daemon journals the inputs it names as durable, and then lets the
-effects out; after a crash the journal is fed to a site again and everything is as
-it was. In every turn what came over links comes before what came from clients, so
-that a session is never taken away between a client's request and its answer.
+It is a state machine like the broker within: inputs in, effects out, no clock and no randomness. The
+daemon journals the inputs it names as durable, and then lets the effects out; after a crash the journal
+is fed to a site again and everything is as it was. In every turn, input from links comes before input
+from clients, so that a session is never taken away between a client's request and its answer.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ from roamcast.protocol.session import Session
 from roamcast.state import State
 
 UNDER_WAY_BYTES_MAX = 1 << 20
-"""A peer that has as much to take is not told yet what is retained here."""
+"""Bytes under way to a peer beyond which it is not told about retained messages yet."""
 
 
 class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
@@ -123,11 +122,11 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         self.border.configure(settings.border, settings.front == "mqtt")
         self.links.set_guests(self.border.guest_peers)
         self._told: dict[str, None] = {}
-        """Peers that know what is retained here."""
+        """Peers that have been told the retained messages."""
         self._meet_until = 0.0
-        """How long to wait for peers that were never met."""
+        """Deadline of waiting for peers that were never met."""
         self._slowed: dict[str, None] = {}
-        """Peers for whom too much is kept."""
+        """Peers with too much buffered."""
         self._now = 0.0
         self._restore()
 
@@ -177,8 +176,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
 
     @property
     def _waits_for_peers(self) -> bool:
-        """True while questions wait for a peer that was never met, and will not for long: there is no
-        connection to it, and all others were met before it was configured."""
+        """True while questions wait for a peer that was never met, up to a time limit: the peer is not
+        connected, and was configured after all others were met."""
         locator = self.broker.locator
         if not locator.unmet or not self.history.is_settled:
             return False
@@ -209,11 +208,11 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         queue = attachment.queue if attachment is not None else None
         return queue is None or bool(queue.waiting) or broker.protocol.awaits_acknowledgement(client)
 
-    # --- for those who look on (see contract.AnyMachine) ---
+    # --- for observers (see contract.AnyMachine) ---
 
     @property
     def queued_bytes(self) -> int:
-        """What is stored for clients here."""
+        """Bytes stored for clients here."""
         return sum(queue.size_bytes for _, queue in self.broker.protocol.stored())
 
     @property
@@ -232,7 +231,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
 
     @property
     def tree(self) -> Tree | None:
-        return None  # Its links are made for good.
+        return None  # Links of this broker are permanent.
 
     @property
     def strategy(self) -> str:
@@ -284,7 +283,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         }
 
     def sessions_left(self) -> int:
-        """Sessions that are not safely elsewhere: held here, granted and not taken, or still on a link."""
+        """Sessions that are not safely elsewhere: held here, granted but not taken, or still on a link."""
         broker = self.broker
         stored = [client for client, queue in broker.protocol.stored() if queue]
         departed = [here.client for here in broker.clients.here.awake() if here.departed is not None]
@@ -371,7 +370,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
 
     def _on_tick(self, item: Tick) -> None:
         if self._waits_for_peers and self._now >= self._meet_until:
-            # A peer that is connected is met as soon as its first frames come, however long that takes.
+            # A connected peer is met with its first frames, however long that takes.
             self._expect(*filter(self._is_connected, self.broker.locator.unmet))
         self.front.on_deadline()
         self.front.inputs.append(Deadline())
@@ -379,14 +378,14 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
             return
         clients, peers = item.clients, item.peers
         if clients is None:
-            # Who is slow is in no journal, so what follows from it is.
+            # Slowness of connections is not journalled, so its consequences are.
             go_on = self._next_slice() or GoOn((), ())
             clients, peers = go_on.clients, go_on.peers
             self._out.durable[-1] = Tick(clients, peers)
         self.front.inputs.append(CommandGiven(GoOn(clients, peers)))
 
     def _next_slice(self) -> GoOn | None:
-        """The recalls and the peers with which the next turn goes on; None if it need not."""
+        """Return the recalls and peers with which the next turn continues; None if there are none."""
         ends = self.links.ends
         return self.retained.due(
             self.front.is_slow, lambda peer: peer in ends and ends[peer].kept_bytes > UNDER_WAY_BYTES_MAX
@@ -416,7 +415,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     # --- histories (see history.py) ---
 
     def _fence(self, peer: str, why: str) -> None:
-        """The peer refuses this broker's history: serve nobody, and talk to nobody else."""
+        """Fence this broker, because the peer refuses its history: serve no client, and drop the other
+        peers."""
         self.history.fence(peer, why)
         self._serve_or_not()
         for other, end in self.links.ends.items():
@@ -425,7 +425,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
                 self._close_link(other, self.history.refusal)
 
     def _expect(self, *peers: str) -> None:
-        """Let questions about sessions wait for these peers, and for no others that were never met."""
+        """Let questions about sessions wait for these peers only, among those never met."""
         if peers or self.broker.locator.unmet:
             self.front.inputs.append(CommandGiven(PeersExpected(peers)))
 
@@ -446,7 +446,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         peer = item.peer
         try:
             if item.incarnation and peer in self.links.reach.peers:
-                # What is at the other end is not what this link was made with.
+                # The peer's end is not the one that this link was made with.
                 turn = self.links.drop(peer, "the link is made anew")
                 turn.closes.clear()
                 self._follow(turn)
@@ -474,7 +474,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         self._follow(turn)
 
     def _follow(self, turn: LinkTurn) -> None:
-        """Hand to the broker what came over links, or follows for it from a change of the overlay."""
+        """Pass on to the broker what came over links, or follows from a change of the overlay."""
         inputs = self.front.inputs
         for item in turn.inputs:
             inputs.append(item)
@@ -491,7 +491,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
             self._close_link(peer, why)
 
     def _listen(self, peer: str) -> None:
-        """Say whether the peer takes what is retained: its link is up, and not too much is kept for it."""
+        """Note whether the peer takes retained messages: its link is up, and not too much is buffered for
+        it."""
         end = self.links.ends.get(peer)
         listens = end is not None and end.is_up and peer not in self._slowed
         self.front.inputs.append(CommandGiven(PeerListens(peer, listens)))
@@ -532,7 +533,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     def _counters(self) -> tuple[int, ...]:
         return (*self.broker.counters(), *self.retained.counters())
 
-    # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
+    # --- calls of the endpoint (see mqtt.endpoint.Keeper) ---
 
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
         self.front.inputs.append(CommandGiven(KeepThis(topic, marks, body, client)))
@@ -590,7 +591,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
 
 
 def _broker_settings(settings: MachineSettings) -> CoreSettings:
-    """The broker's own, with what is known of locations made of its text."""
+    """Return the broker's own settings, with location settings parsed from text."""
     if not (settings.movement_graph or settings.states or settings.position_step_m or settings.zones):
         return settings.broker
     return msgspec.structs.replace(settings.broker, location=settings.location())

@@ -1,4 +1,4 @@
-"""What machines of both families do alike."""
+"""Common base of the machines of both families."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from roamcast.protocol.effects import CommandGiven, Input
 from roamcast.state import State
 
 CHECK_EVERY = 4096
-"""After this many turns that were journalled the state is checked once more."""
+"""Journalled turns between two checks of the state."""
 SESSIONS_CHECKED = 256
-"""Sessions that one check looks at; the next check goes on behind them, so that no turn takes long."""
+"""Sessions per check; the next check continues behind them, so that no turn takes long."""
 
 
 class StateDiverged(InputError):
-    """A replay came to another state than the broker that wrote the journal."""
+    """A replay gave another state than the one journalled."""
 
 
 class Answering(Protocol):
@@ -73,50 +73,50 @@ class MachineBase(ABC, Generic[AFront, ALinks, ASeeking]):
         self.settings = settings
         self.id = settings.id
         self.starts = 0
-        """How often a process has begun to drive this site."""
+        """Number of times that a process has begun to drive this site."""
         self.history = History(settings.id)
         self._turns_unchecked = 0
         self._sessions_checked = 0
-        """How many sessions were looked at since all of them were."""
+        """Sessions checked in the current round over all sessions."""
 
     def _restore(self) -> None:
         self._out = MachineEffects()
         self._expected: StateChecked | None = None
-        """What the journal says of the state at the end of the turn that is replayed."""
+        """Checksums in the journal for the end of the turn that is replayed."""
 
     def journalled(self, over: Collection[str] = ()) -> None:
-        """Everything that this site has received is in the journal: its peers may be told.
+        """Note that everything this site has received is in the journal, so that peers may be told.
 
-        `over` are those for whom too much is kept; while there are any, the others are told nothing.
+        `over` are the peers with too much buffered; while there are any, the other peers are told nothing.
         """
         for peer, end in self.links.ends.items():
             if not over or (peer in over and len(over) == 1):
                 end.acknowledge()
 
     def refused(self, peer: str) -> Mapping[str, int]:
-        """Nothing is, where every broker is of one organisation."""
+        """Nothing is refused where every broker is of one organisation."""
         return {}
 
-    # --- the handshake: nothing of this changes anything ---
+    # --- the handshake: these methods change no state ---
 
     def offer(self, peer: str) -> Offer:
-        """What to tell a peer that connects."""
+        """Return the handshake offer to a peer."""
         return msgspec.structs.replace(self.links.offer(peer), history=self.history.told())
 
     def doubt(self, peer: str, offer: Offer, is_linked: bool = False) -> str:
-        """Why the peer's history is refused; "" if it is not (see `History.doubt`)."""
+        """Return why the peer's history is refused; "" if accepted (see `History.doubt`)."""
         return self.history.doubt(peer, offer.history, is_linked)
 
     def refusal(self, peer: str, offer: Offer) -> str:
-        """Why there must be no link for another reason, as one line; "" if there may be one."""
+        """Return another reason to refuse the link, as one line; "" if none."""
         if peer in self.history.fences:
-            return ""  # The peer has no doubt any more. If the link does not fit, it is made anew.
+            return ""  # The peer no longer refuses. If the link does not fit, it is made anew.
         if self.history.fences:
             return f"{self.id} makes no link: {self.history.refusal}"
         return self.links.refusal(peer, offer)
 
     def begins_anew(self, peer: str, offer: Offer) -> bool:
-        """Whether `LinkUp` needs an incarnation."""
+        """True if `LinkUp` needs an incarnation."""
         is_refused = peer in self.history.fences and bool(self.links.refusal(peer, offer))
         return is_refused or self.links.begins_anew(peer, offer)
 
@@ -125,7 +125,8 @@ class MachineBase(ABC, Generic[AFront, ALinks, ASeeking]):
         self.history.begin(start)
 
     def _check_state(self, durable: list[MachineInput | Input]) -> None:
-        """A turn is over: compare the state with what the journal says of it, or say it now and then."""
+        """At the end of a turn, compare the state with the journal's checksums, or record them
+        periodically."""
         if type(durable[0]) is not PeerProgress or any(type(item) is not PeerProgress for item in durable):
             self.history.position += 1
         expected = self._expected
@@ -148,7 +149,7 @@ class MachineBase(ABC, Generic[AFront, ALinks, ASeeking]):
             self._sessions_checked = 0
 
     def _sums(self) -> dict[str, int]:
-        """Checksums of counters and positions: cheap, and wrong soon after anything else is."""
+        """Return checksums of counters and positions: cheap, and different soon after any divergence."""
         clients, first = self._clients(), self._sessions_checked
         looked_at = list(islice(clients, first, first + SESSIONS_CHECKED))
         ends = self.links.ends.values()
@@ -161,19 +162,19 @@ class MachineBase(ABC, Generic[AFront, ALinks, ASeeking]):
 
     @abstractmethod
     def _serve_or_not(self) -> None:
-        """Take clients or refuse them, as what is known of this broker's history allows."""
+        """Serve or refuse clients, depending on this broker's history."""
 
     @abstractmethod
     def _clients(self) -> Collection[str]:
-        """Those whose sessions are here."""
+        """Return the clients whose sessions are here."""
 
     @abstractmethod
     def _queue_position(self, client: str) -> tuple[int, ...]:
-        """How far the queue of a client is."""
+        """Return the position of a client's queue."""
 
     @abstractmethod
     def _counters(self) -> tuple[int, ...]:
-        """What counts the changes of this site's other parts."""
+        """Return counters that track changes in this site's other parts."""
 
     # --- settings, and a process that begins to drive this machine ---
 
@@ -183,11 +184,11 @@ class MachineBase(ABC, Generic[AFront, ALinks, ASeeking]):
 
     @abstractmethod
     def _configure(self, settings: MachineSettings) -> None:
-        """Other settings from now on."""
+        """Apply new settings."""
 
     @abstractmethod
     def _lose_links(self) -> None:
-        """No connection of before exists any more."""
+        """Drop all connections of the former process."""
 
     def _on_setting(self, item: SettingsChanged | RulesChanged | AccessRevoked | Started) -> None:
         match item:
@@ -207,7 +208,7 @@ class MachineBase(ABC, Generic[AFront, ALinks, ASeeking]):
                 self.figures.reset()
 
     def _check_start(self, settings: MachineSettings) -> None:
-        """A state goes on only as what it was."""
+        """Refuse a state of another broker or protocol."""
         if (settings.id, settings.protocol) != (self.id, self.settings.protocol):
             raise InputError(
                 f"this state is that of broker {self.id!r} with {self.settings.protocol}: it cannot become "
@@ -216,13 +217,13 @@ class MachineBase(ABC, Generic[AFront, ALinks, ASeeking]):
 
     @property
     def endpoint(self) -> Endpoint:
-        """The MQTT front, which every machine has that a daemon drives."""
+        """Return the MQTT front, which every machine driven by a daemon has."""
         front: object = self.front
         assert isinstance(front, Endpoint)
         return front
 
     def publish(self, topic: str, marks: bytes, body: bytes) -> None:
-        """A will (see mqtt.endpoint.Keeper)."""
+        """Publish a will (see mqtt.endpoint.Keeper)."""
         self.front.inputs.append(CommandGiven(PublishThat(topic, marks, body)))
 
 

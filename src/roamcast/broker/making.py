@@ -1,4 +1,4 @@
-"""The site for a protocol. Which family it belongs to is asked of the registries, never by name."""
+"""Make the site for a protocol; the registries, not its name, decide the family."""
 
 from __future__ import annotations
 

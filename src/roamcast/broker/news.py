@@ -1,7 +1,7 @@
-"""News for operators: what brokers of one organisation tell each other of their figures, over their links.
+"""News for operators: figures that brokers of one organisation exchange over their links.
 
-The machine carries news and does not read them: to every broker of the organisation, or to one. They promise
-nothing, change no state, and no journal holds them.
+The machine carries news to one broker of the organisation or to all, without reading them. Delivery is not
+guaranteed; news change no state and are not journalled.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
 
 NEWS_BYTES_MAX = 256 * 1024
-"""A longer body is refused at the border."""
+"""Limit of a news body; longer ones are refused at the border."""
 
 
 class News(Message, frozen=True, tag="?News"):
-    """Passed on along the tree. A broker that does not know this message skips it."""
+    """News passed along the tree. A broker that does not know this message skips it."""
 
     origin: str
     to: str
-    """The broker for which it is; "" for all."""
+    """Receiver; "" for all brokers."""
     body: bytes
     cause: ClassVar[Cause] = "handoff"
     is_optional: ClassVar[bool] = True
@@ -35,7 +35,7 @@ class News(Message, frozen=True, tag="?News"):
 
 
 class TellNews(Command, frozen=True):
-    """This broker has news for another, or for all ("")."""
+    """Send news of this broker to another, or to all ("")."""
 
     to: str
     body: bytes
@@ -54,7 +54,7 @@ class NewsDesk:
 
     def _restore(self) -> None:
         self.heard: list[tuple[str, News]] = []
-        """News for this broker and the peers they came from, not yet taken."""
+        """Received news with the peers they came from, not yet taken."""
 
     def on_tell(self, command: TellNews) -> None:
         self._pass_on("", News(self._broker.id, command.to, command.body))

@@ -1,17 +1,17 @@
 """The clients' own state: their moves, and telling those brokers whose filters depend on them.
 
-(Fiege et al., appendix B.1, figure 12; figure 13 is `routing/dependents.py`.) A step
-that the movement graph allows takes effect at once. Any other move is a jump: first
-everyone is told that the client may be at either place, and only when they all know
-does it count as moved. So it comes later than a step, but nothing is missed.
+(Fiege et al., appendix B.1, figure 12; figure 13 is `routing/dependents.py`.) A step that the movement graph
+allows takes effect at once. Any other move is a jump: first everyone is told that the client may be at
+either place, and only when all know does the client count as moved. So a jump takes longer than a step, but
+nothing is missed.
 
 Besides asking for a move, a client says where it is by what it publishes, if the settings name attributes
 for that; then nobody is told when the move has taken effect. A client that has never said where it is may be
 taken to be where its broker is.
 
-A session that comes from another broker is as far from everyone as its new broker
-is. Until all have heard of that the client's moves wait, as they do during a
-handoff: where it is does not change while its subscriptions are on the move.
+After a handoff, other brokers see the client at the distance of its new broker. Until all have heard of
+that, the client's moves wait, as they do during a handoff: its location does not change while its
+subscriptions move.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ if TYPE_CHECKING:
 ROUND_TRIPS_KEPT = 8
 """Number of measurements of which the longest counts."""
 MEASURED_CHANGE_MIN = 0.1
-"""A round trip that has changed by less than this part is as it was: a change is told to every broker."""
+"""Relative change below which a round trip counts as unchanged: changes are told to every broker."""
 
 LOCATION = "location"
 TOLD = 0
-"""The number of a move that a client told of in what it published: nobody is answered."""
+"""Request number of a move that a client reported in a published message: needs no answer."""
 LENT = -1
-"""The number of a move of a client that has never said where it is to where its broker is."""
+"""Request number of a move to the broker's place, of a client that never reported its location."""
 
 
 class Announced(NamedTuple):
-    """The token of an announcement of where a client is."""
+    """Token of an announcement of a client's location."""
 
     client: str
     number: int
 
 
 class RoundTrip:
-    """What is known of the link to a peer."""
+    """Measured round trips of the link to a peer."""
 
     __state__ = State("round-trip", saved=("asked_at", "measured_s", "used_s"))
 
@@ -99,7 +99,7 @@ class Places:
         self.telling = Telling(settings.told_in, settings.told_topics) if settings.told_in else None
 
     def configure(self, location: LocationSettings) -> None:
-        """Other zones from now on. What is subscribed to keeps those that it was made with."""
+        """Apply new zones. Existing subscriptions keep the zones they were made with."""
         settings = self._settings
         changed = msgspec.structs.replace(
             settings, zones=location.zones, dwell_s=location.dwell_s, hysteresis_m=location.hysteresis_m,
@@ -114,16 +114,16 @@ class Places:
         if here is not None and here.session is not None:
             self._fences.dwelt(here.session, token, _value(here.session, LOCATION))
 
-    # --- what cannot be ---
+    # --- refusals ---
 
     def with_zones(self, filter: Filter) -> Filter:
-        """The filter with the zones themselves instead of their names; InputError if one is not known."""
+        """Return the filter with zone names replaced by the zones; InputError for an unknown zone."""
         return with_zones(filter, self._zones)
 
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
-        """Why a client may not subscribe to a filter on its own state; "" if it may."""
+        """Return why a client may not subscribe to a filter on its own state; "" if it may."""
         try:
-            with_zones(filter, {})  # Those that are known have been put in.
+            with_zones(filter, {})  # Known zones have been replaced already.
         except InputError as error:
             return str(error)
         if not filter.own:
@@ -145,7 +145,7 @@ class Places:
         return ""
 
     def refusal_of_move(self, values: Mapping[str, Value]) -> str:
-        """Why the client cannot be there; "" if it can."""
+        """Return why the client cannot be at that location; "" if it can."""
         for name, value in values.items():
             variable = self._settings.variables.get(name)
             if variable is None:
@@ -169,7 +169,7 @@ class Places:
     # --- moves ---
 
     def move(self, here: ClientHere, session: Session, request: int, values: str, is_late: bool) -> None:
-        """The client has moved; if that had to wait, more may have happened than one step."""
+        """Handle a client's move; after a delay, more than one step may have happened."""
         said = decoded_values(values)
         if LOCATION in said:
             session.is_lent = request == LENT
@@ -182,12 +182,12 @@ class Places:
         self.tell_taken(session.client, request)
 
     def tell_taken(self, client: str, request: int) -> None:
-        """Answer a move, if the client asked for it."""
+        """Answer a move, if the client requested it."""
         if request > 0:
             self._broker.tell(client, SubscriptionSettled(request))
 
     def hear(self, session: Session, publish: ClientPublish) -> None:
-        """Take the last place that the client tells in what it publishes, before that is routed."""
+        """Take the last location reported in what the client publishes, before that is routed."""
         telling, front, bodies, varied = self.telling, self._broker.front, publish.bodies, publish.varied
         assert telling is not None
         burst = Burst("", 0, 0, publish.attributes, 0.0, bodies, len(bodies), publish.marks, varied)
@@ -201,12 +201,12 @@ class Places:
             self._broker.requests.move(session, {LOCATION: place}, self._was_away(session))
 
     def _was_away(self, session: Session) -> bool:
-        """Whether it was away since its last move, and may have moved more than once meanwhile."""
+        """True if the client was away since its last move, and may have moved more than once meanwhile."""
         attachment, known = self._broker.attachments.get(session.client), session.paces.get(LOCATION)
         return attachment is not None and known is not None and known.changed_at < attachment.at
 
     def lend(self, here: ClientHere, session: Session) -> None:
-        """A client that has never said where it is is where its broker is, once it stays there."""
+        """Give a client that never reported its location that of its broker, once it stays there."""
         lent = self._settings.lent.get(self._broker.id)
         if lent is None or here.announced is not None or not self.may_move(here):
             return
@@ -230,7 +230,7 @@ class Places:
         return True
 
     def _take(self, session: Session, values: dict[str, Value], is_late: bool) -> None:
-        """From now on the client is there."""
+        """Set the client's location from now on."""
         broker, settings = self._broker, self._settings
         for name, value in values.items():
             session.paces[name] = pace.changed(session.paces.get(name), broker.now, is_late)
@@ -249,7 +249,7 @@ class Places:
             self._fences.moved(session, values[LOCATION])
 
     def _announce(self, here: ClientHere, session: Session, waiting: Waiting) -> None:
-        """Say that the client will be elsewhere; it is when everyone knows."""
+        """Announce the client's next location; the move takes effect when all brokers know."""
         for name, value in decoded_values(waiting.values).items():
             old = session.places.get(name, Place(stay_s=self._settings.stay_s or self._settings.stay_first_s))
             session.places[name] = msgspec.structs.replace(old, coming=value)
@@ -276,13 +276,14 @@ class Places:
         broker.requests.carry_on(here)
 
     def may_move(self, here: ClientHere) -> bool:
-        """Not while it is away or in a handoff: others may be storing for it, for where it is now."""
+        """True unless the client is away or in a handoff: other brokers may be storing for its present
+        location."""
         return here.client in self._broker.attachments and here.handoff is Handoff.FINISHED
 
     def _put_off(self, session: Session, waiting: Waiting) -> None:
-        """A jump does not take effect now, but is made again when the client is here, or where it is then.
+        """Defer a jump until the client is here, or at its next broker.
 
-        Not one to where the broker is: the next one lends its own place.
+        A jump to this broker's own place is dropped: the next broker sets its own.
         """
         moves = [index for index, one in enumerate(session.deferred) if one[1] == "Move"]
         if moves and waiting.request != LENT:
@@ -297,13 +298,13 @@ class Places:
     # --- sessions come and go ---
 
     def know(self, session: Session) -> None:
-        """A filter on the own state of a client whose session is here is about to be used."""
+        """Make the state of a client whose session is here ready for a filter that uses it."""
         self._broker.router.dependents.locate(_whereabouts(session))
 
     def session_came(self, here: ClientHere, session: Session) -> None:
-        """Before its protocol goes to work: what that tells others goes with the new whereabouts.
+        """Announce the client's new whereabouts before its protocol sends messages that refer to them.
 
-        The client's moves wait until everyone knows.
+        The client's moves wait until all brokers know.
         """
         if here.came_from not in ("", self._broker.id) and _depends(session):
             session.places_number += 1
@@ -311,7 +312,7 @@ class Places:
             self._broker.router.relocate_client(_whereabouts(session))
 
     def session_is_here(self, here: ClientHere) -> None:
-        """After that: find out when they do."""
+        """Afterwards, find out when all brokers know."""
         if here.session is not None and here.session.zones:
             self._fences.arrived(here.session)
         if here.announced is not None and not here.announced.values:
@@ -320,7 +321,7 @@ class Places:
             self.lend(here, here.session)
 
     def before_departure(self, here: ClientHere, session: Session) -> None:
-        """What has not taken effect does so where the session goes."""
+        """Defer pending moves to the broker where the session goes."""
         waiting, here.announced = here.announced, None
         if waiting is not None and waiting.values:
             self._put_off(session, waiting)
@@ -332,7 +333,7 @@ class Places:
     # --- messages about clients ---
 
     def about(self, message: Message) -> Message:
-        """With a message about a client goes what is known of where it is."""
+        """Attach the client's whereabouts to a message about it."""
         dependents = self._broker.router.dependents
         known = dependents.known(client_of(message)) if dependents else None
         return message if known is None else About(known, message)
@@ -340,7 +341,7 @@ class Places:
     # --- how long links take ---
 
     def measure(self, peer: str) -> None:
-        """Find out how long it takes to a peer and back, unless that is known well enough."""
+        """Measure the round trip to a peer, unless known well enough."""
         now = self._broker.now
         round_trip = self._round_trips.setdefault(peer, RoundTrip())
         if self._settings.variables and now >= round_trip.asked_at + self._settings.measure_every_s:
@@ -365,7 +366,7 @@ def encoded_values(values: dict[str, Value]) -> str:
 
 
 def merged_values(earlier: str, later: str) -> str:
-    """Both moves as one."""
+    """Merge two moves into one."""
     return encoded_values({**decoded_values(earlier), **decoded_values(later)})
 
 

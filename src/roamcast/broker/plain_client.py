@@ -1,8 +1,8 @@
 """The client's side: what a well-behaved client library does, as a state machine.
 
-It numbers its requests and sends those again that no broker has accepted; it
-counts what it receives per stream and acknowledges cumulatively. It is the
-witness of what was delivered: its records, not a broker's, say so.
+The client numbers its requests and repeats those that no broker has accepted. It
+counts received notifications per stream and acknowledges cumulatively. Its
+records, not a broker's, show what was delivered.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Client:
     def __init__(self, id: str, names_last_broker: bool = True) -> None:
         self.id = id
         self.broker = ""
-        """Where it is attached or attaching; "" while away."""
+        """Broker where the client is attached or attaching; "" while away."""
         self.welcomed = False
         self.moves = -1
         self.received: dict[str, int] = {}
@@ -68,7 +68,7 @@ class Client:
         self._names_last_broker = names_last_broker
         self._last_broker = ""
         self._named_next = ""
-        """The broker to name at the next attach: where it was last, unless that named another."""
+        """Broker to name at the next attach: the last one, unless that broker named another."""
         self._requests = 0
         self._unaccepted: list[Request] = []
         self._sequence = 0
@@ -130,12 +130,12 @@ class Client:
             self._named_next = broker
         self._last_broker = broker
         self._gather_moves()
-        # Requests may follow at once: the broker keeps them until the session is there.
+        # Requests may follow at once: the broker holds them until the session arrives.
         for request in self._unaccepted:
             self._send(request)
 
     def _gather_moves(self) -> None:
-        """Of the moves that no broker has taken only where they led counts; the rest is repetition."""
+        """Keep only the last of the moves that no broker has taken; the others are superseded."""
         last: dict[str, Value] = {}
         for request in self._unaccepted:
             if isinstance(request, Move):
@@ -172,14 +172,14 @@ class Client:
         received = self.received.get(stream, 0)
         end = sequence + burst.count - 1
         if end <= received:
-            # Sent again, because what said so before was lost.
+            # Sent again, because the first acknowledgement was lost.
             out.sends.append((self.broker, Acknowledge(stream, received)))
             return
         if sequence <= received:
             burst = burst.tail(received - sequence + 1)
         self.received[stream] = end
         self._sequence += 1
-        # Positional, because there is one of these for every delivery.
+        # Positional, because there is one record per delivery.
         out.records.append(
             Row(
                 self._sequence, self._now, self.id, "delivered", self.id, self.broker, None, burst.publisher,

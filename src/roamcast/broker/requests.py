@@ -1,7 +1,7 @@
 """What clients ask for: publishes, and changes of what they subscribe to or advertise.
 
-A client numbers its requests and sends those again that were not accepted; each
-is taken once, wherever the session is. A change waits for a handoff, and for an
+A client numbers its requests and repeats those that were not accepted; each request
+takes effect once, wherever the session is. A change waits for a handoff, and for an
 earlier change of the same filter; while one is not settled the session stays.
 """
 
@@ -36,7 +36,7 @@ KIND_OF_CHANGE = {
     "Advertise": "advertised",
     "Unadvertise": "unadvertised",
 }
-"""The request and the kind of row that tells of it."""
+"""Request to the kind of record that reports it."""
 
 
 class Requests:
@@ -56,7 +56,7 @@ class Requests:
             self._accept(session, request)
 
     def hold(self, client: str, request: Request) -> None:
-        """Keep a request until the client's session is there."""
+        """Hold a request until the client's session arrives."""
         here = self._clients.of(client)
         if here.held is None:
             here.held = []
@@ -64,13 +64,13 @@ class Requests:
             here.held.append(request)
 
     def take_held(self, here: ClientHere, session: Session) -> None:
-        """The session has come: take what the client asked for meanwhile."""
+        """Handle the requests that were held until the session arrived."""
         held, here.held = here.held, None
         for request in held or ():
             self._accept(session, request)
 
     def _accept(self, session: Session, request: Request) -> None:
-        """Take a request once; what was taken before is only acknowledged again."""
+        """Accept a request once; a duplicate is only acknowledged again."""
         if isinstance(request, ClientPublish):
             self.publish(session, request)
             return
@@ -104,7 +104,7 @@ class Requests:
 
     def _tell_accepted(self, session: Session) -> None:
         if self._broker.front is None:
-            # A front numbers the requests itself, and has no use for an answer.
+            # An access front numbers the requests itself, and needs no answer.
             self._broker.tell(session.client, Accepted(session.accepted))
 
     # --- publishing ---
@@ -112,7 +112,8 @@ class Requests:
     def _publish_advertised(
         self, session: Session, attributes: bytes, bodies: tuple[bytes, ...], marks: bytes
     ) -> None:
-        """Where advertisements guide subscriptions, only what is advertised, and not before all know."""
+        """With advertisements, publish only what is advertised, and only once all brokers know the
+        advertisement."""
         here = self._clients.here[session.client]
         if here.settling is Settling.SETTLING:
             here.gated = here.gated if here.gated is not None else []
@@ -132,11 +133,11 @@ class Requests:
     # --- changes ---
 
     def move(self, session: Session, values: dict[str, Value], is_late: bool) -> None:
-        """A move that the client did not ask for: it told of it."""
+        """Apply a move that the client reported in a publish instead of requesting it."""
         self._change(session, TOLD, "Move", encoded_values(values), is_late)
 
     def _change(self, session: Session, request: int, kind: str, text: str, is_late: bool) -> None:
-        """Carry a change out: now, or when the handoff and the last change of this filter are done."""
+        """Carry out a change: now, or after the handoff and the last change of this filter."""
         broker, client = self._broker, session.client
         here = self._clients.here[client]
         if self._is_refused(client, request, kind, text):
@@ -172,7 +173,8 @@ class Requests:
             broker.router.advertise(filter, token)
 
     def _is_refused(self, client: str, request: int, kind: str, text: str) -> bool:
-        """Say so where filters on the client's own state, or its moves, cannot be."""
+        """Refuse filters on the client's own state, or moves, where these are not supported; True if
+        refused."""
         places = self._broker.places
         if kind == "Move":
             reason = places.refusal_of_move(decoded_values(text))
@@ -194,7 +196,7 @@ class Requests:
         return here.handoff is Handoff.UNDER_WAY or text in (here.unsettled or ())
 
     def _defer(self, session: Session, request: int, kind: str, text: str) -> None:
-        """Of several moves that wait only the last one counts; that way there is never more than one."""
+        """Defer a change. Of several deferred moves only the last one counts, so at most one waits."""
         if kind == "Move":
             for earlier in [one for one in session.deferred if one[1] == "Move"]:
                 session.deferred.remove(earlier)
@@ -203,11 +205,11 @@ class Requests:
         session.deferred.append((request, kind, text))
 
     def subscribe_too(self, session: Session, text: str) -> None:
-        """A subscription that the client made elsewhere, and not asked for here."""
+        """Add a subscription that the client made elsewhere, and did not request here."""
         self._change(session, 0, "Subscribe", text, is_late=True)
 
     def advertise_again(self, here: ClientHere, session: Session) -> None:
-        """The session has moved here, and what its client may publish must be known from here."""
+        """Make the advertisements of a session that arrived here known from here."""
         for text in session.advertisements:
             self.begin_settling(here, text)
             self._broker.router.advertise(parse(text), (session.client, 0, "Advertise", text))
@@ -237,7 +239,8 @@ class Requests:
             here.unsettled = None
 
     def _tell_settled(self, client: str, request: int, kind: str, text: str) -> None:
-        """Not where the session's move alone made it necessary (request 0)."""
+        """Tell the client that its change has settled; changes caused by a handoff (request 0) are not
+        reported."""
         if request:
             broker, told = self._broker, KIND_OF_CHANGE[kind]
             broker.record(told, client=client, broker=broker.id, filter=text, reason="settled")
@@ -254,11 +257,11 @@ class Requests:
                     broker.record("subscribed", client=client, broker=broker.id, filter=text, reason=HELD)
 
     def carry_on(self, here: ClientHere) -> None:
-        """Do what had to wait for a handoff or for a change to settle; last of all, let the session go."""
+        """Carry out what waited for a handoff or for a change to settle; finally, let the session depart."""
         session = here.session
         if here.is_carrying_on or session is None:
             return
-        # What is carried out may settle at once and come back here.
+        # These may settle at once and call this method again.
         here.is_carrying_on = True
         deferred, session.deferred = session.deferred, []
         for request, kind, text in deferred:

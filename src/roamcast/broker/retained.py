@@ -1,14 +1,13 @@
-"""Retained messages: known at every broker, the last writer wins.
+"""Retained messages: replicated to every broker; the last writer wins.
 
-Writers are ordered by a hybrid of clock and counter, then by the id of their
-broker, so all brokers come to the same choice. A deletion stays as a tombstone,
-for long enough that nothing older can still be on its way.
+Writers are ordered by a hybrid of clock and counter, then by the id of their broker, so all brokers make the
+same choice. A deletion leaves a tombstone until no older message can be under way.
 
-Work that grows with the number of messages goes in slices, so that no other client has to wait for it:
-what a new subscription gets is a recall with a cursor, and what a peer has not heard yet is a list of topics.
-The first slice is taken at once, and the driver asks for the next ones (`Tick`). A recall leaves out topics
-that were written meanwhile, because the client gets what was written as an ordinary message. A peer that
-cannot be reached, or takes too little, is told the last value of each topic and none of those in between.
+Work that grows with the number of messages is done in slices, so that no other client has to wait: a new
+subscription starts a recall with a cursor, and each peer has a list of topics still to be sent. The first
+slice is taken at once, and the driver asks for the next ones (`Tick`). A recall leaves out topics that were
+written meanwhile, because the client gets what was written as an ordinary message. A peer that cannot be
+reached, or takes too little, is told the last value of each topic and none of those in between.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ if TYPE_CHECKING:
 
 TOMBSTONE_S = 24 * 3600.0
 SLICE_VISITS = 256
-"""Topics that one slice looks at: about 3 ms of work."""
+"""Topics examined per slice: about 3 ms of work."""
 CLIENTS_PER_SLICE = 4
 SLICE_BYTES = 256 * 1024
-"""A slice ends when it has sent as much."""
+"""Bytes sent after which a slice ends."""
 MESSAGE_BYTES = 600
 """Memory of a retained message beside its topic (held twice), body, properties and publisher."""
 EVERYTHING = ("#",)
@@ -48,18 +47,18 @@ ABOUT_TOPIC = frozenset({TOPIC})
 
 
 class Retain(Message, frozen=True, gc=False):
-    """The retained message of a topic; without a body there is none any more."""
+    """The retained message of a topic; without a body, its deletion."""
 
     topic: str
     time: float
     count: int
-    """Tells writers at the same time apart, and keeps later ones later when a clock steps back."""
+    """Number that orders writes at the same time, and keeps later ones later when a clock steps back."""
     broker: str
     published_at: float
     marks: bytes
     body: bytes | None
     publisher: str = ""
-    """The client: it may subscribe to what others publish alone."""
+    """The publishing client: its subscription may exclude its own messages."""
     cause: ClassVar[Cause] = "publish"
     area: ClassVar[Area] = "data"
 
@@ -69,7 +68,7 @@ class Retain(Message, frozen=True, gc=False):
 
 
 class KeepThis(Command, frozen=True):
-    """A client of this broker publishes something that is to be retained."""
+    """Retain a message published by a client of this broker."""
 
     topic: str
     marks: bytes
@@ -78,36 +77,36 @@ class KeepThis(Command, frozen=True):
 
 
 class BeginRecall(Command, frozen=True):
-    """A client of this broker has new subscriptions: it gets what is retained."""
+    """Begin a recall for new subscriptions of a client of this broker."""
 
     client: str
     recalls: tuple[Recall, ...]
 
 
 class EndRecall(Command, frozen=True):
-    """A client has withdrawn a subscription: it gets no more of what is retained."""
+    """End the recall for a subscription that a client has withdrawn."""
 
     client: str
     name: str
 
 
 class TellRetained(Command, frozen=True):
-    """The overlay has changed: everything that is retained here goes over new links."""
+    """Send all retained messages over new links after a change of the overlay."""
 
     new: tuple[str, ...]
     peers: tuple[str, ...]
-    """All of them."""
+    """All peers."""
 
 
 class PeerListens(Command, frozen=True):
-    """Whether a peer takes what is sent to it: its link is up, and not too much is kept for it."""
+    """Whether a peer accepts messages: its link is up, and not too much is buffered for it."""
 
     peer: str
     listens: bool
 
 
 class GoOn(Command, frozen=True):
-    """Take the next slice of these recalls, and of what these peers have not heard."""
+    """Take the next slice of these recalls, and of the topics that these peers lack."""
 
     clients: tuple[str, ...]
     peers: tuple[str, ...]
@@ -125,21 +124,21 @@ class RetainedMessages:
 
     def __init__(self, broker: BrokerCore) -> None:
         self.refused = 0
-        """Messages that found no room."""
+        """Number of messages refused for lack of room."""
         self._broker = broker
         self._messages_max = 0
         self._bytes_max = 0
         self._kept: dict[str, Retain] = {}
-        """By topic, those that were written last at the end."""
+        """Messages and tombstones by topic, the last written at the end."""
         self._clock = (0.0, 0)
         self._recalled = 0
         self._changes = 0
         self.recalls: dict[str, list[Recall]] = {}
-        """By client, in the order of its subscriptions; the first one is under way."""
+        """Recalls by client, in the order of its subscriptions; the first one is under way."""
         self._changed: dict[str, int] = {}
-        """Topics that were written while there are recalls, and which change that was."""
+        """Topics written while recalls are under way, with the number of the change."""
         self.untold: dict[str, dict[str, None]] = {}
-        """By peer: topics whose last value it has not been sent."""
+        """Peer to the topics whose last value it has not been sent."""
         self._deaf: dict[str, None] = {}
         """Peers that are sent nothing for now."""
         self._restore()
@@ -158,11 +157,11 @@ class RetainedMessages:
 
     def _restore(self) -> None:
         self._count = self._bytes = 0
-        """Messages that are kept, and the memory that they and tombstones take."""
+        """Number of messages, and the memory of messages and tombstones."""
         self._topics = TopicOrder()
-        """Of messages, without tombstones."""
+        """Topics of messages, without tombstones."""
         self._tombstones: dict[str, None] = {}
-        """The oldest first."""
+        """Tombstones, the oldest first."""
         for one in self._kept.values():
             self._enter(one)
 
@@ -187,7 +186,7 @@ class RetainedMessages:
         self.on_retain(broker.id, kept)
 
     def on_retain(self, sender: str, message: Retain) -> None:
-        """Keep it if it is newer, and tell everyone who has not heard of it."""
+        """Keep the message if it is newer, and send it to all other peers."""
         topic = message.topic
         known = self._kept.get(topic)
         if known is not None and known.stamp >= message.stamp:
@@ -200,7 +199,7 @@ class RetainedMessages:
         kept = message
         if message.body is not None and not self._make_room(_size(message)):
             self.refused += 1
-            kept = replace(message, body=None)  # What was there before is not true any more.
+            kept = replace(message, body=None)  # The former message is no longer valid.
         self._kept[topic] = kept
         self._enter(kept)
         self._bury()
@@ -227,7 +226,7 @@ class RetainedMessages:
             del self._tombstones[message.topic]
 
     def _make_room(self, size: int) -> bool:
-        """Whether a message of this size finds room; tombstones give way to it."""
+        """Make room for a message by removing tombstones; returns whether it fits."""
         while self._bytes + size > self._bytes_max and self._tombstones:
             self._forget(next(iter(self._tombstones)))
         return self._count < self._messages_max and self._bytes + size <= self._bytes_max
@@ -270,7 +269,7 @@ class RetainedMessages:
             self._tell_more(command.peer)
 
     def _tell_more(self, peer: str) -> None:
-        """Send a peer some of what it has not heard."""
+        """Send a peer some of the topics it lacks."""
         untold = self.untold.get(peer)
         if untold is None or peer in self._deaf:
             return
@@ -291,7 +290,7 @@ class RetainedMessages:
     def on_begin_recall(self, command: BeginRecall) -> None:
         waiting = self.recalls.get(command.client, [])
         is_first = not waiting
-        # Of those that have not begun, one for each subscription is enough.
+        # Of recalls not begun, one per subscription is enough.
         named = {one.name for one in command.recalls}
         waiting = [one for place, one in enumerate(waiting) if not place or one.name not in named]
         waiting += [replace(one, since=self._changes, clock=self._clock) for one in command.recalls]
@@ -306,23 +305,23 @@ class RetainedMessages:
             self.take_recalls(command.client)
 
     def take_recalls(self, client: str) -> list[Recall]:
-        """What is left to do for a client, whose session goes or ends."""
+        """Remove and return the remaining recalls of a client whose session departs or ends."""
         taken = self.recalls.pop(client, [])
         if not self.recalls:
             self._changed.clear()
         return taken
 
     def resume_recalls(self, client: str, recalls: Sequence[Recall]) -> None:
-        """Go on with what another broker, or another session of the client, had begun."""
+        """Resume recalls that another broker, or another session of the client, had begun."""
         if recalls:
             since = self._changes
             begun = [replace(one, since=since) for one in recalls]
             self.recalls[client] = [*self.recalls.get(client, ()), *begun]
 
     def due(self, is_slow: Callable[[int], bool], is_full: Callable[[str], bool]) -> GoOn | None:
-        """The recalls and the peers with which it goes on; None if nobody takes more for now.
+        """Return the recalls and peers that continue; None if none accepts more for now.
 
-        The driver knows which connections are slow, and for which peers enough is under way.
+        The driver knows the slow connections, and the peers with enough under way.
         """
         ready = (client for client in self.recalls if self._may_recall(client))
         clients = (one for one in ready if not is_slow(self._broker.attachments[one].connection))
@@ -337,7 +336,7 @@ class RetainedMessages:
             self._tell_more(peer)
 
     def _may_recall(self, client: str) -> bool:
-        """Whether the client is here and has got what it was sent: what waits for it does not grow."""
+        """True if the client is here and has received what was sent, so its queue does not grow."""
         attachment = self._broker.attachments.get(client)
         if attachment is None or not attachment.connection or attachment.queue is None:
             return False
@@ -349,14 +348,16 @@ class RetainedMessages:
             one, is_over, visits, room = self._recall_slice(client, waiting[0], visits, room)
             waiting[:1] = () if is_over else (one,)
         if waiting:
-            self.recalls[client] = self.recalls.pop(client)  # Whoever had its turn comes last.
+            # Round robin: the client whose turn is over comes last.
+            self.recalls[client] = self.recalls.pop(client)
         else:
             self.take_recalls(client)
 
     def _recall_slice(
         self, client: str, recall: Recall, visits: int, room: int
     ) -> tuple[Recall, bool, int, int]:
-        """Send some of a recall: the rest, whether that is nothing, and what is left of the slice."""
+        """Send a slice of a recall; returns the rest, whether it is finished, and the remaining size of the
+        slice."""
         filter = self._broker.as_it_is(parse(recall.filter), client)
         topics, onward, visits = self._candidates(filter.expression, recall.onward, visits)
         tests = None if isinstance(filter.expression, Matches) else filter
@@ -371,7 +372,7 @@ class RetainedMessages:
         return replace(recall, onward=onward or ""), onward is None, visits, room
 
     def _candidates(self, expression: Expression, onward: str, visits: int) -> Found:
-        """Topics that may match, some of them."""
+        """Return some topics that may match."""
         for part in expression.children if isinstance(expression, And) else (expression,):
             if isinstance(part, Compare) and part.name == TOPIC and part.operator == "=":
                 known = self._kept.get(str(part.value))
@@ -382,7 +383,7 @@ class RetainedMessages:
         return self._topics.search(EVERYTHING, onward, visits)
 
     def _is_for(self, client: str, recall: Recall, message: Retain) -> bool:
-        """False for what the client published and does not want, and for what it gets without a recall."""
+        """False for messages that the client published and excludes, or receives without a recall."""
         if recall.no_local and message.publisher == client_of(client):
             return False
         if (message.time, message.count) > recall.clock:
@@ -410,11 +411,11 @@ class RetainedMessages:
 
 
 def _size(message: Retain) -> int:
-    """Memory that a message takes, or its tombstone."""
+    """Return the memory of a message, or of its tombstone."""
     held = 2 * text_bytes(message.topic) + len(message.marks) + text_bytes(message.publisher)
     return MESSAGE_BYTES + held + len(message.body or b"")
 
 
 def _marks(published: int, qos_max: int) -> bytes:
-    """The flags of something retained that is sent, from those with which it was published."""
+    """Return the flags for sending a retained message, from those of its publish."""
     return bytes((published & ~(RETAIN | QOS) | min(published & QOS, qos_max) | RETAINED,))

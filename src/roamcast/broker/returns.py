@@ -1,10 +1,10 @@
-"""What was meant for a broker that is gone for good, and what of it can be saved.
+"""Messages for a broker that is gone for good, and what of them can be saved.
 
 Everything for a broker on the far side of a link went over that link, so the broker
 at its near end has what was not acknowledged, in the order in which it was sent
-(`SendFailed`). It is the heir: a session among these messages stays there, and what
-others send after it, because they have not heard yet, takes the way it always took
-and ends there, too.
+(`SendFailed`). That broker takes over: a session among these messages stays there,
+and messages that uninformed brokers still send take their usual way and end there,
+too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Returns:
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self._former_hops: dict[str, str] = {}
-        """Brokers that are gone, and the peer towards them; this broker itself if it was their neighbour."""
+        """Brokers that are gone, and the former peer towards each; this broker itself for former
+        neighbours."""
 
     def overlay_changed(
         self, old: Mapping[str, str], new: Mapping[str, str], gone_peers: Collection[str]
@@ -38,17 +39,17 @@ class Returns:
             self._former_hops.pop(broker, None)
 
     def hop_towards(self, broker: str) -> str:
-        """The peer on the way to a broker that is gone; this broker itself if the way ends here."""
+        """Return the peer towards a broker that is gone; this broker itself if the way ends here."""
         hop = self._former_hops.get(broker, "")
         return hop if self._broker.router.has_peer(hop) else self._broker.id
 
     def send_failed(self, peer: str, messages: Iterable[Message]) -> None:
-        """A link was given up, and these are the messages that the peer has not acknowledged."""
+        """Handle the unacknowledged messages of a link that was given up."""
         for message in messages:
             self.came_back(peer, message)
 
     def came_back(self, destination: str, message: Message) -> None:
-        """A message that cannot reach its destination any more."""
+        """Handle a message that can no longer reach its destination."""
         if message.is_fleeting:
             return
         broker = self._broker

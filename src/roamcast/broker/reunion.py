@@ -1,17 +1,17 @@
-"""Two trees have joined, and some client may have a session in each: one of the two ends.
+"""Merging sessions after two trees have joined: of two sessions of one client, one ends.
 
 The session that was begun later stays. The other one ends as if its client had
 asked for that: what was kept for it is dropped, and if the client is attached
 there, its connection is closed; when it comes again, it gets the one that stays.
 
-Every broker tells those that have come within reach which sessions it holds
-(`Claims`), and who holds an older one ends it; who holds a newer one answers
-(`Rival`). A session on its way is followed, as every question about it is. Until
-a broker has heard all claims of a tree that joined, it does not let a session go
-to a broker of that tree: otherwise two sessions of one client could meet there. For
-the same reason it remembers the claims: a session may arrive that had left another
-broker before they were heard there. When all brokers of its own tree have heard them
-(`ClaimsHeard`), no such session is on its way any more.
+Every broker tells those that have come within reach which sessions it holds (`Claims`),
+and a broker with an older session of the same client ends it; a broker with a newer one
+answers (`Rival`). Claims follow a session on its way, like every question about it. Until
+a broker has heard all claims of a tree that joined, it does not let a session go to a
+broker of that tree: otherwise two sessions of one client could meet there. For the same
+reason it remembers the claims: a session may arrive that had left another broker before
+they were heard there. When all brokers of its own tree have heard them (`ClaimsHeard`),
+no such session is on its way any more.
 
 Some protocols keep things under a client's name at brokers where its session is not.
 So the session that stays is not given to anyone before the other one has ended, and
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 CLAIMS_PER_MESSAGE = 1000
 
 RANGE_BITS = 32
-"""Attach numbers of a session that stays are in a higher range of 2 ** 32 than those of the one that ends."""
+"""Each reunion moves the session that stays into a higher range of 2 ** 32 attach numbers."""
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True):
@@ -45,13 +45,13 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     client: str
     broker: str
     begun: tuple[float, str]
-    """When and where: the session with the later one stays."""
+    """When and where the session began: of two, the later one stays."""
     number: int
     incarnation: int
 
 
 class Claims(Message, frozen=True):
-    """What `broker` holds, for the brokers `to` that have just come within its reach."""
+    """Sessions that `broker` holds, for the brokers `to` that have just come within its reach."""
 
     broker: str
     to: tuple[str, ...]
@@ -61,7 +61,7 @@ class Claims(Message, frozen=True):
 
 
 class ClaimIt(Message, frozen=True):
-    """Follows a session that was on its way when these brokers came within reach."""
+    """Asks the new holder to claim a session that was on its way when these brokers came within reach."""
 
     client: str
     to: tuple[str, ...]
@@ -69,37 +69,37 @@ class ClaimIt(Message, frozen=True):
 
 
 class Rival(Message, frozen=True):
-    """A claim for one broker, which follows the session of the same client to where it went."""
+    """A claim for one broker; it follows the session of the same client to where it went."""
 
     claim: Claim
     cause: ClassVar[Cause] = "handoff"
 
 
 class ReunionOver(Message, frozen=True):
-    """The older session of this client has ended, and nothing is left of it: the other one may go."""
+    """The older session of this client has ended, with nothing left: the other session may move."""
 
     client: str
     cause: ClassVar[Cause] = "handoff"
 
 
 class ClaimsHeard(Message, frozen=True):
-    """The sender has heard everything that these brokers claim."""
+    """The sender has heard all claims of these brokers."""
 
     brokers: tuple[str, ...]
     cause: ClassVar[Cause] = "handoff"
 
 
 class Joining(msgspec.Struct):
-    """Brokers that have come within reach, and those of them whose claims are not known yet."""
+    """Brokers that have come within reach, and which of their claims are still missing."""
 
     __state__ = State("reunion-joining")
 
     brokers: dict[str, None]
     unheard: dict[str, None]
     own: dict[str, dict[str, None]]
-    """The brokers of the own tree that have not heard all claims yet, and whose they have not heard."""
+    """Brokers of the own tree that lack claims, each with the brokers whose claims it lacks."""
     claims: dict[str, list[Claim]] = {}
-    """What was heard, by client."""
+    """Received claims, by client."""
 
     def is_due(self) -> bool:
         return bool(self.unheard or self.own)
@@ -125,7 +125,7 @@ class Reunion:
         }
 
     def is_under_way(self, client: str) -> bool:
-        """Whether another session of a client may exist that this broker holds one of."""
+        """True if another session may exist of a client whose session this broker holds."""
         here = self._clients.here.get(client)
         return bool(self._joining) or (here is not None and bool(here.newer or here.older))
 
@@ -135,10 +135,11 @@ class Reunion:
             "requests held back": self._held_back,
         }
 
-    # --- saying what is held here ---
+    # --- claiming what is held here ---
 
     def begin(self, brokers: Iterable[str]) -> None:
-        """These brokers have come within reach, with sessions of their own."""
+        """Claim the sessions held here towards brokers that have come within reach with their own
+        sessions."""
         to = tuple(brokers)
         self._broker.directory.joined(to)
         strangers = dict.fromkeys((self._broker.id, *to))
@@ -147,7 +148,7 @@ class Reunion:
         own = {one: dict.fromkeys(to) for one in self._broker.own_members if one not in strangers}
         self._joining.append(Joining(dict.fromkeys(to), dict.fromkeys(to), own))
         held = [claim for client in self._broker.sessions if (claim := self._claim_of(client)) is not None]
-        # Of sessions on their way nobody else may have spoken before their new holders hear of it.
+        # For a session on its way, its new holder must hear of the reunion before any other broker claims.
         departed = [(here.client, here.departed) for here in self._clients.here.awake() if here.departed]
         for client, one in departed:
             self._broker.directory.changed(client)
@@ -160,11 +161,11 @@ class Reunion:
             self._pass_on(Claims(self._broker.id, to, part, position == len(parts) - 1), "")
         for client, one in departed:
             self._broker.send(one.destination, ClaimIt(client, to))
-        # Answers to earlier questions say nothing about those who were not asked.
+        # Earlier answers say nothing about brokers that were not asked.
         self._broker.locator.ask_again()
 
     def _claim_of(self, client: str) -> Claim | None:
-        """The claim to the session held here; if it ends, to the one that will begin then."""
+        """Return the claim to the session held here; if it is ending, to its successor."""
         broker, here = self._broker, self._clients.glance(client)
         session = here.session
         assert session is not None
@@ -191,7 +192,7 @@ class Reunion:
             if peer != sender:
                 self._broker.send(peer, message)
 
-    # --- hearing it ---
+    # --- receiving claims ---
 
     def on_claims(self, sender: str, message: Claims) -> None:
         self._pass_on(message, sender)
@@ -229,7 +230,7 @@ class Reunion:
         self._go_on()
 
     def session_came(self, here: ClientHere) -> None:
-        """What was heard before the session came counts for it, too."""
+        """Apply claims that were received before the session arrived."""
         if not self._joining:
             return
         for claim in [claim for joining in self._joining for claim in joining.claims.get(here.client, ())]:
@@ -249,8 +250,8 @@ class Reunion:
             self._compare(claim)
 
     def salvage(self, message: Rival) -> None:
-        """The session that should hear of its rival has ended, is lost with its broker, or was too fast to be
-        followed: then it is anywhere."""
+        """Broadcast a claim whose addressee has ended, is lost with its broker, or moved on too fast: the
+        session may be anywhere."""
         broker, claim = self._broker, message.claim
         broker.directory.changed(claim.client)
         self._pass_on(Claims(broker.id, tuple(broker.own_members), (claim,), is_last=False), "")
@@ -265,7 +266,7 @@ class Reunion:
             if here.departed is not None:
                 broker.send(here.departed.destination, Rival(claim))
             elif here.search is Search.ASKS_EVERYONE:
-                # Those who said that they do not hold it may have been asked before it came there.
+                # Brokers that denied holding the session may have been asked before it arrived there.
                 broker.locator.ask_everyone(here)
             return
         own = self._claim_of(here.client)
@@ -274,9 +275,9 @@ class Reunion:
             if own is not None:
                 broker.endings.begin_replaced(here)
         elif own.begun > claim.begun:
-            # Nothing of the two may be mistaken for the other's. Both may be told to go on with higher
-            # numbers before one of them ends: where in the range they go on depends on when and where they
-            # began.
+            # Nothing of one session may be mistaken for the other's. Both may be told to continue with higher
+            # numbers before one of them ends, so the start within the range depends on when and where the
+            # session began.
             start = crc32(msgspec.msgpack.encode(own.begun)) >> 1
             session.number = ((max(session.number, claim.number) >> RANGE_BITS) + 1 << RANGE_BITS) + start
             session.incarnation = max(session.incarnation, claim.incarnation) + 1
@@ -284,7 +285,7 @@ class Reunion:
             broker.send(claim.broker, Rival(own))
 
     def session_over(self, here: ClientHere) -> None:
-        """A session has ended here, and what was left of it everywhere has been fetched."""
+        """Report that a session has ended here, after everything left of it was fetched."""
         newer, here.newer = here.newer, None
         for broker in newer or ():
             self._broker.send(broker, ReunionOver(here.client))
@@ -301,7 +302,7 @@ class Reunion:
             self._older_is_over(here)
 
     def lost(self, brokers: Iterable[str]) -> None:
-        """They are gone for good: nobody waits for what they would claim."""
+        """Stop waiting for claims of brokers that are gone for good."""
         gone = dict.fromkeys(brokers)
         for joining in self._joining:
             was_due = bool(joining.unheard)
@@ -315,24 +316,24 @@ class Reunion:
             if here.older in gone:
                 here.older = ""
             elif here.older and here.session and (own := self._claim_of(here.client)):
-                # Whoever was to answer may be among them: the other session may have gone there.
+                # The broker that was to answer may be gone: the other session may have moved there.
                 self._broker.send(here.older, Rival(own))
         self._go_on()
         held = [(client, self._clients.glance(client).session) for client in self._broker.sessions]
         self.claim([client for client, one in held if one is not None and one.last_broker in gone])
 
     def claim(self, clients: Iterable[str]) -> None:
-        """Tell everyone of these sessions: they were on their way from a broker that is gone for good, and
-        who asked meanwhile may have heard that nobody holds them, and made another."""
+        """Announce sessions that came from a broker that is gone for good: brokers that asked meanwhile may
+        have been told that none exists, and have made another."""
         claims = [claim for client in clients if (claim := self._claim_of(client)) is not None]
         for start in range(0, len(claims), CLAIMS_PER_MESSAGE):
             part = tuple(claims[start : start + CLAIMS_PER_MESSAGE])
             self._pass_on(Claims(self._broker.id, tuple(self._broker.own_members), part, is_last=False), "")
 
-    # --- sessions that may not go yet ---
+    # --- sessions that may not leave yet ---
 
     def holds_back(self, request: AttachRequest) -> bool:
-        """Whether the session may not go to this broker yet; its request is answered later."""
+        """Hold back a request if its session may not move to that broker yet; returns whether it was held."""
         here = self._clients.here.get(request.client)
         has_older = here is not None and bool(here.older)
         if has_older or any(request.broker in one.brokers and one.unheard for one in self._joining):
@@ -341,7 +342,7 @@ class Reunion:
         return False
 
     def _go_on(self) -> None:
-        """Who was held back asks again: meanwhile it may have got the other session."""
+        """Have the brokers held back ask again: they may have received the other session meanwhile."""
         self._joining = [joining for joining in self._joining if joining.is_due()]
         held_back, self._held_back = self._held_back, []
         for request in held_back:

@@ -1,4 +1,5 @@
-"""Where a client's session is, for an operator who asks: over the tree, and nothing is moved by it."""
+"""Where a client's session is, answered to an operator by a question over the tree. The session is not
+moved."""
 
 from __future__ import annotations
 
@@ -15,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class Seek(Command, frozen=True):
-    """An operator of this broker asks where a client's session is."""
+    """Command of an operator: find where a client's session is."""
 
     client: str
     number: int
 
 
 class WhereIs(Message, frozen=True):
-    """Passed on until it comes to the holder."""
+    """Question passed on until it reaches the holder."""
 
     client: str
     asker: str
     number: int
-    """Tells the questions of one asker apart."""
+    """Number that distinguishes the questions of one asker."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -39,11 +40,11 @@ class IsHere(Message, frozen=True):
     broker: str
     state: str
     """"attached", "away", "arriving" (its handoff has not finished) or "ending"; where brokers move also "out
-    of reach": the way to it ends at this broker, and what is for it is stored there."""
+    of reach": the way to the client ends at this broker, which stores notifications for it."""
     since: float
     """Time of the last attach or detach, Unix time."""
     queued: int
-    """Notifications that wait for it at the holder, sent and not acknowledged ones included."""
+    """Notifications queued at the holder, including sent and unacknowledged ones."""
     queued_bytes: int
     subscriptions: int
     cause: ClassVar[Cause] = "handoff"
@@ -64,7 +65,7 @@ class Seeking:
 
     def _restore(self) -> None:
         self.answers: list[IsHere] = []
-        """Not yet taken."""
+        """Answers that have not been taken yet."""
 
     def on_seek(self, command: Seek) -> None:
         self.on_where_is(self._broker.id, WhereIs(command.client, self._broker.id, command.number))

@@ -1,12 +1,12 @@
-"""The life of a client's session at one broker: every state, and what may follow what, in one table.
+"""The life of a client's session at one broker: all states and transitions in one table.
 
 A client attaches. If its session is not here, the broker asks for it: the broker that the client was at
 before, or everyone. Whoever has asked waits until the session arrives, or until the client turns out to be
 elsewhere. The session arrives by a handoff; the client may read while the handoff is under way. From then on
 the session is held here, whether its client is attached or away, until another broker asks for it. It then
-departs at once, or waits until all its subscriptions have settled. Where it went is remembered until
-its arrival is confirmed. Or the session ends: what is left of it is fetched and thrown away, and when the
-handoff is finished and all has settled, it is over. Its client, if attached, then gets a new session, or
+departs at once, or waits until all its subscriptions have settled. Where it went is remembered until its
+arrival is confirmed. Or the session ends: its remaining notifications are fetched and discarded, and when
+the handoff is finished and all has settled, it is over. Its client, if attached, then gets a new session, or
 looks for the one that has replaced it.
 
 A copy of a session may serve its client before the session is there. The client then reads ahead, from when
@@ -32,7 +32,7 @@ from roamcast.state import State
 
 
 class _Named(Enum):
-    """Members are single objects; the hash of Enum is computed anew at every look into a table."""
+    """Members are compared by identity; the hash of Enum would be computed anew at every table lookup."""
 
     __hash__ = object.__hash__
 
@@ -43,13 +43,13 @@ class Holding(_Named):
     ABSENT = "absent"
     HELD = "held"
     DEPARTING = "departing"
-    """Another broker asked for it; it leaves when its changes have settled."""
+    """Another broker asked for the session; it leaves when its changes have settled."""
     DEPARTED = "departed"
-    """On its way to another broker; questions are sent after it."""
+    """The session is on its way to another broker; questions are sent after it."""
     ENDING = "ending"
-    """Whatever is left of it is thrown away; an attached client gets a new session then."""
+    """The rest of the session is discarded; an attached client gets a new session then."""
     REPLACED = "replaced"
-    """Ending, and its client has another session elsewhere."""
+    """The session is ending, and its client has another session elsewhere."""
 
 
 class Search(_Named):
@@ -57,7 +57,7 @@ class Search(_Named):
 
     IDLE = "idle"
     ASKS_ONE = "asks one"
-    """The broker that the client named."""
+    """The broker named by the client is asked."""
     ASKS_EVERYONE = "asks everyone"
     AWAITS = "awaits"
     """Some broker has the request and will grant or refuse it."""
@@ -71,7 +71,7 @@ class Presence(_Named):
 
 
 class Reading(_Named):
-    """What the attached client is served from."""
+    """Where the attached client's notifications come from."""
 
     SESSION = "session"
     """Serve the client from its session, once that has arrived."""
@@ -85,7 +85,7 @@ class Handoff(_Named):
 
 
 class Settling(_Named):
-    """The client's subscriptions and advertisements."""
+    """Settling of the client's subscriptions and advertisements."""
 
     SETTLED = "settled"
     SETTLING = "settling"
@@ -104,19 +104,19 @@ class Event(_Named):
     """Everyone was asked, and some broker has the request now."""
     REFUSED = "refused"
     ARRIVED = "arrived"
-    """From another broker, or newly made."""
+    """The session came from another broker, or was newly made."""
     MET = "met"
-    """A second session of the client has arrived: two trees joined, and nobody has ended either in time. The
+    """A second session of the client has arrived: two trees joined, and neither session ended in time. The
     one that was here is given up."""
     WELCOMED = "welcomed"
-    """The client attached where its session is."""
+    """The client attached at the broker of its session."""
     CLAIMED = "claimed"
     """Another broker asked for the session, which has to settle first."""
     UNCLAIMED = "unclaimed"
-    """The request that waited is served now, or of no use any more."""
+    """The request that waited is served now, or obsolete."""
     DEPARTED = "departed"
     CONFIRMED = "confirmed"
-    """The session has arrived where it went, or is known never to."""
+    """The session has arrived at its destination, or is known never to."""
     ENDED = "ended"
     REPLACED = "replaced"
     OVER = "over"
@@ -125,15 +125,15 @@ class Event(_Named):
     CHANGED = "changed"
     """A subscription or advertisement has begun to change."""
     SETTLED = "settled"
-    """The last such change is known to every broker that must know it."""
+    """The last change in progress is known to every broker that must know it."""
 
 
 class IllegalTransition(RuntimeError):
-    """Something happened to a client that cannot happen in its present state: a bug."""
+    """An event that is illegal in the client's present state: a bug."""
 
 
 def _stays(state: Enum, *events: Event) -> dict[Event, Any]:
-    """Events that are legal in a state and leave it as it is."""
+    """Return events that are legal in a state and do not change it."""
     return dict.fromkeys(events, state)
 
 
@@ -240,7 +240,7 @@ MOVES: dict[Event, list[tuple[str, dict[Any, Any]]]] = {
     ]
     for event in Event
 }
-"""The machines that an event moves, and for each from which state to which."""
+"""Event to the machines it moves, with the transitions of each."""
 
 
 class Attachment:
@@ -252,31 +252,31 @@ class Attachment:
 
     def __init__(self, connection: int, hello: Hello, window: int, at: float) -> None:
         self.connection = connection
-        """0 while a session ends: everything is read, and nobody gets it."""
+        """Number of the connection; 0 while a session ends: everything is read and discarded."""
         self.hello = hello
         self.at = at
         self.window = window
-        """Notifications sent and not yet acknowledged, at most."""
+        """Maximum of notifications sent and not yet acknowledged."""
         self.queue: DeliveryQueue | None = None
 
 
 class Departed(msgspec.Struct, frozen=True):
-    """What a former holder remembers of a session on its way."""
+    """A former holder's record of a session on its way."""
 
     destination: str
     number: int
-    """The attach number under which it left."""
+    """Attach number under which the session left."""
     begun: tuple[float, str]
     incarnation: int
 
 
 class Waiting(NamedTuple):
-    """The client's next move waits until everyone knows this announcement of where it is."""
+    """The client's next move waits until every broker knows this announcement of its location."""
 
     number: int
     request: int = 0
     values: str = ""
-    """The jump that takes effect then, as JSON; "" if none does."""
+    """The jump that takes effect then, as JSON; "" if none."""
 
 
 def _lift_client_1(fields: dict[str, Any]) -> None:
@@ -299,32 +299,32 @@ class ClientHere(msgspec.Struct):
     attachment: Attachment | None = None
     """The client's connection; while a session ends it waits for another one."""
     request: AttachRequest | None = None
-    """During a search: what this broker asks for."""
+    """During a search: the request of this broker."""
     asked: str = ""
-    """While one broker is asked: which one."""
+    """While one broker is asked: its id."""
     rival: str = ""
     """While everyone is asked: the lowest other broker that asks everyone too."""
     claim: AttachRequest | None = None
-    """While the session is departing: who gets it."""
+    """While the session is departing: the request that gets it."""
     departed: Departed | None = None
-    """While the session is on its way."""
+    """While the session is on its way: its destination."""
     came_from: str = ""
     """During a handoff: the former broker; "" if the session was made here."""
     waiting: list[AttachRequest] | None = None
     """Requests of other brokers, to be answered when the session has arrived or is over."""
     held: list[Request] | None = None
-    """Requests of the client, to be taken when its session is here."""
+    """Requests of the client, to be handled when its session is here."""
     unsettled: dict[str, int] | None = None
-    """While changes settle: filters as text, and how many changes of each."""
+    """While changes settle: filters as text, and the number of changes of each."""
     gated: list[tuple[bytes, tuple[bytes, ...], bytes]] | None = None
-    """What is published when the client's advertisements have settled."""
+    """Publishes that wait until the client's advertisements have settled."""
     is_carrying_on: bool = False
-    """Whether what was deferred is being carried out at this moment."""
+    """True while deferred work is being carried out."""
     announced: Waiting | None = None
     older: str = ""
-    """The broker where an older session of the client has not ended yet; the one here stays."""
+    """Broker where an older session of the client has not ended yet; the session here stays."""
     newer: dict[str, None] | None = None
-    """The brokers that have a session which stays; the one here ends."""
+    """Brokers with a newer session of the client, which stays; the session here ends."""
 
     def on(self, event: Event) -> None:
         for machine, moves in MOVES[event]:
@@ -347,13 +347,13 @@ class ClientHere(msgspec.Struct):
         return self == held
 
     def told(self) -> str:
-        """The states, and what is kept besides, for a message."""
+        """Return the states and the other non-empty fields, for a message."""
         states = [f"{machine} {getattr(self, machine).value}" for machine in TABLE]
         kept = ("waiting", "held", "gated", "announced", "older", "newer")
         return f"{self.client}: {', '.join((*states, *(one for one in kept if getattr(self, one))))}"
 
     def finish_handoff(self) -> str:
-        """Give the broker that the session came from."""
+        """Return the broker that the session came from, and end the handoff."""
         self.on(Event.HANDED_OFF)
         came_from, self.came_from = self.came_from, ""
         return came_from

@@ -1,4 +1,4 @@
-"""What can be set for a site. It is an input too: a replay goes by the settings of its time."""
+"""Settings of a site. They are an input, too: a replay uses the settings of its time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from roamcast.routing.location.variables import NumberSteps, Variable
 
 
 class StateSettings(msgspec.Struct, frozen=True):
-    """Something that clients say of themselves: how it may change in one step."""
+    """A state that clients report of themselves, and how it may change in one step."""
 
     name: str
     graph: str = ""
-    """The text of a graph of its values; "": it is a number."""
+    """Text of a graph of its values; "" for a number."""
     fall: float = 0.0
     rise: float = 0.0
     lowest: float = -1e12
@@ -38,44 +38,45 @@ class MachineSettings(msgspec.Struct, frozen=True):
     id: str
     protocol: str = "multi_hop_handoff"
     front: Literal["mqtt", "plain"] = "mqtt"
-    """What clients talk to (see `broker.fronts`); only simulators have the plain one."""
+    """Access side of the broker (see `broker.fronts`); only simulators use "plain"."""
     encodes: bool = True
-    """Whether links make bytes of messages; not where all brokers are in one process and none can crash."""
+    """True if links encode messages; not needed where all brokers run in one process and none can crash."""
     broker: CoreSettings = CoreSettings(clock_error_s=None)
     endpoint: EndpointSettings = EndpointSettings()
     movement_graph: str = ""
-    """The text of the movement graph, for filters that depend on where the client is; "" allows none."""
+    """Text of the movement graph, for filters that depend on the client's location; "" disables them."""
     position_step_m: float = 0.0
-    """Locations are positions on the earth, and a client gets no farther from one report to the next; 0: they
-    are not."""
+    """Maximum distance between two reported positions of a client, where locations are positions on the
+    earth; 0 where they are not."""
     zones: tuple[tuple[str, str], ...] = ()
-    """Regions that filters may call by name: the name, and GeoJSON."""
+    """Regions that filters may refer to by name: the name, and GeoJSON."""
     dwell_s: float = 0.0
     hysteresis_m: float = 0.0
     """Hysteresis of geofences (see `routing.location.settings`)."""
     told_in: tuple[str, ...] = ()
     told_topics: tuple[str, ...] = ()
-    """Fields and topics of what clients publish that say where they are (see `routing.location.settings`)."""
+    """Fields and topics of published messages that report the client's location (see
+    `routing.location.settings`)."""
     lent: str = ""
-    """Where clients of this broker are that have not said where they are; "": nobody knows."""
+    """Assumed location of clients of this broker that never reported one; "": unknown."""
     states: tuple[StateSettings, ...] = ()
     stay_s: float | None = None
-    """How long clients keep a location, or another state, at least; None: learnt from the changes of each."""
+    """Minimum time that clients keep a location or other state; None: learnt from each client's changes."""
     stay_first_s: float = 1.0
     retained_messages_max: int = 100_000
     retained_bytes_max: int = 256 << 20
     peers: tuple[str, ...] = ()
-    """The peers that are configured."""
+    """Configured peers."""
     meet_timeout_s: float = 5.0
+    """Time to wait after a start for a peer that was never met and may hold a session."""
     serves_unmet: bool = False
-    """Whether, after that time, sessions are also made anew by a broker that has never met all its peers."""
-    """How long after a start to wait for a peer that was never met and may hold a session."""
+    """True if, after that time, a broker that has never met all its peers also makes sessions anew."""
     election: ElectionSettings = ElectionSettings()
-    """Settings of the election, for brokers that move, and …"""
+    """Settings of the election, for brokers that move."""
     border: dict[str, PeerRules] | None = None
-    """What each peer may do; "" is for those not listed. None: everyone is believed (in simulators)."""
+    """Rules for each peer; "" for those not listed. None: every peer is trusted (in simulators)."""
     seen_max: int = MobileSettings().seen_max
-    """… how many deliveries to each of its clients a broker remembers, to deliver none twice."""
+    """Deliveries to each client that a broker that moves remembers, to suppress duplicates."""
 
     def location(self) -> LocationSettings:
         states = {state.name: state.variable() for state in self.states}

@@ -1,19 +1,18 @@
 """Shared subscriptions: one broker owns each group and filter, and picks the member for each notification.
 
-Which broker that is follows from the names alone, so all brokers agree on it. The
-owner subscribes once, for the whole group, and the client's SUBACK waits until that
-is known everywhere. Members that are connected come first: the owner hears of it when
-they come and go, and only while nobody is there it chooses among all of them. What it
-sends to a member goes to the broker where the member was; if the member's session has
-moved on, it comes back and another member gets it. So a notification is delivered to
-one member, whatever moves; no order is promised.
+Which broker that is follows from the names alone, so all brokers agree on it. The owner subscribes once,
+for the whole group, and the client's SUBACK waits until that is known everywhere. Connected members come
+first: the owner is told when members connect and disconnect, and chooses among all of them only while none
+is connected. A notification for a member goes to the broker where the member was; if the member's session
+has moved on, it comes back and another member gets it. So a notification is delivered to one member,
+whatever moves; no order is promised.
 
-When brokers join, another one may have to own a group (`GroupOffer`). It subscribes,
-and leaves everything to the former owner until its subscription is known everywhere
-(`GroupReady`). What comes from then on it keeps, until the former owner has said what
-it has handed out last of each publisher (`GroupOver`). Links do not overtake, so
-whatever came to the new owner before `GroupReady` comes to the former owner before it,
-too. When an owner is gone for good, all brokers tell the next one of their members.
+When brokers join, another one may have to own a group (`GroupOffer`). It subscribes, and leaves everything
+to the former owner until its subscription is known everywhere (`GroupReady`). Notifications from then on
+are kept, until the former owner has reported the last notification of each publisher that it handed out
+(`GroupOver`). Links do not overtake, so whatever came to the new owner before `GroupReady` comes to the
+former owner before it, too. When an owner is gone for good, all brokers tell the next one of their
+members.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
 
 Key = tuple[str, str]
-"""The name of the group and the text of its filter."""
+"""Name of the group and text of its filter."""
 
 
 class Group:
-    """A group that is owned here, or is about to be."""
+    """A group owned here, or about to be."""
 
     __state__ = State(
         "group",
@@ -65,43 +64,44 @@ class Group:
 
     def __init__(self, former: str = "") -> None:
         self.members: dict[str, str] = {}
-        """Each of them with the broker of its session."""
+        """Member to the broker of its session."""
         self.there: dict[str, None] = {}
         """Connected members."""
         self.moving: dict[str, None] = {}
-        """Members whose sessions are on their way: the broker where one arrives says so. While there are any,
-        the group does not end, and keeps what waits."""
+        """Members whose sessions are on their way; the broker where one arrives reports it. Until then the
+        group does not end, and keeps waiting notifications."""
         self.turn = 0
         self.is_settled = False
         self.asking: dict[str, str] = {}
-        """Members, with their brokers, that want to be told when it has."""
+        """Members, with their brokers, to be told when the group has settled."""
         self.waiting: list[Burst] = []
-        """What came back while every member was on its way elsewhere, or before this broker may choose."""
+        """Notifications that came back while every member was on its way elsewhere, or before this broker may
+        choose."""
         self.heir = ""
-        """The broker that it was offered to, and …"""
+        """Broker to which the group was offered."""
         self.last: dict[str, tuple[int, int]] = {}
-        """… what was handed out last since then: publisher to incarnation and number."""
+        """Last notification handed out of each publisher since the offer: incarnation and number."""
         self.former = former
-        """The broker that still owns it, and of what comes here meanwhile, …"""
+        """Broker that still owns the group."""
         self.unseen: list[Burst] = []
-        """… since that one was told to stop: what it may not have seen."""
+        """Notifications received since the former owner was told to stop, which it may not have seen."""
         self.left: dict[tuple[str, str], None] = {}
-        """Members that the former owner may still know."""
+        """Members that left here and that the former owner may still list."""
         self._restore()
 
     def _restore(self) -> None:
         self.fleeting_turn = 0
-        """Whose turn it is for what promises nothing: no journal knows of it."""
+        """Turn for QoS 0 notifications, which are not journalled."""
 
 
 class GroupFront(Protocol):
-    """What clients here are members by."""
+    """The access side, where clients are members of groups."""
 
     def group_settled(self, client: str, key: Key) -> None:
-        """Tell a client here that a group has settled."""
+        """Tell a client that its group has settled."""
 
     def join_all_groups(self) -> None:
-        """Tell of all members here again."""
+        """Report all members here again."""
 
 
 class SharedSubscriptions:
@@ -116,7 +116,7 @@ class SharedSubscriptions:
         self._groups: dict[Key, Group] = {}
         self._brokers: dict[str, None] = {}
         self._stranded: list[GroupReturn] = []
-        """On its way to brokers that are gone, until it is known who is left."""
+        """Messages for brokers that are gone, until it is known which brokers remain."""
 
     def register_handlers(self) -> None:
         broker = self._broker
@@ -150,7 +150,7 @@ class SharedSubscriptions:
         return max(self._broker.own_members, key=weight)
 
     def _is_elsewhere(self, message: GroupJoin | GroupLeave | GroupReturn) -> bool:
-        """Whether another broker owns the group; then the message goes there."""
+        """Forward a message about a group that another broker owns; returns whether it did."""
         owner = self.owner_of(message.group, message.filter)
         if (message.group, message.filter) in self._groups or owner == self._broker.id:
             return False
@@ -161,7 +161,7 @@ class SharedSubscriptions:
 
     def on_takes(self, command: Takes) -> None:
         if command.joins and command.client not in self._broker.sessions:
-            return  # Its session has just left, and the broker that it goes to says where it is.
+            return  # The session has just left; its next broker reports where it is.
         owner = self.owner_of(command.group, command.filter)
         member = (command.group, command.filter, command.client, self._broker.id)
         leave = GroupLeave(*member)
@@ -223,7 +223,7 @@ class SharedSubscriptions:
             self._end(key)
 
     def on_settled(self, key: Key) -> None:
-        """Every broker knows that what is for the group comes here."""
+        """Record that every broker routes this group's notifications here."""
         group = self._groups.get(key)
         if group is None or group.is_settled:
             return
@@ -244,7 +244,7 @@ class SharedSubscriptions:
     # --- notifications ---
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
-        """Something for a group that is owned here: each notification goes to the next member."""
+        """Hand each notification for a group owned here to the next member."""
         key = (owner[1], owner[2])
         group = self._groups.get(key)
         if group is None:
@@ -270,7 +270,7 @@ class SharedSubscriptions:
     def _hand_out(self, key: Key, group: Group, burst: Burst) -> None:
         members = list(group.there)
         if burst.is_fleeting:
-            # What promises nothing may not change whose turn it is for the rest: that is in the journal.
+            # QoS 0 may not change the turn of other notifications: that one is journalled.
             turn = group.fleeting_turn = group.fleeting_turn + 1
         else:
             members = members or list(group.members)
@@ -293,18 +293,19 @@ class SharedSubscriptions:
             broker.send(self.owner_of(message.group, message.filter), back)
 
     def _takes_part(self, message: GroupDeliver) -> bool:
-        """Whether the session is a member: it may have left, or have begun anew after a clean start."""
+        """True if the session is a member: it may have left, or have begun anew after a clean start."""
         front = self._broker.front
         return front is None or front.takes_part(message.client, message.group, message.filter)
 
     def on_return(self, sender: str, message: GroupReturn) -> None:
-        """The member's session has moved; wherever it is now, that broker will say so. Or it is over."""
+        """Take back a notification whose member's session has moved or ended; a moved session's broker
+        reports it."""
         if self._is_elsewhere(message):
             return
         key = (message.group, message.filter)
         group = self._groups.get(key)
         if group is None:
-            return  # Everyone has left it.
+            return  # All members have left the group.
         if group.members.get(message.client) == message.broker:
             self._remove(group, message.client)
             if not message.is_over:
@@ -330,7 +331,7 @@ class SharedSubscriptions:
     def on_offer(self, sender: str, message: GroupOffer) -> None:
         key = (message.group, message.filter)
         if key in self._groups:
-            # It was in use on both sides of a link that is new.
+            # The group was in use on both sides of a new link.
             self._broker.send(sender, GroupReady(*key))
         else:
             self._begin(key, Group(sender))
@@ -365,7 +366,7 @@ class SharedSubscriptions:
         self._end_if_empty(key, group)
 
     def _take_over(self, key: Key, group: Group, last: dict[str, tuple[int, int]]) -> None:
-        """The former owner hands out nothing any more."""
+        """Become the owner after the former owner has stopped handing out."""
         group.former, group.left = "", {}
         unseen, group.unseen = group.unseen, []
         for burst in unseen:
@@ -386,7 +387,7 @@ class SharedSubscriptions:
             for client in [client for client, broker in group.members.items() if broker in lost]:
                 self._remove(group, client)
             if lost:
-                group.moving = {}  # Their sessions may be lost. Those that arrive say so.
+                group.moving = {}  # Their sessions may be lost. Sessions that arrive are reported again.
             if group.heir in lost:
                 group.heir, group.last = "", {}
             if group.former in lost:
@@ -400,7 +401,7 @@ class SharedSubscriptions:
             self._broker.send(self.owner_of(back.group, back.filter), back)
 
     def on_undeliverable(self, message: GroupDeliver | GroupReturn) -> None:
-        """It was for a broker that is gone; what is on its way to a member is for another one."""
+        """Handle a message for a broker that is gone; a notification for a member goes to another member."""
         if isinstance(message, GroupReturn):
             self._stranded.append(message)
         else:
@@ -409,12 +410,12 @@ class SharedSubscriptions:
 
 
 def _marked(burst: Burst) -> Burst:
-    """As what it is for its member: by way of the group, and not of what else it subscribed to."""
+    """Mark a burst as delivered by way of the group, not of the member's other subscriptions."""
     return msgspec.structs.replace(burst, marks=bytes((burst.marks[0] | SHARED,)) + burst.marks[1:])
 
 
 def _collector(key: Key) -> Owner:
-    """The owner in the routing table: no client has the empty name."""
+    """Return the group's owner in the routing table: no client has an empty name."""
     return ("", *key)
 
 

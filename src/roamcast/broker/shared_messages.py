@@ -9,22 +9,22 @@ from roamcast.protocol.notification import Area, Burst, Command, Fleeting, Messa
 
 
 class GroupJoin(Message, frozen=True):
-    """A client takes part; its session is at this broker."""
+    """A client joins a group; its session is at this broker."""
 
     group: str
     filter: str
     client: str
     broker: str
     is_there: bool
-    """Whether it is connected."""
+    """True if the client is connected."""
     asks: bool
-    """Whether it wants to be told when that is known everywhere."""
+    """True if the client wants to be told when the group has settled everywhere."""
     cause: ClassVar[Cause] = "subscribe"
     area: ClassVar[Area] = "groups"
 
 
 class GroupJoined(Message, frozen=True):
-    """What is published from now on is for this client's group, too."""
+    """Confirms that notifications published from now on reach the client's group."""
 
     group: str
     filter: str
@@ -38,7 +38,7 @@ class GroupLeave(Message, frozen=True):
     filter: str
     client: str
     broker: str
-    """Where its session was: a later join from elsewhere stays."""
+    """Broker of the session at that time: a later join from elsewhere stays."""
     cause: ClassVar[Cause] = "subscribe"
     area: ClassVar[Area] = "groups"
 
@@ -63,7 +63,7 @@ class GroupDeliver(Message, frozen=True):
 
 
 class GroupReturn(Message, frozen=True):
-    """The member was not there any more."""
+    """Returns a notification to the group's owner: the member was not there any more."""
 
     group: str
     filter: str
@@ -71,7 +71,7 @@ class GroupReturn(Message, frozen=True):
     broker: str
     burst: Burst
     is_over: bool = False
-    """Whether its session has ended, rather than moved."""
+    """True if the session has ended, rather than moved."""
     cause: ClassVar[Cause] = "publish"
     area: ClassVar[Area] = "groups"
 
@@ -81,7 +81,7 @@ class GroupReturn(Message, frozen=True):
 
 
 class GroupOffer(Message, frozen=True):
-    """The sender owns this group, and the receiver has to."""
+    """The sender owns this group and offers it to the receiver, which has to own it now."""
 
     group: str
     filter: str
@@ -90,7 +90,7 @@ class GroupOffer(Message, frozen=True):
 
 
 class GroupReady(Message, frozen=True):
-    """What is for this group comes to the sender now, wherever it is published."""
+    """Notifications for this group reach the sender now, wherever they are published."""
 
     group: str
     filter: str
@@ -99,7 +99,7 @@ class GroupReady(Message, frozen=True):
 
 
 class GroupOver(Message, frozen=True):
-    """The sender owns this group no more; these are its members, and what they are owed."""
+    """The sender no longer owns the group; these are its members and undelivered notifications."""
 
     group: str
     filter: str
@@ -114,11 +114,11 @@ class GroupOver(Message, frozen=True):
     area: ClassVar[Area] = "groups"
 
 
-# --- of a broker to itself ---
+# --- commands of a broker to itself ---
 
 
 class Takes(Command, frozen=True):
-    """A client of this broker takes part in a group, or takes part no more."""
+    """A client of this broker joins or leaves a group."""
 
     group: str
     filter: str
@@ -129,7 +129,7 @@ class Takes(Command, frozen=True):
 
 
 class GivesBack(Command, frozen=True):
-    """The session of a member ends here, and it did not get this."""
+    """The session of a member ends here without having received this notification."""
 
     group: str
     filter: str

@@ -1,7 +1,7 @@
-"""What a broker does with the subscriptions of its clients on behalf of their mobility protocol.
+"""How a broker handles its clients' subscriptions on behalf of their mobility protocol.
 
-(The part of `mobility.base.Host` that is about routing.) Protocols speak of filters as
-clients wrote them; one on a client's own state is bound to its client here.
+(The part of `mobility.base.Host` that is about routing.) Protocols speak of filters as clients
+wrote them; a filter on a client's own state is bound to its client here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class Ended(NamedTuple):
-    """The token of an unsubscription, and of whose filter when it was issued can now be forgotten."""
+    """Token of an unsubscription, with the owner whose filter and time of issue can be forgotten
+    afterwards."""
 
     owner: Owner
     filter: Filter
@@ -30,7 +31,7 @@ class Ended(NamedTuple):
 
 
 class Collecting(NamedTuple):
-    """The token of a subscription for those who are no client (see `Broker.collect`)."""
+    """Token of a subscription for an owner that is not a client (see `Broker.collect`)."""
 
     key: tuple[str, str]
 
@@ -59,7 +60,8 @@ class Subscribing:
         return self._broker.protocol.subscriber_of(owner) if owner[0] else ""
 
     def _bound(self, filter: Filter, client: str) -> Filter:
-        """A filter on a client's own state says whose, and that is known here if its session is here."""
+        """Bind a filter on a client's own state to its client, which is known here while its session is
+        here."""
         if not filter.own:
             return filter
         session = self._broker.sessions.get(client)

@@ -1,8 +1,8 @@
-"""Topics in the order of their levels, so that a topic filter finds its matches in pieces.
+"""Topics in the order of their levels, so that a topic filter can be searched in slices.
 
-A search can stop anywhere and go on later from a key, also after topics have come and gone. A topic takes one
-string, however many levels it has. Keys are topics with U+0000 (which no topic contains) in place of the
-slash: then everything below a level stands together, behind the level itself.
+A search can stop anywhere and resume later from a key, even after topics were added or removed. A topic takes
+one string, whatever its number of levels. Keys are topics with U+0000 (which no topic contains) in place of
+the slash: then everything below a level stands together, behind the level itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from typing import NamedTuple
 
 CHUNK_MAX = 1024
-"""A chunk with more keys is cut in two: adding one moves few others."""
+"""Maximum of keys per chunk; larger chunks are split, so that an insertion moves few others."""
 
 
 def key_of(topic: str) -> str:
@@ -23,11 +23,11 @@ def topic_of(key: str) -> str:
 
 
 class Found(NamedTuple):
-    """What a search came to."""
+    """Result of a search."""
 
     topics: list[str]
     onward: str | None
-    """The key to go on with; None at the end."""
+    """Key to resume with; None at the end."""
     visits_left: int
 
 
@@ -38,7 +38,7 @@ class TopicOrder:
         """The last key of each chunk."""
 
     def add(self, topic: str) -> None:
-        """Enter a topic that is not there yet."""
+        """Add a topic that is not present yet."""
         key = key_of(topic)
         if not self._chunks:
             self._chunks, self._lasts = [[key]], [key]
@@ -66,7 +66,7 @@ class TopicOrder:
             del self._chunks[place], self._lasts[place]
 
     def _find(self, key: str) -> tuple[int, int]:
-        """Chunk and position of the first key that is not below this one."""
+        """Return chunk and position of the first key that is not lower than this one."""
         place = bisect_left(self._lasts, key)
         return place, bisect_left(self._chunks[place], key) if place < len(self._chunks) else 0
 
@@ -96,7 +96,7 @@ class TopicOrder:
 
 
 def _first_key(levels: tuple[str, ...]) -> str:
-    """What every key begins with that the filter matches."""
+    """Return the prefix of every key that the filter matches."""
     fixed = 0
     while fixed < len(levels) and levels[fixed] not in ("+", "#"):
         fixed += 1
@@ -104,7 +104,8 @@ def _first_key(levels: tuple[str, ...]) -> str:
 
 
 def _onward(key: str, levels: tuple[str, ...]) -> str | None:
-    """ "" if the filter matches; otherwise the least key that it may match next, None if there is none."""
+    """Return "" if the filter matches; otherwise the lowest key that may match next, None if there is
+    none."""
     parts = key.split("\0")
     for place, level in enumerate(levels):
         if level == "#":
@@ -122,7 +123,7 @@ def _onward(key: str, levels: tuple[str, ...]) -> str | None:
 
 
 def _past(parts: list[str], levels: tuple[str, ...], place: int) -> str | None:
-    """The least key with another level than this one where the filter has its last `+`."""
+    """Return the lowest key with another level at the place of the filter's last `+`."""
     for wild in range(place - 1, -1, -1):
         if levels[wild] == "+":
             return "\0".join(parts[: wild + 1]) + "\1"

@@ -1,7 +1,7 @@
-"""Where a burst goes: all of it one way, or its parts different ones.
+"""Routes of a burst: one for the whole burst, or different ones for its parts.
 
 Parts differ where the notifications of a burst have different attributes, or where
-a filter asks for what is in their bodies. What goes the same way stays together.
+a filter asks for what is in their bodies. Parts with the same route stay together.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ class Ways:
         self._front = front
 
     def of(self, burst: Burst) -> list[Way]:
-        """Routes, in the order of the burst."""
+        """Return the routes of the parts, in the order of the burst."""
         return self._ways(burst, self._router.table.split)
 
     def gathered(self, burst: Burst) -> list[Way]:
-        """As few as possible: a burst without numbers may go on without what others want of it."""
+        """Return as few parts as possible: a burst without numbers may be sent without notifications for
+        others."""
         return self._ways(burst, self._router.table.gather)
 
     def _ways(self, burst: Burst, divide: Divide) -> list[Way]:
@@ -56,7 +57,7 @@ class Ways:
         return ways
 
     def _same(self, burst: Burst, route: Route, divide: Divide) -> list[Way]:
-        """A part all of which has this route, as far as its attributes say."""
+        """Divide a part whose attributes outside the bodies give one route."""
         if not route[2]:
             return [(burst, route[0], route[1])]
         return [way for part in burst.uniform() for way in self._uniform(part, route, divide)]

@@ -1,4 +1,4 @@
-"""What a broker publishes for clients that are not there any more."""
+"""Publishing the wills of clients whose connection has ended."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ class Wills:
 
     def on_publish_that(self, command: PublishThat) -> None:
         attributes, broker = encode_attributes({TOPIC: command.topic}), self._broker
-        # What promises nothing is not kept for links that are down, either.
+        # QoS 0 messages are not stored for links that are down, either.
         publish = broker.publish_here if command.marks[0] & QOS else broker.publish_fleeting
         publish(attributes, command.body, command.marks)

@@ -1,1 +1,2 @@
-"""Pure: links between brokers: numbered messages, frames on the wire, and who is reached through whom."""
+"""Pure: links between brokers: numbered messages, frames on the wire, and which brokers each peer
+reaches."""

@@ -1,16 +1,16 @@
-"""The border at a link: what a peer may say, and what it may hear.
+"""The border at a link: which messages a peer may send and receive.
 
 Everything that comes over a link passes `admit` before anything acts on it, and everything that the broker
 sends passes `release`. A message is passed on, changed to what is allowed of it, or refused: then it is
-dropped and counted by peer and reason, and nothing else happens. An honest peer that relays what others made
-up loses that message and no more.
+dropped and counted by peer and reason, and nothing else happens. An honest peer that relays a forged message
+loses only that message.
 
-Rules are part of the settings, hence of the journal: a replay refuses what was refused. The counts are not.
+Rules are part of the settings, hence of the journal: a replay refuses the same messages. The counts are not.
 
-Between brokers of one organisation (members) everything may pass that can be true: a peer speaks for brokers
+Between brokers of one organisation (members) every plausible message may pass: a peer speaks for brokers
 behind it, about sessions that are not held here, and forgets nobody. A peer of another organisation is a
-guest: only the clients that its rules list move over the link, no share group spans it, and nobody on this
-side waits for what it says.
+guest: only the clients that its rules list move over the link, no share group spans it, and no broker on
+this side waits for its answers.
 """
 
 from __future__ import annotations
@@ -84,17 +84,17 @@ REASONS: dict[str, str] = {
 """Texts for refused messages of peers, for log and operators."""
 
 BROKERS_MAX = 10_000
-"""Brokers behind one peer."""
+"""Limit of brokers behind one peer."""
 ATTACHED_S = 10.0
-"""Seconds at this broker after which nothing of a client is on its way from another any more."""
+"""Seconds at this broker after which no message about a client is under way from another broker any more."""
 NUMBER_MAX = 1 << 62
-"""No counter comes as far; sums of larger ones would not fit into a message."""
+"""Limit of counters; sums of larger ones would not fit into a message."""
 SESSIONS_GONE_MAX = 1_000
-"""Sessions that have gone again and are still counted for their peer."""
+"""Departed sessions that still count against their peer's limit."""
 BROKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 WITHHELD = encode_attributes({TOPIC: "$withheld"})
 EXPIRED = b"\x02\0\0\0\0"
-"""The MQTT property that says: a message that is as old as 0 s is not delivered any more."""
+"""The MQTT property that expires a message after 0 s, so that it is not delivered."""
 OF_PERMISSION = (BeginJoin, AskToJoin, MayJoin, JoinEnded, JoinsBegun)
 OF_MEMBERS = (
     Claims, ClaimIt, Rival, ReunionOver, ClaimsHeard, Emptied, News, Holdings, HoldingsAsked, HoldingsMissed,
@@ -102,7 +102,7 @@ OF_MEMBERS = (
 
 
 class Refused(Exception):
-    """The message does not pass, for this reason."""
+    """The message is refused, for this reason."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -110,7 +110,7 @@ class Refused(Exception):
 
 
 class Guard:
-    """The rules of one link, made ready for use."""
+    """The rules of one link, compiled for use."""
 
     def __init__(self, peer: str, rules: PeerRules) -> None:
         self.rules = rules
@@ -119,9 +119,9 @@ class Guard:
         self.incoming = Translation(TopicRules(rules.imports), rules.prefix, adds=True)
         self.outgoing = Translation(TopicRules(rules.exports), rules.prefix, adds=False)
         self.is_open_outwards = self.outgoing.is_open and self.incoming.is_open and not self.is_guest
-        """Whether nothing that is sent has to be looked at."""
+        """True if outgoing messages need no check."""
         self.is_plain = self.incoming.is_open and self.clients.allow_everyone and "data" in rules.may
-        """Whether notifications come as they are."""
+        """True if notifications pass unchanged."""
 
 
 class Border:
@@ -135,22 +135,22 @@ class Border:
         self._broker = broker
         self._reach = reach
         self._rules: Mapping[str, PeerRules] | None = None
-        """None: there is no border, and every peer is believed (in simulators of one organisation)."""
+        """None: there is no border, and every peer is trusted (in simulators of one organisation)."""
         self._is_mqtt = True
         self._retained: dict[str, str] = {}
-        """Topics whose retained message came over a link, and the peer."""
+        """Topics whose retained message came over a link: topic to peer."""
         self._sessions: dict[str, str] = {}
-        """Clients whose sessions came over a link, and the peer."""
+        """Clients whose sessions came over a link: client to peer."""
         self._restore()
 
     def _restore(self) -> None:
         self.refused: dict[str, Counter[str]] = {}
         """Refused messages since the process began, by peer and reason."""
         self.replies: list[InPlaceOf] = []
-        """What was answered in the place of peers that are not asked."""
+        """Answers given on behalf of peers that are not asked."""
         self._retained_of = Counter(self._retained.values())
         self._sessions_of = Counter(self._sessions.values())
-        """How many of them came from each peer; some of these sessions may have gone again."""
+        """Number of sessions from each peer; some of them may have departed since."""
         self._guards: dict[str, Guard] = {}
         self._marks: dict[bytes, bool] = {}
         self._checks: dict[type[Message], Callable[[str, str, Guard, Any], Message]] = {
@@ -168,7 +168,7 @@ class Border:
         }
 
     def configure(self, rules: Mapping[str, PeerRules] | None, is_mqtt: bool) -> list[tuple[str, Update]]:
-        """Other rules from now on. What peers are asked for may be another part of what is wanted here."""
+        """Apply new rules. The subscriptions issued at peers may change with them."""
         before = {peer: self._guard(peer) for peer in self._broker.peers} if self._rules is not None else {}
         self._rules, self._is_mqtt = rules, is_mqtt
         self._guards = {}
@@ -214,10 +214,10 @@ class Border:
     def _refuse(self, peer: str, reason: str, count: int = 1) -> None:
         self.refused.setdefault(peer, Counter())[reason] += count
 
-    # --- what comes ---
+    # --- incoming messages ---
 
     def admit(self, peer: str, message: Message) -> Message | None:
-        """The message, or what of it may pass; None if nothing may."""
+        """Return the message, or the permitted part of it; None if nothing may pass."""
         if self._rules is None:
             return message
         guard = self._guards.get(peer) or self._guard(peer)
@@ -225,7 +225,7 @@ class Border:
             if type(message) is Burst or type(message) is Fleeting:
                 is_joined = self._broker.router.has_peer(peer)
                 if is_joined and guard.is_plain and self._is_ordinary(guard, message):
-                    return message  # Nearly always: nothing of it has to be looked at twice.
+                    return message  # Nearly always: nothing needs a closer check.
                 return self._burst(peer, guard, message)
             return self._other(peer, guard, message)
         except Refused as refused:
@@ -233,7 +233,7 @@ class Border:
             return None
 
     def _burst(self, peer: str, guard: Guard, burst: Burst) -> Burst:
-        """A notification on its way to its subscribers."""
+        """Check a notification on its way to its subscribers."""
         if "data" not in guard.rules.may or not self._broker.router.has_peer(peer):
             raise Refused("area")
         burst = self._translated(guard, burst)
@@ -253,7 +253,7 @@ class Border:
         return burst if named == publisher else msgspec.structs.replace(burst, publisher=named)
 
     def _is_ordinary(self, guard: Guard, burst: Burst) -> bool:
-        """Whether a notification of a member passes all that `_burst` asks, told by what is known already."""
+        """True if known facts show that a member's notification passes all checks of `_burst`."""
         publisher, verdicts = burst.publisher, guard.incoming.verdicts
         return (
             not burst.varied
@@ -270,7 +270,7 @@ class Border:
         )
 
     def _check_number(self, session: Session, burst: Burst) -> None:
-        """Only here the client's notifications get their numbers, as long as its session is here."""
+        """Check that a client's notifications get their numbers only at the broker of its session."""
         if burst.incarnation < session.incarnation:
             return
         if burst.incarnation == session.incarnation:
@@ -280,13 +280,13 @@ class Border:
             raise Refused("publisher")
 
     def _check_broker_publisher(self, peer: str, publisher: str) -> None:
-        """What brokers publish themselves: wills. All else under such a name stays where it was made."""
+        """Check what brokers publish themselves: only wills may pass, other messages stay at their broker."""
         kind, _, broker = publisher.partition("/")
         if kind != "$broker" or self._broker.hop_of(broker) != peer:
             raise Refused("publisher")
 
     def _translated(self, guard: Guard, burst: Burst) -> Burst:
-        """The notifications of a burst as they are named on this side, if all of them may pass."""
+        """Translate a burst to names of this side, if all its notifications may pass."""
         self._check_form(burst)
         try:
             if not burst.varied:
@@ -302,7 +302,7 @@ class Border:
         places = [place for place, one in enumerate(varied) if one is not None]
         if not places:
             raise Refused("topic")
-        # Numbered ones stay consecutive: the first run of them that may pass is all that does.
+        # Numbered notifications stay consecutive: only the first run of permitted ones passes.
         if len(places) < len(varied):
             if burst.number:
                 end = next((n for n, place in enumerate(places) if place != places[0] + n), len(places))
@@ -338,7 +338,7 @@ class Border:
             self._marks[marks] = known
         return known
 
-    # --- what comes and is no notification on its way ---
+    # --- incoming messages other than notifications ---
 
     def _other(self, peer: str, guard: Guard, message: Message) -> Message:
         if message.area == "overlay" or not self._broker.router.has_peer(peer):
@@ -365,7 +365,8 @@ class Border:
         if message.area not in guard.rules.may or (guard.is_guest and _is_among_members(message)):
             raise Refused("area")
         if not self._broker.understands(message):
-            raise Refused("form")  # All brokers have one protocol: nobody else would understand it either.
+            # All brokers have one protocol: no other broker would understand the message either.
+            raise Refused("form")
         client = client_of(message) if shape.has_client else ""
         if client:
             if not guard.clients.allow_everyone:
@@ -398,9 +399,9 @@ class Border:
             raise Refused("client")
 
     def _with_bursts(self, guard: Guard, message: Message, names: Iterable[str]) -> Message:
-        """Notifications that a message carries for a session: what may not pass is withheld.
+        """Replace forbidden notifications that a message carries for a session by placeholders.
 
-        Their number stays what it is, because protocols count what they fetch.
+        Their number stays, because protocols count what they fetch.
         """
         changes: dict[str, Any] = {}
         for name in names:
@@ -450,7 +451,7 @@ class Border:
     # --- sessions ---
 
     def _check_request(self, peer: str, origin: str, guard: Guard, request: AttachRequest) -> Message:
-        """A broker asks for a session for itself; only who held it sends such a request after it."""
+        """Check a request for a session: a broker asks for itself; only former holders forward requests."""
         if not request.detours and request.broker != origin:
             raise Refused("source")
         if not request.detours:
@@ -458,7 +459,7 @@ class Border:
         return request
 
     def _check_owner(self, peer: str, request: AttachRequest) -> None:
-        """A user of a site, whose name is that of a broker, proves itself there and nowhere else."""
+        """Check that a user whose name is that of a site authenticated at that site."""
         site, slash, _ = request.owner.partition("/")
         if slash and self._broker.is_reachable(site) and self._broker.hop_of(site) != peer:
             raise Refused("owner")
@@ -469,7 +470,7 @@ class Border:
             raise Refused("source")
         self._check_owner(peer, request)
         if not guard.clients.allow(request.client):
-            # Who asks everyone waits for everyone's answer.
+            # A broker that asks everyone waits for every answer.
             located = Located(request.client, request.broker, request.connection, message.round, found=False)
             self._broker.send(peer, located)
             raise Refused("client")
@@ -500,7 +501,7 @@ class Border:
         return message
 
     def _check_speaker(self, peer: str, broker: str) -> None:
-        """Only a broker of this organisation behind the peer may speak."""
+        """Check that the speaker is a broker of this organisation behind the peer."""
         if self._broker.hop_of(broker) != peer or self._broker.is_guest(broker):
             raise Refused("source")
 
@@ -516,7 +517,7 @@ class Border:
         return message
 
     def _check_session(self, peer: str, guard: Guard, session: Session) -> None:
-        """A session comes: only its holder can send it, and that is not this broker."""
+        """Check an arriving session: only its holder can send it, and that is not this broker."""
         here = self._broker.clients.here.get(session.client)
         if session.client in self._broker.sessions:
             raise Refused("holder")
@@ -538,7 +539,7 @@ class Border:
         self._sessions_of[peer] += 1
 
     def _forget_gone(self) -> None:
-        """Forget where sessions came from that are gone: not one by one, because that takes time."""
+        """Forget the origin of departed sessions; many at once, because that takes time."""
         sessions = self._broker.sessions
         self._sessions = {client: hop for client, hop in self._sessions.items() if client in sessions}
         self._sessions_of = Counter(self._sessions.values())
@@ -551,15 +552,16 @@ class Border:
         return message
 
     def _check_update(self, peer: str, origin: str, guard: Guard, update: Update) -> Message:
-        """The peer's own subscriptions, and those behind it: those too many are left out.
+        """Check subscriptions of the peer and the brokers behind it; those beyond the limit are left out.
 
-        What the peer may not get is held back when it is sent: so other rules act at once.
+        Notifications that the peer may not get are held back when they are sent, so changed rules act at
+        once.
         """
         if not 0 <= update.settle < NUMBER_MAX:
             raise Refused("form")
         held = self._broker.router.collected(peer)
         if _is_small(update) and guard.is_open_outwards:
-            # Nearly always: one subscription moves.
+            # Nearly always: one subscription changes.
             has_room = not update.subscribe or len(held) < guard.rules.subscriptions_max
             if has_room and (not update.unsubscribe or held.get(update.unsubscribe[0], 0) > 0):
                 return update
@@ -597,13 +599,13 @@ class Border:
         return update if checked == update else checked
 
     def _advertised(self, guard: Guard, filters: Iterable[Filter]) -> list[Filter]:
-        """Advertisements of a peer as they are on this side; where nobody asks for any, there are none."""
+        """Translate a peer's advertisements to this side; none where advertisements are not used."""
         if not self._broker.router.uses_advertisements:
             return []
         return [here for one in filters if (here := guard.outgoing.offered(one)) is not None]
 
     def _entries(self, guard: Guard, entries: Iterable[Entry]) -> list[Entry]:
-        """Subscriptions of a peer as they are on this side."""
+        """Translate a peer's subscriptions to this side."""
         if guard.is_open_outwards:
             return list(entries)
         translated: list[Entry] = []
@@ -616,7 +618,7 @@ class Border:
     # --- the overlay ---
 
     def admit_overlay(self, peer: str, message: Message) -> Message | None:
-        """The same for messages about the overlay, which are dealt with ahead of the rest."""
+        """Check messages about the overlay, which are handled ahead of all others."""
         if self._rules is None:
             return message
         try:
@@ -643,12 +645,12 @@ class Border:
         return message
 
     def _check_asker(self, peer: str, broker: str) -> None:
-        # A tree that has just joined may ask before it is known here who belongs to it.
+        # A tree that has just joined may ask before its members are known here.
         if self._reach.hop_of(broker) not in (peer, None) or broker == self._broker.id:
             raise Refused("source")
 
     def _without_forgotten(self, peer: str, guard: Guard, message: Reaches) -> Reaches:
-        """A peer that may forget brokers speaks for those behind it, and for those that are cut off."""
+        """Leave out brokers that the peer may not forget: those neither behind it nor cut off."""
         if not message.forgotten:
             return message
         may = "forget" in guard.rules.may
@@ -662,14 +664,15 @@ class Border:
             self._refuse(peer, "forget", len(message.forgotten) - len(allowed))
         return msgspec.structs.replace(message, forgotten=allowed)
 
-    # --- what goes ---
+    # --- outgoing messages ---
 
     def looks_at(self, peer: str) -> bool:
-        """Whether what is sent to a peer has to pass `release`."""
+        """True if messages to a peer have to pass `release`."""
         return self._rules is not None and not (self._guards.get(peer) or self._guard(peer)).is_open_outwards
 
     def release(self, peer: str, message: Message) -> Message | None:
-        """The message as the peer may have it; None if it may not. Sessions that it asked for always go."""
+        """Return the message as the peer may receive it; None if it may not. Sessions that it asked for
+        always pass."""
         guard = self._guard(peer)
         if isinstance(message, Burst):
             return self._released(guard, message)
@@ -714,7 +717,7 @@ class Border:
         return msgspec.structs.replace(message, topic=topic)
 
     def _update_released(self, peer: str, guard: Guard, update: Update) -> Message | None:
-        """Only subscriptions to what may come; a guest is not waited for."""
+        """Keep only subscriptions to what the peer may send; a guest is not waited for."""
         released = msgspec.structs.replace(
             update,
             subscribe=tuple(_stripped(guard.incoming, update.subscribe)),
@@ -731,7 +734,7 @@ class Border:
 
 
 def _stripped(incoming: Translation, entries: Iterable[Entry]) -> Iterable[Entry]:
-    """What this side subscribes to, in the words of the other side."""
+    """Translate this side's subscriptions to the names of the other side."""
     for filter, subscriber in entries:
         there = incoming.wanted(filter)
         if there is not None:
@@ -739,7 +742,7 @@ def _stripped(incoming: Translation, entries: Iterable[Entry]) -> Iterable[Entry
 
 
 def _is_among_members(message: Message) -> bool:
-    """Whether only brokers of one organisation say it to each other."""
+    """True for messages that are exchanged only within one organisation."""
     return message.area == "groups" or isinstance(message, OF_MEMBERS)
 
 
@@ -752,14 +755,14 @@ def _picked(burst: Burst, varied: list[bytes | None]) -> Burst | None:
 
 
 class MessageShape(NamedTuple):
-    """The fields of a type of message that the border looks at."""
+    """The fields of a message type that the border checks."""
 
     carrying: tuple[str, ...]
-    """Types of messages that carry notifications."""
+    """Fields that carry notifications."""
     has_client: bool
-    """Whether it is about a client, and …"""
+    """True if the message has a client field."""
     needs_client: bool
-    """… whether it must say which."""
+    """True if the client must be named."""
     has_update: bool
     has_session: bool
 
@@ -778,7 +781,7 @@ def _shape_of(kind: type[Message]) -> MessageShape:
 
 
 def _withheld(burst: Burst) -> Burst:
-    """Placeholders for notifications: as many, empty and expired."""
+    """Return placeholders for notifications: the same number, empty and expired."""
     marks = bytes((burst.marks[0] & ~EXPIRY | EXPIRY,)) + EXPIRED if burst.marks else b""
     return msgspec.structs.replace(
         burst, attributes=WITHHELD, varied=(), bodies=(b"",) * burst.count, marks=marks
@@ -796,19 +799,19 @@ def _are_marks(marks: bytes) -> bool:
 
 
 def _check_claim(claim: Claim) -> None:
-    """The rival of a session goes on with higher numbers, and these must not come too far."""
+    """Check that the counters of a claim leave room, because the session that stays continues above them."""
     if not (0 <= claim.number < NUMBER_MAX >> 1 and 0 <= claim.incarnation < NUMBER_MAX >> 1):
         raise Refused("form")
 
 
 def _is_small(update: Update) -> bool:
-    """Whether an update changes one subscription at most of each kind, and nothing else."""
+    """True if an update changes at most one subscription of each kind, and nothing else."""
     others = update.advertise or update.unadvertise or update.whereabouts
     return not others and len(update.subscribe) < 2 and len(update.unsubscribe) < 2
 
 
 def _is_session(session: Session) -> bool:
-    """Whether a session can be one: its counters are in range, and its filters can be read."""
+    """True if the session is plausible: its counters are in range, and its filters can be parsed."""
     counters = (session.number, session.moves + 1, session.incarnation, session.published, session.accepted)
     if min(counters) < 0 or max(counters) >= NUMBER_MAX or not session.client:
         return False

@@ -1,23 +1,22 @@
 """One end of a link between two brokers: nothing is lost, repeated or reordered, whoever crashes.
 
-Messages are numbered from 1, encoded once, and kept until the peer says that it
-has journalled them. The link itself survives its connections: after a cut both
-ends say how far they have received, and each goes on behind that. Messages that
-promise nothing take a second lane without numbers, and are not kept.
+Messages are numbered from 1, encoded once, and kept until the peer says that it has journalled
+them. The link itself survives its connections: after a cut both ends say how far they have
+received, and each goes on behind that. QoS 0 messages take a second lane without numbers, and are
+not kept.
 
 On the wire there are frames (`broker/links/frames.py`). Messages that are sent in one
 turn share a frame, and a message that is too large for one is cut into parts.
 Only whole messages have numbers, so the numbers do not depend on how anything
 was cut: a replay of the journal sends the same messages under the same numbers.
 
-What is journalled. An end is part of a broker's durable state. Its state follows
-from what the broker sends (a consequence of journalled inputs) and from the
-numbered frames that `receive` names in `Arrivals.durable`. Acknowledgements,
-fleeting messages, `up`, `down`, `take` and `acknowledge` need not be journalled:
-without them an end only keeps messages for longer, until the peer says again
-what it has. Hence nothing that is journalled may be decided by the figures
-(`kept_bytes`, `is_over_limit`); they are for drivers, who can stop reading from
-whoever causes the load.
+What is journalled. An end is part of a broker's durable state. Its state follows from what the
+broker sends (a consequence of journalled inputs) and from the numbered frames that `receive`
+names in `Arrivals.durable`. Acknowledgements, fleeting messages, `up`, `down`, `take` and
+`acknowledge` need not be journalled: without them an end only keeps messages for longer, until
+the peer says again what it has. Hence nothing that is journalled may be decided by the figures
+(`kept_bytes`, `is_over_limit`); they are for drivers, which can stop reading from the source of
+the load.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ _BATCH_HEAD_BYTES = len(batch_head(0))
 
 
 class LinkError(Exception):
-    """The two ends do not fit together; its text is one line for the log."""
+    """The two ends do not fit together; the error text is one line for the log."""
 
 
 class Resume(msgspec.Struct, frozen=True, array_like=True):
-    """What an end says when a connection is made: who it is, and how far it has received.
+    """First data of an end on a new connection: its identity, and how far it has received.
 
-    An end that does not exist yet says `Resume()`.
+    An end that does not exist yet sends `Resume()`.
     """
 
     incarnation: int = 0
@@ -78,13 +77,13 @@ class Arrivals(NamedTuple):
     """Numbered messages, in order, each exactly once."""
     fleeting: list[Message]
     durable: bytes
-    """The frames that `numbered` came out of, to be journalled; on replay, `receive` gets them."""
+    """The frames with the messages of `numbered`, to be journalled; a replay passes them to `receive`."""
     position: int = 0
-    """How far the peer's history has come, as it says; 0: it did not say."""
+    """Progress of the peer's history, as reported; 0: not reported."""
 
 
 class Kept(NamedTuple):
-    """What goes into one frame, or a message that is too large for one."""
+    """Content of one frame, or a message too large for one."""
 
     first: int
     last: int
@@ -95,14 +94,13 @@ class Kept(NamedTuple):
 class LinkEnd:
     """This broker's end of the link to one peer.
 
-    `incarnation` tells this end from every earlier one towards the same peer, also
-    from those that a lost disk has forgotten: the driver draws it (63 random bits)
-    and it is journalled. A peer that has received from another incarnation, or
-    sends as one, is not resumed with.
+    `incarnation` distinguishes this end from every earlier one towards the same peer, also those lost with a
+    disk: the driver draws it (63 random bits) and it is journalled. A link is not resumed with a peer that
+    knows another incarnation.
     """
 
     unnumbered: ClassVar[tuple[type[Message], ...]] = ()
-    """The messages that may come without a number, beside those that are fleeting."""
+    """Types of messages that may come without a number, besides QoS 0 bursts."""
 
     __state__ = State(
         "link-end",
@@ -110,14 +108,14 @@ class LinkEnd:
             "peer", "incarnation", "peer_incarnation", "sent", "received", "is_up", "version", "_codec",
             "_kept_bytes_max", "_fleeting_bytes_max", "_acknowledge_every",
         ),
-        # What the peer has acknowledged and what was written to it: neither is journalled.
+        # The peer's acknowledgements and the data written to it are not journalled.
         unhashed=(
             "settled", "kept_bytes", "dropped_fleeting", "_written", "_unwritten", "_offset", "_open",
             "_open_bytes", "_under_way", "_acknowledged", "_told", "_untold_bytes",
         ),
         derived=("_fleeting", "_fleeting_bytes", "_fleeting_parts", "_parts", "taken", "promised"),
     )  # fmt: skip
-    """A message that has only begun is not in the journal either: it comes whole when it is replayed."""
+    """An incomplete message is not journalled either: a replay receives it whole."""
 
     def __init__(
         self,
@@ -135,35 +133,35 @@ class LinkEnd:
         self.sent = 0
         """Number of the last message sent."""
         self.settled = 0
-        """The peer has journalled everything up to this number."""
+        """Number up to which the peer has journalled everything."""
         self.received = 0
         """Number of the last message received."""
         self.kept_bytes = 0
         self.dropped_fleeting = 0
-        """Notifications of the fleeting lane that were given up at this end."""
+        """Notifications of the unnumbered lane that were dropped at this end."""
         self.is_up = False
         self.version = VERSION_MIN
-        """Of the link protocol, as agreed when the ends last connected. What is sent depends on it, so the
-        journal has it."""
+        """Version of the link protocol, as last negotiated. It is journalled, because it decides what is
+        sent."""
         self._codec: Any = codec
-        """A `Codec`; None where both ends are in one process, since no bytes are made there."""
+        """A `Codec`; None where both ends are in one process, so messages are not encoded."""
         self._kept_bytes_max = kept_bytes_max
         self._fleeting_bytes_max = fleeting_bytes_max
         self._acknowledge_every = acknowledge_every
         self._written: deque[Kept] = deque()
         self._unwritten: deque[Kept] = deque()
         self._offset = 0
-        """How much of the first of those not written has been: it may be a large message."""
+        """Bytes already written of the first unwritten item, which may be a large message."""
         self._open: list[bytes] = []
         """Messages for the next frame."""
         self._open_bytes = 0
         self._acknowledged = 0
-        """We have journalled everything up to this number."""
+        """Number up to which everything is journalled here."""
         self._told = 0
-        """The peer has been told that we have journalled up to this number."""
+        """Number up to which the peer has been told so."""
         self._untold_bytes = 0
         self._under_way: deque[Message] = deque()
-        """Where no bytes are made: messages that the peer has not acknowledged."""
+        """Unacknowledged messages, where messages are not encoded."""
         self._restore()
 
     def _restore(self) -> None:
@@ -173,10 +171,10 @@ class LinkEnd:
         """Frames of a large message that is not complete yet."""
         self._fleeting_parts: list[bytes] = []
         self.taken = 0
-        """Messages that have come since the process began, for quotas."""
+        """Messages received since the process began, for quotas."""
         self.promised: tuple[int, int] | None = None
-        """Where a site is replicated: the last message sent, and the last received, that the replicas have.
-        The peer hears of nothing beyond. None: what is journalled here may be told."""
+        """On a replicated site, the numbers of the last messages sent and received that the replicas have.
+        The peer hears of nothing beyond. None: everything journalled here may be told."""
 
     # --- figures ---
 
@@ -187,12 +185,12 @@ class LinkEnd:
 
     @property
     def is_over_limit(self) -> bool:
-        """Whether more is kept than should be. Nothing is refused: drivers slow down whoever causes it."""
+        """True if more is buffered than should be. Nothing is refused: drivers slow down the source."""
         return self.kept_bytes > self._kept_bytes_max
 
     @property
     def has_more(self) -> bool:
-        """Whether `take` has something to give."""
+        """True if `take` has output."""
         if self.promised is None:
             has_numbered = bool(self._open or self._unwritten)
         else:
@@ -200,7 +198,8 @@ class LinkEnd:
         return self.is_up and (has_numbered or bool(self._fleeting) or self._must_tell)
 
     def end_turn(self, apart: bool = False) -> tuple[int, int]:
-        """A turn is over whose messages must wait for replicas: what `promised` will be once they have it."""
+        """End a turn whose messages must wait for replicas; returns what `promised` becomes once they have
+        it."""
         if self.promised is None:
             self.promised = 0, 0
         if apart:
@@ -216,7 +215,7 @@ class LinkEnd:
             self.send_encoded(self._codec.encode(message))
 
     def send_encoded(self, data: bytes) -> None:
-        """As `send`, for a message that was encoded once for several links."""
+        """Send a message that was encoded once for several links."""
         size = len(data)
         if size > wire.PART_BYTES:
             self._send_large(data)
@@ -251,7 +250,7 @@ class LinkEnd:
             self._unwritten.append(Kept(number, number, False, batch_head(1) + data))
 
     def send_fleeting(self, message: Message) -> None:
-        """Goes out with the next `take`, or never: when the link is down, or the peer too slow."""
+        """Send with the next `take`, or never: the link may be down, or the peer too slow."""
         if message.needs <= self.version:
             self.send_fleeting_encoded(self._codec.encode(message), message.weight)
 
@@ -264,12 +263,11 @@ class LinkEnd:
         self._fleeting_bytes = size
 
     def take(self, bytes_max: int = TAKE_BYTES, apart: bool = False) -> bytes:
-        """Output for the connection now, about `bytes_max` bytes; nothing while the link is down.
+        """Return output for the connection, about `bytes_max` bytes; nothing while the link is down.
 
         `apart` gives every message a frame of its own.
 
-        To be called when the connection takes more, and not before: what has not been
-        taken can still be dropped, if it is fleeting.
+        Call this only when the connection accepts more: QoS 0 messages can be dropped until they are taken.
         """
         if not self.is_up:
             return b""
@@ -323,10 +321,10 @@ class LinkEnd:
         self._fleeting = []
         self._fleeting_bytes = 0
 
-    # --- where both ends are in one process: the same numbers, and no bytes ---
+    # --- both ends in one process: the same numbers, without encoding ---
 
     def send_in_process(self, id: str, message: Message) -> ReceivedInProcess:
-        """The message as the peer receives it from the broker with this id."""
+        """Return the message as the peer receives it from the broker with this id."""
         self._under_way.append(message)
         self.sent = number = self.sent + 1
         return ReceivedInProcess(id, message, self.incarnation, self.received, number)
@@ -339,22 +337,22 @@ class LinkEnd:
             self.settle_in_process(item.acknowledged)
 
     def settle_in_process(self, acknowledged: int) -> None:
-        """The peer has received everything up to this number."""
+        """Note that the peer has received everything up to this number."""
         for _ in range(acknowledged - self.settled):
             self._under_way.popleft()
         self.settled = max(self.settled, acknowledged)
 
-    # --- the connection comes and goes ---
+    # --- connecting and disconnecting ---
 
     def resume(self) -> Resume:
-        """What to send to the peer first on a new connection."""
+        """Return the first data for the peer on a new connection."""
         return Resume(self.incarnation, self.peer_incarnation, self.received)
 
     def up(self, peer: Resume, version: int = VERSION_MAX) -> None:
-        """The peer is connected, and speaks this version: what it has not received is written again.
+        """Note that the peer is connected with this version; write again what it has not received.
 
-        What was sent under a later version stays as it is. A peer that does not know it skips it, or refuses
-        the connection until it is upgraded: then nothing is lost either.
+        Messages encoded under a later version stay unchanged. A peer that does not know one skips it, or
+        refuses the connection until it is upgraded; either way nothing is lost.
         """
         self.down()
         objection = self.objection(peer)
@@ -365,30 +363,30 @@ class LinkEnd:
         self._unwritten = deque(one for one in kept if one.last > peer.received)
         self.is_up = True
         self.version = version
-        # The peer may have been told before, but not heard it.
+        # The peer may have been told before, without receiving it.
         self._told = 0
 
     def objection(self, peer: Resume) -> str:
-        """Why the two ends cannot go on where they were, or "": a gap must never pass in silence."""
+        """Return why the two ends cannot resume, or "": no gap may go unnoticed."""
         if self.peer_incarnation and peer.incarnation != self.peer_incarnation:
             return (
-                f"{self.peer} has begun this link anew (it lost its journal, or gave the link up): what it "
+                f"{self.peer} has restarted this link (it lost its journal, or gave the link up): what it "
                 f"held is gone; forget {self.peer} here, then it can join again"
             )
         if peer.received and peer.peer_incarnation != self.incarnation:
             return (
-                f"{self.peer} goes on with an earlier link (the journal here was lost, or the link was "
+                f"{self.peer} resumes an earlier link (the journal here was lost, or the link was "
                 f"given up here): this broker must be forgotten there, then it can join again"
             )
         if not self.settled <= peer.received <= self.sent:
             return (
-                f"{self.peer} says that it has {peer.received} messages: here {self.sent} were sent, and it "
+                f"{self.peer} reports {peer.received} received messages: here {self.sent} were sent, and it "
                 f"has confirmed {self.settled}; one of the two journals is older than it was"
             )
         return ""
 
     def down(self) -> None:
-        """The connection is gone; what was sent is kept."""
+        """Note that the connection is gone; sent messages are kept."""
         self.is_up = False
         self._offset = 0
         self._parts = []
@@ -397,7 +395,7 @@ class LinkEnd:
         self._fleeting_bytes = 0
 
     def give_up(self) -> list[Message]:
-        """The link is over: the messages that the peer has not acknowledged (for `SendFailed`)."""
+        """End the link; return the messages that the peer has not acknowledged (for `SendFailed`)."""
         self._close_frame()
         messages: list[Message] = []
         for kept in (*self._written, *self._unwritten):
@@ -415,10 +413,10 @@ class LinkEnd:
     # --- acknowledging ---
 
     def acknowledge(self, number: int | None = None) -> None:
-        """Everything received (up to `number`) has been journalled: the peer may be told.
+        """Note that everything received (up to `number`) has been journalled, so that the peer may be told.
 
-        It is told with the next frame that goes out, or once there is enough to tell;
-        `heartbeat` tells the rest.
+        The next frame acknowledges it, or a frame of its own once enough has accumulated; `heartbeat`
+        acknowledges the rest.
         """
         if number is None:
             number = self.received if self.promised is None else self.promised[1]
@@ -431,18 +429,18 @@ class LinkEnd:
         return untold >= self._acknowledge_every or (untold > 0 and is_much)
 
     def heartbeat(self, position: int = 0) -> bytes:
-        """A sign of life, which also says what has been journalled here, and how far this broker has come."""
+        """Send a heartbeat with what has been journalled here, and this broker's progress."""
         self._told = self._acknowledged
         self._untold_bytes = 0
         life = wire.acknowledgement(self._acknowledged)
         return life + wire.position(position) if position else life
 
     def learn_settled(self, number: int) -> None:
-        """A replica that speaks with the peer says what the peer has journalled."""
+        """Note what the peer has journalled, as told by the replica that speaks with the peer."""
         self._settle(min(number, self.sent))
 
     def _settle(self, number: int) -> None:
-        """The peer has journalled everything up to this number."""
+        """Note that the peer has journalled everything up to this number."""
         if number > self.sent:
             raise LinkError(f"{self.peer} acknowledges message {number}, but only {self.sent} were sent")
         if number <= self.settled:
@@ -452,16 +450,16 @@ class LinkEnd:
             self._close_frame()
         while self._written and self._written[0].last <= number:
             self.kept_bytes -= _size(self._written.popleft())
-        # After a replay, what the peer has may not have been written yet.
+        # After a replay, messages that the peer has may not have been written yet.
         while self._unwritten and self._unwritten[0].last <= number:
             self.kept_bytes -= _size(self._unwritten.popleft())
 
     # --- receiving ---
 
     def receive(self, frames: bytes) -> Arrivals:
-        """Takes whole frames. What has been received before is skipped, a gap is an error.
+        """Take whole frames. Duplicates are skipped; a gap is an error.
 
-        An error leaves everything as it was before these frames.
+        An error leaves the end as it was before these frames.
         """
         reading = _Reading(self, frames)
         reading.read()
@@ -481,7 +479,7 @@ def _size(kept: Kept) -> int:
 
 
 class _Reading:
-    """What reading frames would change of an end; the end changes only when all of them are good."""
+    """Changes that reading frames would make to an end; applied only when all frames are valid."""
 
     __slots__ = (
         "acknowledged", "durable", "end", "fleeting", "fleeting_parts", "frames", "incarnation", "numbered",
@@ -509,7 +507,7 @@ class _Reading:
                 length, kind = wire.HEAD.unpack_from(frames, at)
                 body, at = at + wire.HEAD.size, at + LENGTH_BYTES + length
                 if not body <= at <= len(frames):
-                    raise LinkError(f"{self.end.peer} sent a frame of {length} bytes that is not whole")
+                    raise LinkError(f"{self.end.peer} sent a frame of {length} bytes that is incomplete")
                 if kind == wire.BATCH:
                     self._read_batch(body, at)
                 else:
@@ -517,7 +515,7 @@ class _Reading:
         except UnknownMessage as error:
             raise LinkError(f"{self.end.peer} sent {error}: if it is newer, upgrade this broker") from None
         except (struct.error, InputError) as error:
-            raise LinkError(f"{self.end.peer} sent what cannot be read: {error}") from None
+            raise LinkError(f"{self.end.peer} sent an unreadable frame: {error}") from None
 
     def _read_frame(self, kind: int, start: int, stop: int) -> None:
         codec = self.end._codec
@@ -539,11 +537,11 @@ class _Reading:
             raise LinkError(f"{self.end.peer} sent a frame of the unknown kind {kind}")
 
     def _take_fleeting(self, messages: list[Message]) -> None:
-        """What comes without a number is in no journal, so it must not be able to change anything."""
+        """Take unnumbered messages. They are not journalled, so they must not change the state."""
         known = without_skipped(messages)
         for message in known:
             if type(message) is Fleeting:
-                continue  # Nearly all of them.
+                continue  # Nearly all messages.
             if not (message.is_fleeting or type(message) in self.end.unnumbered):
                 raise LinkError(f"{self.end.peer} sent {type(message).__name__} without a number")
         self.fleeting += known
@@ -583,7 +581,7 @@ class _Reading:
 
     def _expect(self, incarnation: int, number: int) -> None:
         if incarnation != (self.incarnation or incarnation):
-            raise LinkError(f"{self.end.peer} sends as another end than before: its journal was replaced")
+            raise LinkError(f"{self.end.peer} sends with another incarnation than before: its journal was replaced")
         if number > self.received + 1:
             raise LinkError(f"{self.end.peer} sent message {number} after {self.received}: some are missing")
         self.incarnation = incarnation

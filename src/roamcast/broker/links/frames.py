@@ -1,4 +1,4 @@
-"""What a link looks like on the wire: frames, each a four-byte length, a kind, and what the kind asks for.
+"""Wire format of a link: frames, each a four-byte length, a kind, and the fields of that kind.
 
 Numbers, acknowledgements and incarnations are eight bytes each, big-endian.
 """
@@ -13,24 +13,25 @@ from roamcast.errors import InputError
 from roamcast.protocol.codec import LENGTH_BYTES
 
 BATCH = 1
-"""Incarnation, acknowledged, number of the first message; the messages as a batch of the codec."""
+"""Fields: incarnation, acknowledged, number of the first message; the messages as a batch of the codec."""
 PART = 2
-"""Incarnation, acknowledged, number of the message, whether this is its last part; some of its bytes."""
+"""Fields: incarnation, acknowledged, number of the message, whether this is its last part; some of its
+bytes."""
 ACKNOWLEDGED = 3
-"""Acknowledged. Also the sign of life of an end that has nothing else to say."""
+"""Field: acknowledged. Also the heartbeat of an end that sends nothing else."""
 FLEETING = 4
-"""Messages without numbers, as a batch of the codec."""
+"""Fields: messages without numbers, as a batch of the codec."""
 FLEETING_PART = 5
-"""Whether this is the last part of a message without number; some of its bytes."""
+"""Fields: whether this is the last part of a message without number; some of its bytes."""
 POSITION = 6
-"""How far the sender's history has come (see `broker.history`)."""
+"""Field: progress of the sender's history (see `broker.history`)."""
 
 PART_BYTES = 512 * 1024
-"""A larger message is cut into parts of this size."""
+"""Part size for larger messages."""
 BATCH_BYTES = 64 * 1024
-"""Bytes of messages from which a frame takes no further one."""
+"""Bytes of messages after which a frame is closed."""
 FRAME_BYTES_MAX = BATCH_BYTES + PART_BYTES + 64
-"""No frame of a link is longer."""
+"""Limit of a frame's length."""
 
 HEAD = struct.Struct(">IB")
 _BATCH = struct.Struct(">IBQQQ")
@@ -73,9 +74,9 @@ def fleeting_parts(data: bytes) -> Iterator[bytes]:
 
 
 class FrameCutter:
-    """Cuts a stream into whole frames, and waits for no frame that is longer than the limit.
+    """Cuts a stream into whole frames, and rejects frames longer than the limit.
 
-    The limit can be changed on the way: small until the peer has shown who it is.
+    The limit can change: it is small until the peer is authenticated.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
@@ -90,26 +91,26 @@ class FrameCutter:
         return len(self._bytes)
 
     def take_bytes(self, size: int) -> bytes:
-        """The next `size` bytes outside a frame, or nothing while there are fewer."""
+        """Return the next `size` bytes outside a frame, or nothing while there are fewer."""
         if len(self._bytes) < size:
             return b""
         taken, self._bytes = self._bytes[:size], self._bytes[size:]
         return taken
 
     def take_rest(self) -> bytes:
-        """Everything that is left, whole or not."""
+        """Return the remaining bytes, whole frames or not."""
         taken, self._bytes = self._bytes, b""
         return taken
 
     def take_one(self) -> bytes:
-        """The next frame without its length, or nothing while it is not complete."""
+        """Return the next frame without its length, or nothing while it is incomplete."""
         end = self._end_of_frame(0)
         frame = self._bytes[LENGTH_BYTES:end]
         self._bytes = self._bytes[end:]
         return frame
 
     def take_all(self, bytes_max: int = sys.maxsize) -> bytes:
-        """Every complete frame, in the order of arrival. Stops behind the frame that reaches `bytes_max`."""
+        """Return every complete frame in order; stops after the frame that reaches `bytes_max`."""
         end = 0
         while end < bytes_max and (after := self._end_of_frame(end)) != end:
             end = after
@@ -121,7 +122,7 @@ class FrameCutter:
         return self._end_of_frame(0) > 0
 
     def _end_of_frame(self, start: int) -> int:
-        """Where the frame ends that starts there; `start` itself if it is not complete."""
+        """Return the end of the frame that starts there; `start` itself if incomplete."""
         body = start + LENGTH_BYTES
         if len(self._bytes) < body:
             return start

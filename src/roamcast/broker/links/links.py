@@ -1,8 +1,8 @@
-"""All links of one broker: their ends, who is behind them, and what their handshakes agree on.
+"""All links of one broker: their ends, the brokers behind them, and their handshakes.
 
-It turns frames into inputs of the broker, and what the broker sends into frames;
-messages about the overlay itself stay here. What is to be written to a connection
-a driver takes from the link's end (`LinkEnd.take`).
+Frames become inputs of the broker, and its messages become frames; messages about the overlay
+itself are handled here. A driver takes the output of a connection from the link's end
+(`LinkEnd.take`).
 
 What is journalled: the calls of `connected`, `disconnected`, `refused`, `drop` and
 `forget` with their arguments, and of `receive` the frames that it names as
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """What both ends tell each other after authentication."""
+    """Handshake data that both ends exchange after authentication."""
 
     resume: Resume = Resume()
     brokers: tuple[str, ...] = ()
-    """Whom the receiver reaches, or would reach, through the sender."""
+    """Brokers that the receiver reaches, or would reach, through the sender."""
     history: ToldHistory = ToldHistory()
-    """How far the sender's history has come."""
+    """Progress of the sender's history."""
     guests: tuple[str, ...] = ()
-    """Those of them that are of another organisation than the sender."""
+    """Members of `brokers` that are of another organisation than the sender."""
 
 
 class GivenLink(msgspec.Struct, frozen=True, array_like=True):
-    """One link of a network that has existed for long."""
+    """One link of a network that exists already."""
 
     peer: str
     incarnation: int
     peer_incarnation: int
     behind: tuple[str, ...]
-    """The brokers that are reached through the peer, itself among them."""
+    """Brokers reached through the peer, including the peer."""
     history: ToldHistory = ToldHistory()
     """History of the peer at that time."""
     guests: tuple[str, ...] = ()
-    """Those of them that are of another organisation."""
+    """Members of `behind` that are of another organisation."""
 
 
 class LinkTurn(msgspec.Struct):
@@ -69,11 +69,11 @@ class LinkTurn(msgspec.Struct):
     durable: bytes = b""
     """Received frames to journal."""
     closes: list[tuple[str, str]] = []
-    """Connections to be closed, because their links were given up: (peer, why)."""
+    """Connections to close, because their links were given up: (peer, reason)."""
     forgotten: list[str] = []
     """Brokers that are gone for good."""
     position: int = 0
-    """How far the history of the peer has come, as it says itself."""
+    """Progress of the peer's history, as the peer reports it."""
 
 
 class Links:
@@ -88,7 +88,7 @@ class Links:
         kept_bytes_max: int = KEPT_BYTES_MAX,
         fleeting_bytes_max: int = FLEETING_BYTES_MAX,
     ) -> None:
-        """Without a codec messages stay as they are, no bytes are made of them (see `LinkEnd`)."""
+        """Without a codec messages are not encoded (see `LinkEnd`)."""
         self.id = id
         self.reach = Reach(id)
         self.ends: dict[str, LinkEnd] = {}
@@ -100,7 +100,7 @@ class Links:
         self.border: Border | None = None
         """Checks messages of peers; None lets all pass."""
 
-    # --- the handshake: nothing of this changes anything ---
+    # --- the handshake: these methods change no state ---
 
     def offer(self, peer: str) -> Offer:
         end = self.ends.get(peer)
@@ -109,7 +109,7 @@ class Links:
         return Offer(Resume() if end is None else end.resume(), brokers, guests=told)
 
     def refusal(self, peer: str, offer: Offer) -> str:
-        """Why there must be no link with this peer, as one line; "" if there may be one."""
+        """Return why there must be no link with this peer, as one line; "" if accepted."""
         if peer in self.reach.peers:
             return self.ends[peer].objection(offer.resume)
         if self.begins_anew(peer, offer):
@@ -117,7 +117,7 @@ class Links:
         return ""
 
     def begins_anew(self, peer: str, offer: Offer) -> bool:
-        """Whether the link is new, or has never carried anything and does not fit that of the peer."""
+        """True if the link is new, or has carried nothing and does not fit the peer's end."""
         end = self.ends.get(peer)
         return end is None or (peer not in self.reach.peers and bool(end.objection(offer.resume)))
 
@@ -126,7 +126,7 @@ class Links:
     def connected(
         self, peer: str, offer: Offer, incarnation: int = 0, version: int = VERSION_MAX
     ) -> LinkTurn:
-        """Neither end refuses, and both speak this version of the link protocol.
+        """Open the link: neither end refuses, and both use this version of the link protocol.
 
         An `incarnation` begins the link anew (see `begins_anew`, `LinkEnd`).
         """
@@ -143,11 +143,11 @@ class Links:
         return turn
 
     def set_guests(self, peers: Iterable[str]) -> LinkTurn:
-        """These peers are of another organisation."""
+        """Set the peers of other organisations."""
         return self._performed(self.reach.set_guests(list(peers)))
 
     def establish(self, links: Iterable[GivenLink]) -> LinkTurn:
-        """The links of a network that has existed for long: all are up, and everyone is known."""
+        """Set the links of a network that exists already: all are up, and all brokers are known."""
         turn = LinkTurn()
         guests = [broker for link in links for broker in link.guests]
         self.reach.establish({link.peer: link.behind for link in links}, guests)
@@ -170,7 +170,7 @@ class Links:
         return LinkTurn([LinkChanged(peer, False)])
 
     def refused(self, peer: str, why: str) -> LinkTurn:
-        """One of the ends refused the link; if it was about to join, it is given up."""
+        """Handle a link that one end refused; a link about to join is given up."""
         return self._performed(self.reach.abandon(peer, why))
 
     def drop(self, peer: str, why: str) -> LinkTurn:
@@ -178,13 +178,13 @@ class Links:
         return self._performed(self.reach.drop(peer, why))
 
     def forget(self, broker: str) -> LinkTurn:
-        """A broker is gone for good, and everyone is to know it."""
+        """Forget a broker that is gone for good, and tell all others."""
         return self._performed(self.reach.forget(broker))
 
     # --- frames ---
 
     def receive(self, peer: str, frames: bytes) -> LinkTurn:
-        """Whole frames came over the connection to the peer, or out of the journal."""
+        """Handle whole frames from the connection to the peer, or from the journal."""
         if peer not in self.ends:
             return LinkTurn()  # The link was given up, and its connection is about to be closed.
         arrivals = self.ends[peer].receive(frames)
@@ -192,7 +192,7 @@ class Links:
         border = self.border
         for message in arrivals.numbered:
             if peer not in self.ends:
-                break  # The link was given up because of what came before.
+                break  # The link was given up because of an earlier frame.
             if type(message) in self.reach.messages:
                 admitted = message if border is None else border.admit_overlay(peer, message)
                 if admitted is not None:
@@ -204,7 +204,7 @@ class Links:
         return turn
 
     def send(self, sends: Iterable[tuple[str, Message]]) -> None:
-        """What the broker sends to its peers. A message for several of them is encoded once."""
+        """Send the broker's messages to its peers. A message for several peers is encoded once."""
         encoded: bytes = b""
         last: Message | None = None
         is_fleeting, needs = False, 0
@@ -213,7 +213,7 @@ class Links:
         for peer, message in sends:
             end = self.ends.get(peer)
             if end is None:
-                continue  # The link was given up in this very turn.
+                continue  # The link was given up in this turn.
             if border is not None and peer in looked_at:
                 released = border.release(peer, message)
                 if released is None:
@@ -222,16 +222,16 @@ class Links:
             if message is not last:
                 encoded, last = self._codec.encode(message), message  # type: ignore[union-attr]
                 is_fleeting, needs = type(message) is Fleeting, 0
-                if not isinstance(message, Burst):  # Nearly all are bursts.
+                if not isinstance(message, Burst):  # Nearly all messages are bursts.
                     is_fleeting, needs = message.is_fleeting, message.needs
             if needs > end.version:
-                continue  # The peer is older, and does well without it.
+                continue  # The peer has an older version, and does not need this message.
             if is_fleeting:
                 end.send_fleeting_encoded(encoded, message.weight)
             else:
                 end.send_encoded(encoded)
 
-    # --- what follows from changes of the overlay ---
+    # --- consequences of overlay changes ---
 
     def _performed(self, outcome: Outcome) -> LinkTurn:
         turn = LinkTurn()
@@ -249,7 +249,7 @@ class Links:
             if lost:
                 failed.append(SendFailed(peer, lost))
             turn.closes.append((peer, why))
-        # What did not arrive comes first: while the routes still stand, nothing is missed.
+        # Undelivered messages come first: while the routes still exist, nothing is missed.
         turn.inputs += failed
         if outcome.is_changed:
             turn.inputs.append(self._overlay())

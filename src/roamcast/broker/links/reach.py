@@ -1,31 +1,30 @@
-"""Which brokers there are, behind which peer each of them is, and how a new link joins two trees.
+"""Which brokers exist, the peer towards each, and how a new link joins two trees.
 
 Every broker knows all others and the peer towards each. Peers tell each other
-whom they bring within reach, over the link itself, so that nobody ever hears of
-a broker by a message that overtook the news of it. A link that is down changes
-nothing: those behind it are still members, and what is theirs is still there. A
-link that is given up cuts them off; they stay known until they join again or
-somebody says that they are to be forgotten.
+over the link itself which brokers they bring within reach, so no message of a
+broker overtakes the news of it. A link that is down changes nothing: the brokers
+behind it are still members, with their state. A link that is given up cuts them
+off; they stay known until they join again or are forgotten on an operator's
+order.
 
 The overlay must never have a cycle, not even for a moment: a notification would
-go round for ever. When two ends shake hands they compare whom they reach; if
-they have anyone in common, the link is refused. Two new links, made at once in
-different places, could still close a cycle that neither end can see. Hence a
-tree joins others one at a time. Its broker with the lowest id is its
-coordinator. Of two trees that a new link would join, the one with the higher
-coordinator asks it for permission, and the coordinator gives the next permission
-only after the link has joined or failed. So at any moment every tree is about to
-join at most one other tree, which has a lower coordinator, and joining never
-makes a coordinator higher: following such links never leads back. Of two links
-that race, the one whose permission comes second finds the other end within
-reach, and is closed.
+go round for ever. In a handshake, both ends compare the brokers they reach; if
+they have one in common, the link is refused. Two new links, made at once in
+different places, could still close a cycle that neither end can see. Hence a tree
+joins others one at a time. Its broker with the lowest id is its coordinator. Of
+two trees that a new link would join, the one with the higher coordinator asks it
+for permission, and the coordinator gives the next permission only after the link
+has joined or failed. So at any moment every tree is about to join at most one
+other tree, which has a lower coordinator, and joining never makes a coordinator
+higher: following such links never leads back. Of two links that race, the one
+whose permission comes second finds the other end within reach, and is closed.
 
 A new link waits while its coordinator cannot be reached. If the coordinator is
 gone for good and forgotten, the next one hears from every member of its tree
 which link it was about to join by, before it gives any permission itself.
 
 The sessions of two trees that join stay where they are. Router.add_peer tells
-each side what the other wants, and settles as ever.
+each side the other's subscriptions, and settles as usual.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ from roamcast.state import State
 
 
 class Join(Message, frozen=True):
-    """The link begins: the sender brings these brokers, itself among them. Answered by the same."""
+    """Begins the link: the sender brings these brokers, including itself. Answered with a `Join`."""
 
     brokers: tuple[str, ...]
     guests: tuple[str, ...] = ()
-    """Those of them that are of another organisation."""
+    """Members of `brokers` that are of another organisation."""
     cause: ClassVar[Cause] = "subscribe"
     area: ClassVar[Area] = "overlay"
 
 
 class BeginJoin(Message, frozen=True):
-    """The sender's tree has a lower coordinator by now, so the receiver has to ask for permission."""
+    """Asks the receiver to ask for permission: the sender's tree has a lower coordinator now."""
 
     coordinator: str
     cause: ClassVar[Cause] = "subscribe"
@@ -59,13 +58,13 @@ class BeginJoin(Message, frozen=True):
 
 
 class Reaches(Message, frozen=True):
-    """What has changed behind the sender: brokers that were removed stay known, forgotten ones do not."""
+    """Changes behind the sender: removed brokers stay known, forgotten ones do not."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     forgotten: tuple[str, ...] = ()
     guests: tuple[str, ...] = ()
-    """Those of the added brokers that are of another organisation."""
+    """Members of the added brokers that are of another organisation."""
     cause: ClassVar[Cause] = "subscribe"
     area: ClassVar[Area] = "overlay"
 
@@ -112,26 +111,26 @@ class JoinsBegun(Message, frozen=True):
 
 
 Addressed = AskToJoin | MayJoin | JoinEnded | JoinsBegun
-"""What travels along the overlay to its destination."""
+"""Messages that travel along the overlay to their destination."""
 
 Phase = Literal["waits", "asks", "begun"]
-"""Of a new link: the peer will begin; permission was asked for; our `Join` was sent."""
+"""State of a new link: the peer will begin; permission was asked for; our `Join` was sent."""
 
 Question = tuple[str, str, int]
-"""Who asks to join, by the link to whom, and which attempt of it that is."""
+"""A request to join: the asking broker, the peer of the link, and the number of the attempt."""
 
 
 class Joining(msgspec.Struct):
-    """A link that does not carry anything yet."""
+    """A link that does not carry messages yet."""
 
     __state__ = State("link-joining")
 
     phase: Phase
     coordinator: str
-    """Of the tree behind the peer, as it last said; it can only have become lower."""
+    """Coordinator of the tree behind the peer, as last reported; it can only have become lower."""
     attempt: int = 0
     asked: str = ""
-    """The coordinator that was asked."""
+    """Coordinator that was asked."""
 
 
 class Outcome(msgspec.Struct):
@@ -140,19 +139,19 @@ class Outcome(msgspec.Struct):
     __state__ = State("reach-outcome")
 
     sends: list[tuple[str, Message]] = []
-    """Over the numbered lane of the links."""
+    """Messages for the numbered lane of the links."""
     is_changed: bool = False
-    """Whether `peers` or `next_hops` have changed: then the broker must be told (`Configured`)."""
+    """True if `peers` or `next_hops` have changed: then the broker must be told (`Configured`)."""
     joined: list[str] = []
-    """Brokers that can be reached and could not before."""
+    """Brokers that can be reached now and could not before."""
     closes: list[tuple[str, str]] = []
-    """Links to be given up: (peer, why)."""
+    """Links to be given up: (peer, reason)."""
     forgotten: list[str] = []
     """Brokers that are gone for good."""
 
 
 class Reach:
-    """What one broker knows of the overlay. Every call that changes something says what follows from it."""
+    """One broker's knowledge of the overlay. Every call that changes it returns the consequences."""
 
     __state__ = State(
         "reach",
@@ -173,24 +172,26 @@ class Reach:
     def __init__(self, id: str) -> None:
         self.id = id
         self._behind: dict[str, dict[str, None]] = {}
-        """Peer to the brokers behind it, itself among them."""
+        """Peer to the brokers behind it, including the peer."""
         self._cut_off: dict[str, None] = {}
         self._joining: dict[str, Joining] = {}
         self._attempts = 0
         self._questions: list[Question] = []
-        """While this broker coordinates: who asks to join. The first one may."""
+        """Requests to join, while this broker coordinates. The first one has permission."""
         self._unheard: dict[str, None] = {}
-        """Before it gives permission: who has not said yet what the last coordinator permitted."""
+        """Brokers that have not reported the last coordinator's permissions yet; this broker permits nothing
+        before."""
         self._guest_peers: dict[str, None] = {}
-        """Peers of another organisation: they and all behind them have no say in what this tree decides."""
+        """Peers of another organisation: they and the brokers behind them do not take part in this tree's
+        decisions."""
         self._told_guests: dict[str, None] = {}
-        """Brokers that others of this organisation call guests."""
+        """Brokers that other brokers of this organisation report as guests."""
         self._restore()
 
     def _restore(self) -> None:
         self._out = Outcome()
         self._hops: dict[str, str] | None = None
-        """What `next_hops` was made of `_behind`."""
+        """Cache of `next_hops`, made from `_behind`."""
         self._handlers: dict[type[Message], Callable[[str, Any], None]] = {
             Join: self._on_join,
             BeginJoin: self._on_begin_join,
@@ -201,15 +202,15 @@ class Reach:
             JoinsBegun: self._on_begun,
         }
         self.messages = tuple(self._handlers)
-        """The types of message that `receive` is for."""
+        """Types of messages that `receive` handles."""
 
     def establish(self, behind: Mapping[str, Collection[str]], guests: Collection[str] = ()) -> None:
-        """The overlay has existed for long: these brokers are behind these peers."""
+        """Set an overlay that exists already: these brokers are behind these peers."""
         self._told_guests = dict.fromkeys(guests)
         self._behind = {peer: dict.fromkeys(brokers) for peer, brokers in behind.items()}
         self._hops = None
 
-    # --- what is known ---
+    # --- queries ---
 
     @property
     def peers(self) -> list[str]:
@@ -225,11 +226,11 @@ class Reach:
 
     @property
     def joined(self) -> Mapping[str, Collection[str]]:
-        """The peers whose links carry messages, and who is behind them."""
+        """Peers whose links carry messages, with the brokers behind each."""
         return self._behind
 
     def hop_of(self, broker: str) -> str | None:
-        """The peer towards a broker; None for this one, and for any that cannot be reached."""
+        """Return the peer towards a broker; None for this one, and for any that cannot be reached."""
         return (self._hops or self.next_hops).get(broker)
 
     def count_behind(self, peer: str) -> int:
@@ -243,12 +244,12 @@ class Reach:
 
     @property
     def cut_off(self) -> list[str]:
-        """Members that no link leads to, until they join again or are forgotten."""
+        """Members without a link to them, until they join again or are forgotten."""
         return list(self._cut_off)
 
     @property
     def members(self) -> list[str]:
-        """Every broker that there is, as far as is known here."""
+        """Every broker known here."""
         return sorted([self.id, *self.next_hops, *self._cut_off])
 
     @property
@@ -267,12 +268,12 @@ class Reach:
     # --- the handshake ---
 
     def offer(self, peer: str) -> tuple[str, ...]:
-        """Whom the peer reaches, or would reach, through here: to be told in the handshake."""
+        """Return the brokers that the peer reaches, or would reach, through this one, for the handshake."""
         others = [broker for broker, hop in self.next_hops.items() if hop != peer]
         return tuple(sorted([self.id, *others]))
 
     def objection(self, peer: str, offered: Collection[str]) -> str:
-        """Why a link that one of the two ends does not know yet must not be made; "" if it may be."""
+        """Return why a link unknown to one of the ends must not be made; "" if it may be."""
         hops = self.next_hops
         what = f"the link between {self.id} and {peer} would close a cycle"
         for broker in (peer, *offered):
@@ -281,7 +282,7 @@ class Reach:
         return f"{what}: {peer} reaches {self.id} already" if self.id in offered else ""
 
     def set_guests(self, peers: Collection[str]) -> Outcome:
-        """These peers are of another organisation, and no others; brokers of this one are told."""
+        """Set the peers of other organisations; brokers of this organisation are told."""
         self._out = Outcome()
         before = dict.fromkeys(self.guests)
         self._guest_peers = dict.fromkeys(peers)
@@ -302,11 +303,11 @@ class Reach:
         return tuple(one for one in offered if one in guests)
 
     def join(self, peer: str, offered: Collection[str]) -> Outcome:
-        """The ends have shaken hands and neither objected. Changes nothing of a link that has joined.
+        """Join after a handshake without objections. Does nothing for a link that has joined.
 
-        `offered` are the brokers of the peer's organisation. Two organisations join without permission:
-        nobody has to wait for what the other one decides. If such links close a cycle, one of them is given
-        up when it is noticed.
+        `offered` are the brokers of the peer's organisation. Two organisations join without permission, so
+        that neither waits for the other's decisions. If such links close a cycle, one of them is given up
+        when the cycle is noticed.
         """
         self._out = Outcome()
         joining = self._joining.get(peer)
@@ -327,7 +328,7 @@ class Reach:
         return Join(offered, self._offered_guests(offered))
 
     def abandon(self, peer: str, why: str) -> Outcome:
-        """A link that has not joined is given up: one of the ends objects."""
+        """Give up a link that has not joined, because one of the ends objects."""
         self._out = Outcome()
         self._abandon(peer, why)
         return self._out
@@ -342,7 +343,7 @@ class Reach:
     # --- changes of what can be reached ---
 
     def drop(self, peer: str, why: str) -> Outcome:
-        """The link is given up for good; who was behind it is cut off."""
+        """Give up a link for good; the brokers behind it are cut off."""
         self._out = Outcome()
         self._abandon(peer, why)
         self._give_up(peer, why)
@@ -354,14 +355,14 @@ class Reach:
             self._change({**self._behind, peer: {}})
 
     def forget(self, broker: str) -> Outcome:
-        """This broker is gone for good, and everyone is to know it."""
+        """Forget a broker that is gone for good, and tell all others."""
         self._out = Outcome()
         if broker != self.id:
             self._forget(None, (broker,))
         return self._out
 
     def receive(self, peer: str, message: Message) -> Outcome:
-        """A message of one of the types in `messages` came over the link to the peer."""
+        """Handle a message of one of the types in `messages` from the peer."""
         self._out = Outcome()
         if isinstance(message, Addressed) and message.destination != self.id:
             self._send(message)
@@ -373,7 +374,7 @@ class Reach:
         if peer not in self._behind:
             return
         objection = self.objection(peer, message.added)
-        if objection:  # No way is known that leads here; but a cycle is worse than a link too few.
+        if objection:  # No way is known that leads here; but a cycle is worse than a missing link.
             self._give_up(peer, objection)
             return
         is_other = self._note_guests(peer, message.added, message.guests)
@@ -387,7 +388,7 @@ class Reach:
             self._forget(peer, message.forgotten)
 
     def _note_guests(self, peer: str, added: Collection[str], guests: Collection[str]) -> bool:
-        """What a peer of this organisation says of others; whether any of it is new."""
+        """Note guests reported by a peer of this organisation; returns whether any is new."""
         before = self._told_guests
         if peer not in self._guest_peers:
             left = {one: None for one in before if one not in added}
@@ -402,7 +403,7 @@ class Reach:
         ]
 
     def _forget(self, source: str | None, forgotten: tuple[str, ...]) -> None:
-        """Also passes it on, because others may be about to join who is unknown here."""
+        """Forget brokers, and pass that on, because others may be about to join a broker unknown here."""
         self._out.forgotten += forgotten
         for broker in forgotten:
             self._abandon(broker, f"{broker} was forgotten")
@@ -420,11 +421,11 @@ class Reach:
             self._cut_off.pop(broker, None)
 
     def _listening(self) -> list[str]:
-        """Those who have been told whom this broker reaches."""
+        """Return the peers that have been told which brokers this one reaches."""
         return [*self._behind, *(peer for peer, one in self._joining.items() if one.phase == "begun")]
 
     def _change(self, behind: dict[str, dict[str, None]]) -> None:
-        """From now on these are behind the peers; each peer hears what is new to it."""
+        """Set the brokers behind each peer; tell each peer what is new to it."""
         coordinator, before = self.coordinator, self.next_hops
         told = {peer: self.offer(peer) for peer in self._listening()}
         self._behind = {peer: brokers for peer, brokers in behind.items() if brokers}
@@ -441,7 +442,7 @@ class Reach:
         self._cut_off.update(dict.fromkeys(lost))
         for joining in self._joining.values():
             if lost and joining.phase == "asks":
-                joining.phase = "waits"  # The question may be lost too: `_review` asks again.
+                joining.phase = "waits"  # The request may be lost too: `_review` asks again.
         for peer in self._listening():
             was, now = dict.fromkeys(told.get(peer, ())), dict.fromkeys(self.offer(peer))
             added = tuple(broker for broker in now if broker not in was)
@@ -454,7 +455,7 @@ class Reach:
     # --- a new link ---
 
     def _review(self) -> None:
-        """What a change means for links that have not begun to join."""
+        """Review links that have not begun to join after a change."""
         for peer, joining in list(self._joining.items()):
             if joining.phase == "begun":
                 continue
@@ -480,14 +481,14 @@ class Reach:
             return
         joining.coordinator = message.coordinator
         if joining.phase == "waits" and self.coordinator < joining.coordinator:
-            # Both trees have changed, and now it is the peer's turn after all.
+            # Both trees have changed, so the peer has to ask now.
             self._out.sends.append((peer, BeginJoin(self.coordinator)))
         self._review()
 
     def _on_may_join(self, peer: str, message: MayJoin) -> None:
         joining = self._joining.get(message.peer)
         if joining is None or joining.attempt != message.attempt or joining.phase == "waits":
-            # The question was withdrawn, but its withdrawal has not found it yet.
+            # The request was withdrawn, but the withdrawal has not arrived yet.
             self._send(JoinEnded(message.coordinator, self.id, message.peer, message.attempt))
         elif joining.phase == "asks":
             joining.phase, joining.asked = "begun", message.coordinator
@@ -510,14 +511,14 @@ class Reach:
             self._end(peer, joining)
 
     def _end(self, peer: str, joining: Joining) -> None:
-        """The coordinator need not wait for this link any longer."""
+        """Tell the coordinator that it need not wait for this link."""
         if joining.phase != "waits":
             self._send(JoinEnded(joining.asked, self.id, peer, joining.attempt))
 
     # --- at the coordinator ---
 
     def _send(self, message: Addressed) -> None:
-        """Along the overlay. A destination that cannot be reached any more has nothing to say either."""
+        """Send along the overlay. A message to an unreachable broker is dropped: it cannot answer."""
         hop = self.next_hops.get(message.destination)
         if message.destination == self.id:
             self._handlers[type(message)](self.id, message)
@@ -540,7 +541,7 @@ class Reach:
             self._permit()
 
     def _permit(self) -> None:
-        """The first one may; if another broker coordinates by now, that one decides."""
+        """Give permission to the first request; if another broker coordinates by now, that one decides."""
         if self.coordinator != self.id:
             questions, self._questions = self._questions, []
             for broker, peer, attempt in questions:
@@ -550,7 +551,7 @@ class Reach:
             self._send(MayJoin(broker, peer, attempt, self.id))
 
     def _coordinate(self, before: str) -> None:
-        """Those who ask and are gone need no permission; and the coordinator itself may have been lost."""
+        """Drop requests of brokers that are gone; handle the loss of the coordinator itself."""
         reachable = self.next_hops
         first = self._questions[:1]
         self._questions = [one for one in self._questions if one[0] == self.id or one[0] in reachable]
@@ -572,7 +573,7 @@ class Reach:
             self._permit()
 
     def _on_begun(self, peer: str, message: JoinsBegun) -> None:
-        """Only who has begun may go on; the others ask this broker again."""
+        """Note links that have begun to join; the brokers of all others ask this broker again."""
         if self.coordinator != self.id:
             self._send(msgspec.structs.replace(message, destination=self.coordinator))
             return

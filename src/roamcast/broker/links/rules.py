@@ -1,4 +1,4 @@
-"""What one peer may send and get: the rules of a link, as they are configured and as they are applied."""
+"""Rules of a link: what one peer may send and receive, as configured and as applied."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ VERDICTS_MAX = 4096
 
 
 class PeerRules(msgspec.Struct, frozen=True):
-    """What a peer may do. The defaults are for brokers of one organisation."""
+    """Rights of a peer. The defaults are for brokers of one organisation."""
 
     imports: tuple[str, ...] = EVERYTHING
     """Topic filters: what may come from the peer; "!FILTER" excludes, and the last that fits decides."""
     exports: tuple[str, ...] = EVERYTHING
-    """The same for what the peer may get."""
+    """Topic filters of what the peer may receive, in the same form."""
     clients: tuple[str, ...] = EVERYONE
-    """The client ids that the peer may speak for."""
+    """Client ids that the peer may speak for."""
     prefix: str = ""
-    """Topics of the peer are found below this one here."""
+    """Prefix under which the peer's topics appear here."""
     may: tuple[str, ...] = USUAL
-    """The areas of messages that the peer may send; "forget" also to remove brokers for good, "operate" also
-    to give this broker orders (which the daemon looks at)."""
+    """Areas of messages that the peer may send; "forget" allows removing brokers for good, "operate" giving
+    this broker orders (checked by the daemon)."""
     subscriptions_max: int = 1_000_000
     retained_max: int = 1_000_000
     sessions_max: int = 1_000_000
 
     @property
     def is_guest(self) -> bool:
-        """Whether the peer is of another organisation: no share group spans the link, nobody here waits for
-        the peer's word, and only the listed clients move over the link."""
+        """True if the peer is of another organisation: no share group spans the link, no broker here waits
+        for the peer's answers, and only the listed clients move over the link."""
         return self.clients != EVERYONE or not {"sessions", "groups"} <= {*self.may}
 
 
 class TopicRules:
-    """A list of topic filters that allow and exclude."""
+    """Ordered topic filters that allow and exclude."""
 
     def __init__(self, texts: tuple[str, ...]) -> None:
         self._rules = [(text[:1] != "!", TopicPattern(text.removeprefix("!"))) for text in texts]
@@ -68,13 +68,13 @@ class TopicRules:
         return verdict
 
     def overlap(self, filter: Filter) -> bool:
-        """Whether a subscription can match anything that is allowed."""
+        """True if a subscription can match anything that is allowed."""
         return self.allow_everything or any(filter.overlaps(one) for one in self._allowed)
 
 
 class ClientRules:
-    """The clients that a peer may speak for. Others get the peer's name before their own: so they collide
-    with nobody here, and nothing that the peer says of them concerns a client of this side."""
+    """The clients that a peer may speak for. Other clients are prefixed with the peer's name, so that they
+    cannot collide with clients of this side, and the peer's messages about them concern no client here."""
 
     def __init__(self, peer: str, patterns: tuple[str, ...]) -> None:
         self.allow_everyone = patterns == EVERYONE
@@ -86,14 +86,14 @@ class ClientRules:
         return self.allow_everyone or client in self._names or client.startswith(self._beginnings)
 
     def named(self, client: str) -> str:
-        """The client's name on this side."""
+        """Return the client's name on this side."""
         return client if not client or self.allow(client) else self._mark + client
 
 
 class Translation:
-    """Topics of one direction of a link: what passes, and what it is called on the other side.
+    """Topics of one direction of a link: which ones pass, and their names on the other side.
 
-    Notifications are judged by their attributes, whose bytes are the key under which the verdict is kept.
+    Notifications are checked by their attributes; verdicts are cached by the encoded attributes.
     """
 
     def __init__(self, rules: TopicRules, prefix: str, adds: bool) -> None:
@@ -101,12 +101,12 @@ class Translation:
         self._prefix = f"{prefix}/" if prefix else ""
         self._adds = adds
         self.verdicts: dict[bytes, bytes | None] = {}
-        """Attributes to what they are behind the border; None if they do not pass."""
+        """Encoded attributes to their translation; None if they do not pass."""
         self.is_open = rules.allow_everything and not prefix
-        """Whether everything passes as it is, but for topics that begin with "$"."""
+        """True if everything passes unchanged, except topics that begin with "$"."""
 
     def topic(self, topic: object) -> str | None:
-        """The topic behind the border; None if it does not pass. The rules are about topics of this side."""
+        """Return the translated topic; None if it does not pass. The rules are about topics of this side."""
         if not isinstance(topic, str):
             return None
         here = self._prefix + topic if self._adds else topic
@@ -117,7 +117,7 @@ class Translation:
         return here if self._adds else here.removeprefix(self._prefix)
 
     def attributes(self, encoded: bytes) -> bytes | None:
-        """The attributes behind the border; None if the notification does not pass. May raise InputError."""
+        """Return the translated attributes; None if the notification does not pass. May raise InputError."""
         verdict = self.verdicts.get(encoded, encoded)
         if verdict is encoded and encoded not in self.verdicts:
             verdict = self._judged(encoded)
@@ -137,16 +137,16 @@ class Translation:
         return encoded if passed == topic else encode_attributes({**attributes, TOPIC: passed})
 
     def wanted(self, filter: Filter) -> Filter | None:
-        """A subscription of this side, as the other side is told; None if nothing that may come matches."""
+        """Translate a subscription of this side for the other side; None if it matches nothing permitted."""
         return self._shifted(filter, adds=False) if self._rules.overlap(filter) else None
 
     def offered(self, filter: Filter) -> Filter | None:
-        """A subscription of the other side, as it is here; None if it cannot be one."""
+        """Translate a subscription of the other side for this side; None if it has no equivalent."""
         return self._shifted(filter, adds=True)
 
     def _shifted(self, filter: Filter, adds: bool) -> Filter | None:
-        """With the prefix added or taken away: of a conjunction in which one condition at most is about the
-        topic. Other filters cannot be translated, and end at the border."""
+        """Add or remove the prefix: of a conjunction with at most one condition about the topic. Other
+        filters cannot be translated, and end at the border."""
         if not self._prefix:
             return filter
         expression = filter.expression
@@ -166,7 +166,7 @@ class Translation:
         return Filter(conjunction(shifted))
 
     def _pattern(self, part: Expression, adds: bool) -> str:
-        """The topic filter of a condition with the prefix added or taken away; "" if there is none."""
+        """Return the topic filter of a condition with the prefix added or removed; "" if there is none."""
         if isinstance(part, Matches) and not part.negative:
             text = part.pattern.text
         elif isinstance(part, Compare) and part.operator == "=":

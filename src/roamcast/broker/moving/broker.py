@@ -1,8 +1,8 @@
 """The core of a broker that moves, for clients that speak the protocol themselves (`client.MobileClient`).
 
-The core is the one that ships. Here no endpoint and no election surround it: whoever drives this broker says
-who its parent is, and its clients count their own timestamps and know what they are subscribed to. The lab
-needs that to play the stories of the papers message by message.
+The core is the one that ships. Here it has no endpoint and no election: the driver sets its parent, and its
+clients count their own timestamps and know their subscriptions. The lab needs this to play the stories of
+the papers message by message.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MobileBroker(MobileCore):
         visit = self.visits.get(client)
         if isinstance(message, Mig):
             if visit is not None and visit.connection >= connection:
-                return  # A late one; the client has come again since.
+                return  # A late report; the client has attached again since.
             if visit is not None:
                 self.leave(client)
             self.visits[client] = Visit(connection)

@@ -1,7 +1,7 @@
-"""A client of brokers that move, behind the same contract as any other client.
+"""A client of brokers that move, with the same contract as any other client.
 
-It publishes again what no broker has accepted, under the same number, and acknowledges what it gets. Its
-records, not a broker's, say what was delivered.
+It repeats notifications that no broker has accepted, with the same numbers, and acknowledges what it
+receives. Its records, not a broker's, show what was delivered.
 """
 
 from __future__ import annotations

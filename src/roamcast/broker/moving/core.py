@@ -1,10 +1,9 @@
 """The machine of a protocol for brokers that move, between links of the tree and connected clients.
 
-It is to the endpoint and the site what `BrokerCore` is in the other family: it publishes for clients, sends
-them what is theirs within their window, and keeps what they have not acknowledged, to give it back to the
-machine of the protocol when their connection is gone. `MovingMachine` puts it between an MQTT endpoint and
-an election, and `sessions` decides there what a session is. `MobileBroker` drives it for clients that speak
-the protocol themselves.
+This is the counterpart of `BrokerCore`: it publishes for clients, delivers to them within their window, and
+keeps unacknowledged notifications, to return them to the machine of the protocol when the connection ends.
+`MovingMachine` puts it between an MQTT endpoint and an election, where `sessions` manages the MQTT
+sessions. `MobileBroker` drives it for clients that speak the protocol themselves.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from roamcast.protocol.records import Level, Row
 from roamcast.state import State
 
 MARK_BITS = 16
-"""Of a timestamp: which broker has chosen it."""
+"""Bits of a timestamp that identify the broker which chose it."""
 WINDOW = 1024
-"""Notifications that a client gets before it acknowledges, if it does not say how many."""
+"""Default limit of unacknowledged notifications per client."""
 
 
 class Links(Protocol):
@@ -71,19 +70,20 @@ class Visit:
         self.owner = owner
         self.window = window or WINDOW
         self.stamp = stamp
-        """The timestamp of the last that was said for it here; at first, when it came."""
+        """Timestamp of the last message sent here for the client; initially, of its arrival."""
         self.is_clean = False
-        """Whether it wants nothing of what there was before it came."""
+        """True if the client asked for a clean start."""
         self.began = 0
-        """When its session began with a clean start, if it did."""
+        """Time of the clean start with which the session began; 0 without one."""
         self.is_leaving = False
         self.insists_until = 0.0
-        """Until then it may be said once more that the client is here, to whoever knows a later timestamp."""
+        """Until this time the broker may repeat, to brokers with a later timestamp, that the client is
+        here."""
         self.incarnation = stamp
-        """Of what it publishes."""
+        """Incarnation for notifications that the client publishes."""
         self.published = 0
         self.subscriptions: dict[str, Subscription] = {}
-        """As far as the machine has heard of them."""
+        """Subscriptions that the machine has been told."""
         self.sent = 0
         self.in_flight: deque[tuple[int, Burst]] = deque()
         self.waiting = Stored()
@@ -93,7 +93,7 @@ class Visit:
         self.in_flight_bytes = sum(burst.held for _, burst in self.in_flight)
 
     def acknowledge(self, sequence: int) -> list[Burst]:
-        """What is done with."""
+        """Remove and return the acknowledged bursts."""
         done = []
         while self.in_flight and self.in_flight[0][0] <= sequence:
             burst = self.in_flight.popleft()[1]
@@ -118,7 +118,7 @@ class MobileCore:
     )  # fmt: skip
 
     def __init__(self, id: str, machine: MobileProtocol, links: Links, front: Front | None) -> None:
-        """Without a front clients speak the protocol themselves."""
+        """Without a front, clients speak the protocol themselves."""
         self.id = id
         self.machine = machine
         self.links = links
@@ -127,9 +127,9 @@ class MobileCore:
         self.visits: dict[str, Visit] = {}
         self.now = 0.0
         self.duplicates = 0
-        """Notifications that clients would have got again."""
+        """Duplicates that were suppressed before clients."""
         self.incarnation = 0
-        """Of what this broker publishes itself."""
+        """Incarnation for notifications that this broker publishes itself."""
         self._mark = crc32(id.encode()) % (1 << MARK_BITS)
         self._published = 0
         self._limits: QueueLimits | None = None
@@ -140,7 +140,7 @@ class MobileCore:
 
     def _restore(self) -> None:
         self._given_bytes = 0
-        """What was ever for clients that are connected."""
+        """Bytes ever taken for connected clients."""
         self.figures = Figures()
         if self.front is not None:
             self.machine.contents = self.contents_of
@@ -153,23 +153,23 @@ class MobileCore:
         self._limits, self._level, self._tells_attributes = limits, level, attributes
 
     def limit_in_flight(self, bytes_max: int) -> None:
-        """Send each client less at a time, until there are other settings."""
+        """Limit the bytes in flight per client until settings change."""
         if self._limits is not None:
             self._limits = replace(self._limits, in_flight_bytes_max=bytes_max)
 
     def take_effects(self) -> Effects:
-        """What is to be done since the last time."""
+        """Return what is to be done since the last call."""
         out, self._out = self._out, Effects()
         return out
 
     def stamp(self, after: int = 0) -> int:
-        """A timestamp: the clock in milliseconds, or what is later than another, and this broker's mark.
+        """Return a timestamp: the clock in milliseconds, or later than `after`, with this broker's mark.
 
-        Two brokers must never choose the same one for a client: nobody could say which of them is right.
+        Two brokers must never choose the same timestamp for a client: no broker could tell which is right.
         """
         return max(int(self.now * 1000), (after >> MARK_BITS) + 1) << MARK_BITS | self._mark
 
-    # --- what other parts of the site ask for (see announcing, wills) ---
+    # --- hooks for other parts of the site (see announcing, wills) ---
 
     def serve(self, kind: type[Message], handler: Callable[[str, Any], None]) -> None:
         """Messages of this type are not the machine's: they go to this handler."""
@@ -202,14 +202,14 @@ class MobileCore:
         )
 
     def publish_fleeting(self, attributes: bytes, body: bytes, marks: bytes) -> None:
-        """As `publish_here`, without a promise."""
+        """Like `publish_here`, but without a promise (QoS 0)."""
         burst = Fleeting(f"$broker/{self.id}", 0, 0, attributes, self.now, (body,), 1, marks)
         self.route_fleeting(LOCAL, burst)
 
     # --- peers ---
 
     def receive(self, peer: str, message: Message) -> None:
-        """A message over a link of the tree."""
+        """Handle a message over a link of the tree."""
         handler = self._handlers.get(type(message))
         if type(message) is Wave:
             self.waves.on_wave(peer, message, list(self.machine.peers))
@@ -238,7 +238,7 @@ class MobileCore:
     # --- clients ---
 
     def say(self, client: str, message: Message) -> None:
-        """The client tells the machine this, or the site does so for it."""
+        """Pass a message to the machine, from the client or from the site on its behalf."""
         self.perform(self.machine.receive(client, message, is_subscriber=True))
 
     def publish(self, client: str, visit: Visit, message: ClientPublish) -> None:
@@ -267,12 +267,12 @@ class MobileCore:
         self.say(client, burst)
 
     def _described(self, burst: Burst) -> bytes:
-        """The attributes that filters compare: those in the body too."""
+        """Return the attributes that filters compare, including those in the body."""
         front = self.front
         return burst.attributes if front is None else encode_attributes(front.contents(burst)[0])
 
     def route_fleeting(self, way: str, burst: Fleeting) -> None:
-        """What promises nothing goes to whoever can be reached now, and is kept nowhere."""
+        """Send a QoS 0 notification to whoever can be reached now; it is not stored."""
         machine = self.machine
         peers: dict[str, None] = {}
         for subscriber in machine.matching(burst):
@@ -285,12 +285,12 @@ class MobileCore:
             self.links.send_fleeting(peer, burst)
 
     def announce(self, burst: Fleeting) -> None:
-        """What this broker says of itself, to whoever is connected here."""
+        """Deliver a status message of this broker to the clients connected here."""
         for subscriber in self.machine.matching(burst):
             self.tell(subscriber, Deliver("", 0, burst))
 
     def contents_of(self, burst: Burst) -> Attributes | None:
-        """All attributes of a notification, if somebody asks for more than its topic."""
+        """Return all attributes of a notification, if a filter needs more than the topic."""
         machine = self.machine
         if self._asks_more[0] != machine.changes:
             filters = (filter for known in machine.known.values() for filter in known.filters.values())
@@ -336,7 +336,7 @@ class MobileCore:
             )  # fmt: skip
 
     def leave(self, client: str) -> None:
-        """The connection of a client is gone."""
+        """Handle the end of a client's connection."""
         visit = self.visits.pop(client)
         if client in self.machine.attached:
             self.perform(self.machine.detach(client, visit.unacknowledged()))
@@ -344,7 +344,7 @@ class MobileCore:
     # --- what is stored ---
 
     def queues(self) -> Iterator[tuple[str, Stored]]:
-        """What waits for each, here; without what was sent and is not acknowledged."""
+        """Return what waits here for each client, without sent and unacknowledged notifications."""
         yield from self.machine.queues.items()
         yield from ((client, visit.waiting) for client, visit in self.visits.items())
 
@@ -364,7 +364,7 @@ class MobileCore:
         return self._given_bytes + self.machine.taken_bytes
 
     def press(self, bytes_max: int) -> None:
-        """All queues together may hold no more than this: the longest give up their oldest first."""
+        """Shrink all queues together to `bytes_max`: the longest queue drops its oldest first."""
         over = self.queued_bytes - bytes_max
         while over > 0:
             client, queue = max(self.queues(), key=lambda one: one[1].size_bytes, default=("", Stored()))
@@ -390,7 +390,7 @@ class MobileCore:
             if isinstance(message, Burst):
                 self._deliver(client, message)
             elif self.front is None:
-                # What is known of its subscriptions (FILTERS), to a client that may know better.
+                # The subscriptions known here (FILTERS), for a client that may know better.
                 self._out.to_clients.append((client, self.visits[client].connection, message))
 
     def _drop(self, client: str, burst: Burst) -> None:

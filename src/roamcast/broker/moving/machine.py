@@ -1,9 +1,9 @@
 """A site whose broker moves: the same contract as `BrokerMachine`, with an election and a tree that changes.
 
-Every broker has a connection to each peer in reach. Over these the election sends its heartbeats, and from
-what it concludes follows which of them carry links of the tree. The election is not replayed: heartbeats
-are in no journal, but what it concludes is (`ParentTaken`, `LinkLeft`), so a replay takes the same links
-without it. It begins with the first `Tick`, which is never in a journal either.
+Every broker has a connection to each peer in reach. The election sends its heartbeats over these, and its
+results decide which of them carry links of the tree. The election is not replayed: heartbeats are not
+journalled, but its results are (`ParentTaken`, `LinkLeft`), so a replay takes the same links without it. It
+begins with the first `Tick`, which is never in a journal either.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
         self.announcements = Announcements(self.core)
         self.seeking = MobileSeeking(self.core, self.front.sessions)
         self._parent: str | None = None
-        """The last one, though the link to it may be gone."""
+        """Last parent, even if the link to it is gone."""
         self._restore()
 
     def _restore(self) -> None:
@@ -115,7 +115,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
         self.election: Election | None = None
         self.tree: Tree | None = None
         self._lost: list[str] = []
-        """Peers whose links were lost in this turn, of which the election has not heard yet."""
+        """Peers whose links were lost in this turn and not yet reported to the election."""
 
     # --- the contract ---
 
@@ -135,7 +135,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
             self.front.take(of_clients, out)
             self._run()
         for item in of_clients:
-            # Other options of a subscription are no request to anybody else.
+            # Changed subscription options do not concern other brokers.
             connection = self.front.connections.get(item.connection)
             if connection is not None:
                 self.sessions.synchronise(connection.client)
@@ -162,9 +162,9 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
         return min((one for one in times if one is not None), default=None)
 
     def awaits_acknowledgement(self, client: str) -> bool:
-        return True  # Nobody asks the queues of brokers that move.
+        return True  # Queues of brokers that move are not inspected.
 
-    # --- for those who look on (see contract.AnyMachine) ---
+    # --- for observers (see contract.AnyMachine) ---
 
     @property
     def queued_bytes(self) -> int:
@@ -239,7 +239,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
             case LinkDown(peer):
                 self._on_link_down(peer)
             case LinkSlowed():
-                pass  # Nothing is retained here.
+                pass  # Brokers that move do not retain messages.
             case ClientSlowed(connection, is_slow):
                 self.front.set_slow(connection, is_slow)
             case StatusAnnounced(topic, payload):
@@ -248,7 +248,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
             case SessionSought(client, number):
                 self.seeking.on_where_is(self.id, WhereIs(client, self.id, number))
             case LinkUp(peer):
-                self._on_link_down(peer)  # If there is one of before.
+                self._on_link_down(peer)  # End the former link, if any.
                 self._conclude(item)
             case LinkRefused(_, _, is_fence):
                 if is_fence:
@@ -257,7 +257,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
                 self._conclude(item)
 
     def _conclude(self, item: MachineInput | Input) -> None:
-        """What is in the journal as it is."""
+        """Apply a result of the election, as journalled."""
         self._out.durable.append(item)
         match item:
             case LinkUp(peer, offer, incarnation, version):
@@ -291,7 +291,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
 
     def _begin(self, start: int) -> None:
         super()._begin(start)
-        self.history.expect(())  # A broker that moves serves alone, too, until it meets others.
+        self.history.expect(())  # A broker that moves also serves alone, until it meets others.
 
     def _lose_links(self) -> None:
         self._run()
@@ -325,7 +325,8 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
     # --- histories (see broker/history.py) ---
 
     def _fence(self, peer: str, why: str) -> None:
-        """The peer refuses this broker's history: serve nobody, and talk to nobody else."""
+        """Fence this broker, because the peer refuses its history: serve no client, and drop the other
+        peers."""
         self.history.fence(peer, why)
         self._serve_or_not()
         for other in list(self.links.neighbours):
@@ -377,7 +378,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
                 self.sessions.tree_has_grown()
 
     def _on_link_down(self, peer: str) -> None:
-        """The peer is out of reach."""
+        """Handle a peer that is out of reach."""
         if peer not in self.links.neighbours:
             return
         self._confirm_all(peer)
@@ -388,7 +389,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
         self._tell_election()
 
     def _close(self, peer: str, tell: bool) -> None:
-        """Give up the link of the tree to this peer, if there is one."""
+        """Give up the link of the tree to this peer, if any."""
         if self.links.has_link(peer):
             unconfirmed = self.links.close(peer, tell)
             self.core.link_down(peer, unconfirmed)
@@ -489,10 +490,10 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
         machine = self.core.machine
         return machine.changes, len(machine.known), len(machine.queues)
 
-    # --- what the endpoint asks for (see mqtt.endpoint.Keeper) ---
+    # --- calls of the endpoint (see mqtt.endpoint.Keeper) ---
 
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
-        """Nothing is retained here, and the endpoint says so to whoever tries."""
+        """Do nothing: retained messages are not supported, and the endpoint tells clients so."""
 
     def recall(self, client: str, subscriptions: Sequence[Subscription]) -> None:
         told = RecallAnnounced(client, tuple(map(recall_of, subscriptions)))
@@ -506,7 +507,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
     def resume_recalls(self, client: str, recalls: Sequence[Recall]) -> None: ...
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
-        """Shared subscriptions are not offered, and the endpoint says so."""
+        """Do nothing: shared subscriptions are not supported, and the endpoint tells clients so."""
 
     def leave(self, client: str, subscription: Subscription) -> None: ...
 

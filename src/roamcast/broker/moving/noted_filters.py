@@ -1,12 +1,11 @@
-"""MQTT subscriptions as filters that say all about themselves.
+"""MQTT subscriptions as filters that carry all their own metadata.
 
-Every broker that moves knows the filters of every subscriber, and nothing else about it. What else is to be
-known of a subscription (its topic filter as the client wrote it, QoS, options, whose it is, when it was
-changed) is noted in the filter: as a condition on an attribute that no notification has. That it has not is
-always true, so it is wherever the filter is, also in a part of the network that has lost the rest. A
-subscription that was withdrawn leaves a filter that matches nothing: the condition that there is such an
-attribute. So two parts of a network that have known different subscriptions of a client can tell, one by
-one, what was changed last.
+Every broker that moves knows the filters of every subscriber, and nothing else about it. The other data of
+a subscription (topic filter as written by the client, QoS, options, owner, time of change) is noted in the
+filter, as the condition that an attribute is absent which no notification has. The condition is always
+true, and it travels with the filter, also to a partition that lost the rest. A withdrawn subscription
+leaves a filter that matches nothing: the condition that this attribute exists. So two parts of a network
+that have known different subscriptions of a client can tell, one by one, what was changed last.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from roamcast.mqtt.server.sessions import Subscription
 from roamcast.state import State
 
 NOTE = "$mqtt "
-"""Begins the name of the attribute."""
+"""Prefix of the attribute's name."""
 FILTER_LENGTH_MAX = 3000
-"""Of the filter alone; with its note it must still be one that can be sent and parsed."""
+"""Limit for the filter alone; with its note it must still be sendable and parsable."""
 NOTED_KEPT = 16_384
 WITHDRAWN_KEPT_MAX = 256
-"""Of one client; older ones are forgotten."""
+"""Withdrawn subscriptions kept per client; older ones are forgotten."""
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
@@ -38,10 +37,10 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
     __state__ = State("filter-note")
     changed: int
-    """The timestamp of the change."""
+    """Timestamp of the change."""
     owner: str
     began: int = 0
-    """When its session began with a clean start: what was changed before that is over."""
+    """Time of the clean start with which the session began: earlier changes are void."""
     qos: int = 0
     no_local: bool = False
     retain_as_published: bool = False
@@ -50,12 +49,12 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Noted(NamedTuple):
-    """What a filter says."""
+    """Content of a filter's note."""
 
     filter: Filter
     note: Note
     subscription: Subscription | None
-    """None: it was withdrawn."""
+    """None for a withdrawn subscription."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -81,7 +80,7 @@ def _condition(note: Note) -> IsNull:
 
 @lru_cache(maxsize=NOTED_KEPT)
 def read(filter: Filter) -> Noted | None:
-    """None if there is no note in it."""
+    """Return the note of a filter; None if it has none."""
     parts = filter.expression.children if isinstance(filter.expression, And) else (filter.expression,)
     notes = [one for one in parts if isinstance(one, IsNull) and one.name.startswith(NOTE)]
     if len(notes) != 1:
@@ -101,7 +100,7 @@ def read(filter: Filter) -> Noted | None:
 
 
 def read_all(filters: Iterable[Filter]) -> dict[str, Noted]:
-    """By name; of several for one name, what was changed last."""
+    """Return the notes by name; of several with one name, the last change."""
     found: dict[str, Noted] = {}
     ones = [one for one in map(read, filters) if one is not None]
     began = max((one.note.began for one in ones), default=0)
@@ -130,7 +129,7 @@ def owners_of(filters: Iterable[Filter]) -> list[str]:
 
 
 def merged(ones: Iterable[Filter], others: Iterable[Filter]) -> tuple[Filter, ...]:
-    """Of each subscription what was changed last; without those that were withdrawn long ago."""
+    """Return the last change of each subscription, without those withdrawn long ago."""
     found = read_all([*ones, *others])
     gone = sorted((_order(one), name) for name, one in found.items() if one.subscription is None)
     for _, name in gone[:-WITHDRAWN_KEPT_MAX]:
@@ -139,7 +138,7 @@ def merged(ones: Iterable[Filter], others: Iterable[Filter]) -> tuple[Filter, ..
 
 
 def misses(filters: Collection[Filter], others: Collection[Filter]) -> bool:
-    """Whether something was subscribed to, or withdrawn, among the others, later than is known."""
+    """True if `others` has later subscriptions or withdrawals than `filters`."""
     known, both = read_all(filters), read_all([*filters, *others])
     return any(
         _order(known[name]) < _order(one) if name in known else one.subscription is not None
@@ -149,5 +148,5 @@ def misses(filters: Collection[Filter], others: Collection[Filter]) -> bool:
 
 @lru_cache(maxsize=NOTED_KEPT)
 def asks_more(filter: Filter) -> bool:
-    """Whether it depends on more than the topic."""
+    """True if the filter depends on more than the topic."""
     return any(name != TOPIC and not name.startswith(NOTE) for name in sorted(names_of(filter.expression)))

@@ -1,6 +1,7 @@
-"""Where a client is, for an operator who asks: along the ways of the tree, and back the same way.
+"""Where a client is: an operator's question follows the ways of the tree, and the answer returns
+on them.
 
-Nothing of it is kept: a question that gets lost is asked again.
+Questions are not stored: a lost question is asked again.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class MobileSeeking:
         self.connect(sessions)
 
     def connect(self, sessions: Mapping[str, MqttSession]) -> None:
-        """Say where sessions are; to be said again after thawing."""
+        """Connect the sessions; repeated after thawing."""
         self._sessions = sessions
 
     def register_handlers(self) -> None:
@@ -42,7 +43,7 @@ class MobileSeeking:
 
     def _restore(self) -> None:
         self.answers: list[IsHere] = []
-        """Not yet taken."""
+        """Answers that have not been taken yet."""
         self._askers: dict[tuple[str, int], str] = {}
 
     def on_where_is(self, sender: str, message: WhereIs) -> None:

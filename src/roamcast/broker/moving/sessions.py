@@ -1,22 +1,21 @@
-"""Sessions of MQTT clients where brokers move: the site says for them what subscribers of MFT say themselves.
+"""Sessions of MQTT clients where brokers move: the site sends for them what MFT subscribers send themselves.
 
 A subscriber of the document counts timestamps and knows what it is subscribed to. A standard client does
-neither, so its broker does it in its stead:
+neither, so its broker does both:
 
 - **Timestamps** are the clock in milliseconds, or one more than the highest that is known here for the
-  client, if that is higher; behind it comes a mark of the broker, so that no two choose the same. Where the
-  tree reaches, clocks do not matter: if the broker where the client was knows a later timestamp, it says so,
-  and that the client is here is said once more with a later one. Between parts that have not met the later
-  clock is newer; if clocks differ by more than the time between two attaches in two parts, the older attach
-  wins when they meet. Then the connection is closed as taken over, and the client's next attach, which knows
-  that timestamp, wins.
-- **Subscriptions** come from what the brokers know (see `noted_filters`). Where two parts of the network meet
-  that know different ones, of each subscription the last change counts: `Missed` tells the client's broker,
-  wherever it is, and that one tells everybody.
-- **A client that nobody here knows** may be new, or known by somebody who has not been heard yet. So
-  CONNACK waits for a wave over the tree, or if there is no tree yet for one to form, but not for long: then
-  the client is served as a new one. If its session is found later, when parts meet, both become one, unless
-  the client asked for a clean start: what was before that is over.
+  client, if that is higher; a suffix identifies the broker, so that no two brokers choose the same. Within a
+  tree, clock differences do not matter: if the client's former broker knows a later timestamp, it answers,
+  and the new broker repeats its claim with a later one. Between partitions the later clock wins; if clocks
+  differ by more than the time between two attaches in two partitions, the older attach wins when these meet.
+  Then the connection is closed as taken over, and the client's next attach, which knows that timestamp, wins.
+- **Subscriptions** come from what the brokers know (see `noted_filters`). Where two partitions meet with
+  different subscriptions, the last change of each subscription counts: `Missed` tells the client's broker,
+  wherever that is, and that broker tells all others.
+- **A client unknown here** may be new, or known to a broker that has not answered yet. So CONNACK waits for a
+  wave over the tree, or first for a tree to form, up to a time limit: then the client is served as a new one.
+  If its session is found later, when partitions meet, the two sessions merge, unless the client asked for a
+  clean start, which ends everything before it.
 """
 
 from __future__ import annotations
@@ -60,11 +59,11 @@ from roamcast.protocol.messages import (
 from roamcast.state import State
 
 INSISTS_S = 5.0
-"""Seconds after an attach within which an answer to it may come."""
+"""Seconds after an attach within which the broker answers a rival claim by repeating its own."""
 
 
 class Missed(Message, frozen=True):
-    """On its way to the client's broker: elsewhere there are subscriptions that it does not know of."""
+    """Subscriptions known elsewhere, on the way to the client's broker, which lacks them."""
 
     subscriber: str
     filters: tuple[Filter, ...]
@@ -72,7 +71,7 @@ class Missed(Message, frozen=True):
 
 
 class Arriving(msgspec.Struct):
-    """A client that waits for what others may know of it."""
+    """A client whose CONNACK waits for what other brokers may know of it."""
 
     connection: int
     hello: Hello
@@ -91,10 +90,10 @@ class MobileSessions:
         self.endpoint = endpoint
         self._arriving: dict[str, Arriving] = {}
         self._missed: dict[str, Missed] = {}
-        """What could not be sent on yet."""
+        """Messages that could not be sent on yet."""
         self._wait_s = 0.0
         self._alone_at = 0.0
-        """From when on nobody need be waited for if there is no tree."""
+        """Time from which clients are served without waiting for a tree."""
 
     def register_handlers(self) -> None:
         self.core.serve(Missed, self.on_missed)
@@ -115,7 +114,7 @@ class MobileSessions:
             if one.until <= self.core.now:
                 self._begin(client, one)
 
-    # --- what the endpoint says ---
+    # --- calls of the endpoint ---
 
     def take(self, item: Input) -> None:
         match item:
@@ -130,7 +129,8 @@ class MobileSessions:
             case SessionOver(client):
                 known = self._known(client)
                 if client not in self.core.visits and (known is None or known.way == LOCAL):
-                    # Not by the clock: if the client is in another part of the network, it is newer there.
+                    # Not by the clock: if the client is in another part of the network, the clock there may
+                    # be newer.
                     self._end(client, known.timestamp + 1 if known is not None else 0)
             case CommandGiven(command):
                 self.core.carry_out(command)
@@ -146,10 +146,10 @@ class MobileSessions:
             self.core.waves.begin(purpose, list(self.core.machine.peers))
 
     def finish(self) -> None:
-        """What follows from all that has been taken."""
+        """Apply the consequences of all messages that were taken."""
         for what, client, connection, *more in self.core.waves.take_done():
             visit, arriving = self.core.visits.get(client), self._arriving.get(client)
-            # Without a peer a wave has ended because its link is lost: another may come in time.
+            # Without a peer, a wave ended only because its link is lost: another link may come in time.
             is_told = what == "arrival" and bool(self.core.machine.peers)
             if what == "settled" and visit is not None and visit.connection == connection:
                 self.core.tell(client, SubscriptionSettled(more[0]))
@@ -177,14 +177,14 @@ class MobileSessions:
             core.waves.begin(("arrival", client, connection), peers)
 
     def tree_has_grown(self) -> None:
-        """There is a new link: those who wait for the first one are asked for."""
+        """Start waves for waiting clients when the first link appears."""
         peers = list(self.core.machine.peers)
         if len(peers) == 1:
             for client, one in self._arriving.items():
                 self.core.waves.begin(("arrival", client, one.connection), peers)
 
     def _begin(self, client: str, arriving: Arriving) -> None:
-        """The client is served from now on."""
+        """Serve the client from now on."""
         self._arriving.pop(client, None)
         core, hello = self.core, arriving.hello
         known = self._known(client)
@@ -204,7 +204,7 @@ class MobileSessions:
             self._claim(client, visit)
 
     def _capsule(self, client: str) -> bytes:
-        """The MQTT side of a session, as far as everyone knows it; nothing if nobody does."""
+        """Return the MQTT side of a session as the network knows it; empty if unknown."""
         found = subscriptions_in(self.core.filters_of(client))
         if not found:
             return b""
@@ -221,14 +221,14 @@ class MobileSessions:
             self._review(client)
 
     def _end(self, client: str, stamp: int) -> None:
-        """The session is over, wherever anything is known of it."""
+        """End the session at every broker that knows it."""
         if self.core.filters_of(client):
             self.core.say(client, Bsub(client, (), stamp, 0))
         self._missed.pop(client, None)
         if client in self.endpoint.sessions:
             self.endpoint.ended(client)
 
-    # --- what is said for a client ---
+    # --- messages sent on behalf of a client ---
 
     def _known(self, client: str) -> Known | None:
         return self.core.machine.known.get(client)
@@ -242,17 +242,17 @@ class MobileSessions:
         return stamp
 
     def _claim(self, client: str, visit: Visit) -> None:
-        """The client is here."""
+        """Announce that the client is here."""
         known = self.core.machine.known[client]
         self.core.say(client, Mig(client, "", self._next_stamp(client), 0, known.since))
 
     def _attach(self, client: str) -> None:
-        """Here alone: with this timestamp nobody is told."""
+        """Attach the client at this broker only: with this timestamp no other broker is told."""
         if client not in self.core.machine.attached:
             self.core.say(client, Mig(client))
 
     def synchronise(self, client: str) -> None:
-        """The machine hears what has changed of the client's subscriptions."""
+        """Tell the machine which of the client's subscriptions changed."""
         visit, session = self.core.visits.get(client), self.endpoint.sessions.get(client)
         if visit is None or session is None or session.subscriptions == visit.subscriptions:
             return
@@ -289,20 +289,21 @@ class MobileSessions:
     def _say_all(self, client: str, filters: tuple[Filter, ...]) -> None:
         self.core.say(client, Bsub(client, filters, self._next_stamp(client), 0))
 
-    # --- what others say about a client ---
+    # --- messages of others about a client ---
 
     def receive(self, peer: str, message: Message) -> None:
-        """A message over the tree, and what follows from it for whoever it is about."""
+        """Handle a message over the tree, and its consequences for the client it concerns."""
         subscriber = getattr(message, "subscriber", "")
         if isinstance(message, Bsub):
             self._look_for_missed(message)
         self.core.receive(peer, message)
         if subscriber:
-            # Without subscriptions it is no answer: the session was ended elsewhere.
+            # Without subscriptions this is no answer: the session was ended elsewhere.
             self._review(subscriber, is_answer=isinstance(message, Bsub) and bool(message.filters))
 
     def _look_for_missed(self, message: Bsub) -> None:
-        """The sender knows more, but not all subscriptions that are known here. None at all is the end."""
+        """Find subscriptions known here that a better informed sender lacks. A message without any ends the
+        session."""
         known = self._known(message.subscriber)
         is_newer = known is not None and message.timestamp > known.timestamp and bool(message.filters)
         filters = tuple(self.core.filters_of(message.subscriber))
@@ -315,7 +316,7 @@ class MobileSessions:
         self._missed[message.subscriber] = Missed(message.subscriber, filters)
 
     def give_back(self, messages: list[Message]) -> None:
-        """These were on a link that is lost."""
+        """Take back messages from a link that is lost."""
         for message in messages:
             if isinstance(message, Missed):
                 self.on_missed("", message)
@@ -335,10 +336,11 @@ class MobileSessions:
                 self.core.links.send(known.way, message)
 
     def _review(self, client: str, is_answer: bool = False) -> None:
-        """Who is connected here is here; who is not, and is known to be elsewhere, has nothing here.
+        """Reconcile a client with what is known of it: insist if it is connected here, else drop its local
+        session.
 
-        That it has attached elsewhere since then says a MIG. A BSUB may also be the answer of somebody who
-        knows a later timestamp of before.
+        A MIG tells that the client has attached elsewhere since. A BSUB may also be the answer of a broker
+        that knows a later timestamp from before.
         """
         known = self._known(client)
         if known is None:
@@ -365,7 +367,7 @@ class MobileSessions:
             self.core.close(client, visit.connection, ATTACHED_ELSEWHERE)
 
     def _insist(self, client: str, visit: Visit, known: Known) -> None:
-        """The client is here, whatever others say."""
+        """Repeat the claim that the client is here, with a newer timestamp."""
         if visit.is_clean:
             self._attach(client)
             stamp = self._next_stamp(client)
@@ -376,7 +378,7 @@ class MobileSessions:
             self._claim(client, visit)
 
     def _load(self, client: str, filters: tuple[Filter, ...]) -> None:
-        """The MQTT side of the session gets the subscriptions that the network knows."""
+        """Replace the MQTT session's subscriptions by those that the network knows."""
         session, visit = self.endpoint.sessions.get(client), self.core.visits.get(client)
         if session is None:
             return

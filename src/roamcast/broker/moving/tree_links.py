@@ -1,14 +1,14 @@
-"""Connections to whoever is in reach, and the links of the tree that some of them carry.
+"""Connections to all brokers in reach, and the links of the tree that some of them carry.
 
-A connection begins with `LinkUp` and ends with `LinkDown`. It numbers what it carries and acknowledges what
-the other end has journalled; nothing of it outlives it. A link of the tree lasts from when a child takes a
-parent until one end gives it up, and a connection may carry several, one after the other. Before the first
-message of a link comes `OnLink`, so both ends know which link everything behind it belongs to, and what is
-late is told from what is not. A link has a number, one more than the last that its opener has heard of; of
-two that were opened at once, that of the higher broker stays.
+A connection begins with `LinkUp` and ends with `LinkDown`. It numbers its messages and acknowledges what
+the receiver has journalled; no state survives it. A link of the tree lasts from when a child takes a parent
+until one end gives it up, and a connection may carry several, one after the other. Before the first message
+of a link comes `OnLink`, so both ends know the link of all following messages, and recognise late ones. The
+number of a link is one more than the last known to its opener; of two links opened at once, that of the
+higher broker stays.
 
-What is acknowledged is not in the journal, but decides what comes back when a link is given up. So it counts
-only once it has come as `Confirmed`, which is in the journal before whatever depends on it.
+Acknowledgements are not journalled, but decide which messages come back when a link is given up. So an
+acknowledgement counts only once it has arrived as `Confirmed`, which is journalled before its consequences.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from roamcast.protocol.messages import Cause, Message
 from roamcast.state import State
 
 LinkId = tuple[int, str]
-"""The number of a link, and its child: the one that has opened it."""
+"""Number of a link, and the child that opened it."""
 
 
 class OnLink(Message, frozen=True):
-    """What follows over this connection is on this link of the tree."""
+    """Following messages on this connection belong to this link of the tree."""
 
     number: int
     child: str
@@ -40,7 +40,7 @@ class OnLink(Message, frozen=True):
 
 
 class OffLink(Message, frozen=True):
-    """The sender has given this link of the tree up."""
+    """The sender has given up this link of the tree."""
 
     number: int
     child: str
@@ -48,7 +48,7 @@ class OffLink(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """A heartbeat of the election, to everyone in reach."""
+    """A heartbeat of the election, to every broker in reach."""
 
     leader: str
     round: Round
@@ -77,7 +77,7 @@ class TreeLinkEnd(LinkEnd):
 
 
 class Neighbour:
-    """A broker in reach: the connection to it, and the link of the tree over it, if there is one."""
+    """A broker in reach: the connection to it, and the link of the tree over it, if any."""
 
     __state__ = State("neighbour", saved=("peer", "end", "link", "newest", "sent", "outgoing", "incoming"))
 
@@ -86,22 +86,22 @@ class Neighbour:
         self.end = end
         self.link: LinkId | None = None
         self.newest: LinkId = (0, "")
-        """Of all links that were opened over this connection."""
+        """Newest of all links opened over this connection."""
         self.sent: deque[tuple[int, Message]] = deque()
-        """On this link, and not confirmed."""
+        """Messages sent on the current link and not confirmed."""
         self.outgoing: LinkId | None = None
-        """What was said last with `OnLink`, and …"""
+        """Link last announced to the peer with `OnLink`."""
         self.incoming: LinkId | None = None
-        """… heard."""
+        """Link last announced by the peer with `OnLink`."""
 
     @property
     def is_child(self) -> bool:
-        """Whether it is the peer that has opened the link."""
+        """True if the peer opened the link."""
         return self.link is not None and self.link[1] == self.peer
 
 
 class TreeLinks:
-    """All that one broker has to do with its peers below the protocol."""
+    """All that one broker exchanges with its peers below the protocol."""
 
     __state__ = State("tree-links", saved=("id", "ends", "neighbours", "_codec"))
 
@@ -111,7 +111,7 @@ class TreeLinks:
         self.neighbours: dict[str, Neighbour] = {}
         self._codec = codec
 
-    # --- the handshake: anyone may connect to anyone, and nothing is resumed ---
+    # --- the handshake: all brokers may connect, and no link is resumed ---
 
     def offer(self, peer: str) -> Offer:
         return Offer()
@@ -125,7 +125,7 @@ class TreeLinks:
     # --- connections ---
 
     def connect(self, peer: str, incarnation: int, version: int = VERSION_MAX) -> None:
-        # Each is told at once what has been journalled, so that little comes back when a link is lost.
+        # Acknowledged immediately when journalled, so that little comes back when a link is lost.
         end = TreeLinkEnd(peer, incarnation, self._codec, KEPT_BYTES_MAX, FLEETING_MAX, 1)
         end.up(Resume(), version)
         self.ends[peer] = end
@@ -135,7 +135,7 @@ class TreeLinks:
         del self.ends[peer], self.neighbours[peer]
 
     def confirmations(self) -> Iterator[Confirmed]:
-        """What peers have acknowledged and this end has not counted yet."""
+        """Return acknowledgements of peers that this end has not counted yet."""
         for peer, one in self.neighbours.items():
             if one.sent and one.end.settled >= one.sent[0][0]:
                 yield Confirmed(peer, one.end.settled)
@@ -148,7 +148,7 @@ class TreeLinks:
     # --- links of the tree ---
 
     def open(self, peer: str) -> None:
-        """This broker becomes a child of the peer."""
+        """Become a child of the peer."""
         one = self.neighbours[peer]
         one.link = one.newest = (one.newest[0] + 1, self.id)
 
@@ -157,7 +157,7 @@ class TreeLinks:
         return one is not None and one.link is not None
 
     def close(self, peer: str, tell: bool) -> list[Message]:
-        """Give the link up; what the peer has not confirmed comes back."""
+        """Give the link up; unconfirmed messages come back."""
         one = self.neighbours[peer]
         unconfirmed = [message for _, message in one.sent]
         if tell and one.link is not None:
@@ -167,7 +167,7 @@ class TreeLinks:
         return unconfirmed
 
     def hears(self, peer: str, message: OnLink) -> bool:
-        """Whether this is a new link, to which the one that there is has to give way."""
+        """True if this is a new link, which replaces the current one."""
         one = self.neighbours[peer]
         one.incoming = (message.number, message.child)
         if message.child != peer or one.incoming <= one.newest:
@@ -176,12 +176,12 @@ class TreeLinks:
         return True
 
     def adopt(self, peer: str) -> None:
-        """The peer becomes a child of this broker."""
+        """Accept the peer as a child of this broker."""
         one = self.neighbours[peer]
         one.link = one.incoming
 
     def is_current(self, peer: str, link: LinkId | None = None) -> bool:
-        """Whether this, or what comes from the peer now, is on the link that there is."""
+        """True if the link, or else what the peer sends now, is the current link."""
         one = self.neighbours.get(peer)
         return one is not None and one.link is not None and one.link == (link or one.incoming)
 
@@ -190,7 +190,7 @@ class TreeLinks:
     def send(self, peer: str, message: Message) -> None:
         one = self.neighbours.get(peer)
         if one is None or one.link is None:
-            return  # Given up in this very turn; the protocol has heard of it, or is about to.
+            return  # The link was given up in this turn; the protocol is informed, or about to be.
         if one.outgoing != one.link:
             one.end.send(OnLink(*one.link))
             one.outgoing = one.link
@@ -200,7 +200,7 @@ class TreeLinks:
             one.sent.append((one.end.sent, message))
 
     def send_fleeting(self, peer: str, message: Message) -> None:
-        """What promises nothing, over a link of the tree."""
+        """Send a QoS 0 message over a link of the tree."""
         if self.has_link(peer):
             self.ends[peer].send_fleeting(message)
 

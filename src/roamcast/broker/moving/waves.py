@@ -1,9 +1,9 @@
 """Waves over the tree: a question to everyone who can be reached, answered when all have.
 
-A wave travels behind whatever was sent over the same links before, so when it is answered, everyone has
-heard that; and whatever they had to tell has come. A broker passes it on to its other peers, and answers
-when they have answered. A link that is lost is not waited for: what was behind it is another part of the
-network by now, or comes back over another link.
+A wave travels behind everything sent before over the same links. So when it is answered, all brokers
+have received that, and their earlier messages have arrived. A broker passes the wave on to its other
+peers, and answers when they have answered. Lost links are not waited for: the brokers behind one are
+partitioned by now, or return over another link.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from roamcast.protocol.messages import Cause, Message
 from roamcast.state import State
 
 Purpose = tuple[Any, ...]
-"""Plain values that tell whoever began a wave what it was for."""
+"""Plain values that identify a wave to the part of the site that began it."""
 
 
 class Wave(Message, frozen=True):
     number: int
-    """Tells the waves that are sent over one link in one direction apart."""
+    """Number that distinguishes the waves sent over one link in one direction."""
     cause: ClassVar[Cause] = "subscribe"
 
 
@@ -40,11 +40,11 @@ class Waves:
         self._links = links
         self._count = 0
         self._open: dict[int, dict[str, None]] = {}
-        """Number to the peers that have not answered."""
+        """Wave number to the peers that have not answered."""
         self._purposes: dict[int, Purpose] = {}
-        """Of waves that began here."""
+        """Purposes of waves that began here."""
         self._askers: dict[int, tuple[str, int]] = {}
-        """Of the others: who is to be answered, and by which number."""
+        """Other waves: the peer to be answered, and the number it used."""
         self._done: list[Purpose] = []
 
     def begin(self, purpose: Purpose, peers: Collection[str]) -> None:
@@ -53,7 +53,7 @@ class Waves:
         self._flood(self._count, peers)
 
     def take_done(self) -> list[Purpose]:
-        """The purposes of the waves that are over."""
+        """Return the purposes of the waves that ended."""
         done, self._done = self._done, []
         return done
 
