@@ -1,9 +1,9 @@
-"""PUBLISH frames by the burst, in and out, and acknowledgements by the hundred.
+"""Bulk coding of PUBLISH frames and acknowledgements.
 
-This is what a busy broker does most, so nothing here makes an object per
-frame but its payload. Frames of one size are taken apart and put together by
-a few operations on the whole burst, which takes a fraction of the time that
-going from frame to frame takes.
+A busy broker spends most of its time here, so the payload is the only object
+made per frame. Frames of one size are taken apart and put together by a few
+operations on the whole burst, which takes a fraction of the time that going
+from frame to frame takes.
 """
 
 from collections.abc import Sequence
@@ -23,20 +23,19 @@ from roamcast.mqtt.codec.packet_ids import (
 )
 
 Frames = tuple[int, bytes, bytes, int, list[bytes]]
-"""First byte, topic and properties (raw, without their lengths) that the frames have in common, the first
-of their consecutive packet ids (0 with QoS 0), and their payloads."""
+"""First byte, topic and properties (raw, without their lengths) shared by the frames, the first of their
+consecutive packet ids (0 with QoS 0), and their payloads."""
 
 TOGETHER_MIN = 16
 TOGETHER_FIRST = 32
 TOGETHER_MAX = 8_192
-"""Frames of one size that are tried together: few at first, four times as many after each success. What
-looks like a burst and is none costs no more than the first number of frames, and for fewer than the
-minimum it does not pay."""
+"""Frames of one size that are tried together: few at first, four times as many after each success. Data that
+only resemble a burst cost no more than the first attempt; below the minimum an attempt does not pay off."""
 
 HEADER_BYTES = 64
 """Memory of a header beside its topic."""
 HEADERS_BYTES_MAX = 8_192
-"""Remembered by one writer."""
+"""Memory limit of the headers remembered by one writer."""
 
 # First bytes of a PUBLISH: there is no QoS 3, and QoS 0 is never a duplicate.
 _PUBLISH = frozenset((0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D))
@@ -45,15 +44,15 @@ _PUBLISH = frozenset((0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D
 def cut_bursts(
     data: bytes, start: int, packet_max: int, version: int, bursts_max: int = 1 << 30
 ) -> tuple[list[Frames], int]:
-    """The PUBLISH frames at `start`, and where they end: a limited number of bursts.
+    """Return the PUBLISH frames at `start`, and where they end: a limited number of bursts.
 
-    Frames with the same first byte, topic and properties and consecutive packet ids are together. They end
-    at the first one that is not whole, not a PUBLISH, larger than 16 KiB, with more than 127 bytes of
-    properties, or wrong in any way: reading.cut and reading.parse know what to do with that one, so nothing
-    is raised here. Topics and properties are yet to be checked, once for each burst: see
-    topics.decode_topic and properties.publish_properties.
+    Frames with the same first byte, topic and properties and consecutive packet ids are together. They end at
+    the first one that is incomplete, not a PUBLISH, larger than 16 KiB, with more than 127 bytes of
+    properties, or invalid: reading.cut and reading.parse handle that one, so nothing is raised here. The
+    caller checks topics and properties, once for each burst: see topics.decode_topic and
+    properties.publish_properties.
     """
-    # One long function, because a call per frame would cost as much as a third of this.
+    # One long function, because a call per frame would cost a third of its run time.
     bursts: list[Frames] = []
     size, at, last_size, together = len(data), start, 0, TOGETHER_FIRST
     last_first = numbered = packet_id = following_id = 0
@@ -93,7 +92,7 @@ def cut_bursts(
                     payload += block_size
                 block = data[payload - block_size : payload]
             if payload > end:
-                break  # Something was read past the end; nothing of it has been kept.
+                break  # A read went past the end; its result is discarded.
             topic = data[body:topic_end]
             if topic != last_topic or packet_id != following_id or block != last_block:
                 if len(bursts) == bursts_max:
@@ -115,15 +114,15 @@ def cut_bursts(
             payloads.append(data[payload:end])
             at = end
     except IndexError:
-        pass  # The last frame is not whole. Asking before each byte costs more.
+        pass  # The last frame is incomplete. Checking before each byte costs more.
     return bursts, at
 
 
 def last_frame(data: bytes, start: int, packet_max: int, version: int) -> tuple[bytes, int, bytes] | None:
-    """Topic, packet id (0: QoS 0) and payload of the PUBLISH at `start`, if it is short, plain and the last
-    thing in these data.
+    """Return topic, packet id (0: QoS 0) and payload of the PUBLISH at `start`, if it is short, plain and the
+    last frame in these data.
 
-    That is how messages come that come one by one; None sends everything else to `cut_bursts`.
+    This is the case of single messages; None leaves everything else to `cut_bursts`.
     """
     size = len(data)
     if not 6 <= size - start <= 129 or data[start + 1] != size - start - 2 or size - start > packet_max:
@@ -152,10 +151,10 @@ def last_frame(data: bytes, start: int, packet_max: int, version: int) -> tuple[
 def _take_apart(
     data: bytes, at: int, end: int, id_at: int, payload_at: int, together: int, payloads: list[bytes]
 ) -> int:
-    """How many frames like the one at `at` follow, itself included; their payloads are added.
+    """Count the frames like the one at `at`, including it, and append their payloads.
 
-    All that such frames differ in is the packet id and the payload. With the ids blanked, what is in
-    front of the payloads is the same everywhere, so putting them together again shows whether it was there.
+    These frames differ only in packet id and payload. With the ids blanked, their headers are identical, so
+    reassembling the frames and comparing shows whether all match.
     """
     stride = end - at
     count = min(together, (len(data) - at) // stride)
@@ -178,7 +177,7 @@ def _take_apart(
 
 
 def _consecutive(high: bytes, low: bytes) -> int:
-    """How many ids with these bytes are consecutive, from the first on."""
+    """Count the consecutive ids with these bytes, from the first on."""
     first = (high[0] << 8 | low[0]) - 1
     end = first + len(high)
     wanted_high, wanted_low = HIGH_BYTES[first:end], LOW_BYTES[first:end]
@@ -192,7 +191,7 @@ def _consecutive(high: bytes, low: bytes) -> int:
 
 
 class _Headers(dict[int, bytes]):
-    """Everything in front of the packet id, by the size of the payload; made when first asked for."""
+    """Headers before the packet id, by the size of the payload; made on first access."""
 
     __slots__ = ("first", "fixed", "topic")
 
@@ -211,7 +210,7 @@ class _Headers(dict[int, bytes]):
 class FrameWriter:
     """Writes PUBLISH frames of one topic that differ in packet id and payload.
 
-    `topic` is the raw name. `described` is what stands between the packet id and the payload: nothing in
+    `topic` is the raw name. `described` are the bytes between the packet id and the payload: nothing in
     3.1.1, and in 5.0 the properties with their length in front, at least a zero byte.
     """
 
@@ -230,7 +229,7 @@ class FrameWriter:
         )
 
     def write(self, payloads: Sequence[bytes], first_packet_id: int = 1) -> bytes:
-        """The frames of these payloads, with consecutive packet ids (1 follows 65,535)."""
+        """Return the frames of these payloads, with consecutive packet ids (1 follows 65,535)."""
         count = len(payloads)
         if not 0 < first_packet_id <= PACKET_ID_MAX or count > PACKET_ID_MAX:
             raise InputError(f"{count} packet ids from {first_packet_id}: 1 to {PACKET_ID_MAX} are valid")
@@ -247,12 +246,12 @@ class FrameWriter:
         return self._headers[len(payload)] + self._described + payload
 
     def write_apart(self, payload: bytes, packet_id: int) -> tuple[bytes, bytes]:
-        """As `write_one`, but the payload stays the object that it is: several clients can share it."""
+        """Like `write_one`, but the payload stays a separate object, which several clients can share."""
         encoded = encode_id(packet_id) if self._numbered else b""
         return self._headers[len(payload)] + encoded + self._described, payload
 
     def _write_even(self, payloads: Sequence[bytes], size: int, first_packet_id: int) -> bytes:
-        """Payloads of one size: all in front of them is the same, and the ids are filled in afterwards."""
+        """Write payloads of one size: their headers are identical, and the ids are filled in afterwards."""
         header = self._headers[size]
         if not self._numbered:
             front = header + self._described
@@ -282,7 +281,7 @@ def written_acknowledgements(first_byte: int, first_packet_id: int, count: int) 
 
 
 def acknowledged(data: bytes, start: int, first_byte: int, first_packet_id: int, count_max: int) -> int:
-    """How many acknowledgements at `start` are for consecutive ids from this one on: often all of them.
+    """Count the acknowledgements at `start` for consecutive ids from this one on: often all of them.
 
     Only those without reason and properties count; any other is for reading.cut and reading.parse.
     """

@@ -1,7 +1,7 @@
-"""The data types that packets are made of (MQTT 5.0 section 1.5, MQTT 3.1.1 section 1.5).
+"""The data types of packet fields (MQTT 5.0 section 1.5, MQTT 3.1.1 section 1.5).
 
-Every reader takes the bytes, where to start and where the surrounding part
-ends, and gives the value and where it ends. None reads past the end it is given.
+Every reader takes the bytes, the start, and the end of the surrounding part. It
+returns the value and its end, and never reads past the given end.
 """
 
 from roamcast.errors import InputError
@@ -55,7 +55,7 @@ def read_binary(data: bytes, at: int, end: int) -> tuple[bytes, int]:
 
 
 def decoded(raw: bytes) -> str:
-    """A UTF-8 encoded string, strictly: surrogates and overlong forms are refused by Python itself."""
+    """Decode a UTF-8 string, strictly: Python itself refuses surrogates and overlong forms."""
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:

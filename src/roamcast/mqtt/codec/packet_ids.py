@@ -1,7 +1,7 @@
-"""Packet identifiers in the order in which they are given out: 1, 2, …, 65,535, 1, …
+"""Packet identifiers in the order of allocation: 1, 2, …, 65,535, 1, …
 
-Consecutive ids are a slice of one of the rings here, which go round twice so
-that a slice of up to 65,535 ids never has to be put together.
+Consecutive ids are a slice of one of the rings here, which contain all ids twice so
+that a slice of up to 65,535 ids is always contiguous.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,16 +13,16 @@ PACKET_ID_MAX = 65_535
 HIGH_BYTES = b"".join(bytes((high,)) * 256 for high in range(256))[1:] * 2
 LOW_BYTES = (bytes(range(256)) * 256)[1:] * 2
 encode_id: Callable[[int], bytes] = Struct(">H").pack
-"""One id as a packet has it. A table of all of them would take 4 MB."""
+"""Encode one id as in a packet. A table of all of them would take 4 MB."""
 
 
 def following(packet_id: int, count: int = 1) -> int:
-    """The id that is given out `count` ids after this one."""
+    """Return the id allocated `count` ids after this one."""
     return (packet_id - 1 + count) % PACKET_ID_MAX + 1
 
 
 def consecutive(first: int, count: int) -> Sequence[int]:
-    """`count` ids from `first` on."""
+    """Return `count` ids from `first` on."""
     end = first + count
     if end <= PACKET_ID_MAX + 1:
         return range(first, end)
@@ -31,7 +31,7 @@ def consecutive(first: int, count: int) -> Sequence[int]:
 
 @cache
 def acknowledgements(first_byte: int) -> bytes:
-    """All acknowledgements of one kind without reason and properties, four bytes each, twice round."""
+    """Return all acknowledgements of one kind without reason and properties, four bytes each, twice."""
     each = bytearray(bytes((first_byte, 2, 0, 0)) * (2 * PACKET_ID_MAX))
     each[2::4] = HIGH_BYTES
     each[3::4] = LOW_BYTES

@@ -1,8 +1,8 @@
 """The control packets of MQTT 3.1.1 and 5.0 as values.
 
 A field that a packet does not carry has its default: None where absent and
-present differ, otherwise the value that the standard gives to absence. What
-3.1.1 does not know is always absent there.
+present differ, otherwise the value that the standard gives to absence. Fields
+unknown to 3.1.1 are always absent there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RECEIVE_MAXIMUM_DEFAULT = 65_535
 
 
 class PublishProperties(Struct, frozen=True, gc=False):
-    """What a PUBLISH or a will of MQTT 5.0 says about its message."""
+    """Properties of a PUBLISH or a will of MQTT 5.0."""
 
     payload_format: int | None = None
     message_expiry: int | None = None
@@ -48,12 +48,12 @@ class Connect(Struct, frozen=True, gc=False):
     client_id: str
     clean_start: bool = True
     keep_alive: int = 0
-    """Seconds; 0 is for ever."""
+    """Seconds; 0 means no limit."""
     username: str | None = None
     password: bytes | None = None
     will: Will | None = None
     session_expiry: int | None = None
-    """Seconds; 0xFFFFFFFF is for ever."""
+    """Seconds; 0xFFFFFFFF means no limit."""
     receive_maximum: int = RECEIVE_MAXIMUM_DEFAULT
     maximum_packet_size: int | None = None
     topic_alias_maximum: int = 0
@@ -88,7 +88,7 @@ class Connack(Struct, frozen=True, gc=False):
 
 class Publish(Struct, frozen=True, gc=False):
     topic: str
-    """Empty only where a topic alias stands for it."""
+    """Empty only if a topic alias replaces it."""
     payload: bytes = b""
     qos: int = 0
     retain: bool = False
@@ -170,7 +170,7 @@ class Pingresp(Struct, frozen=True, gc=False):
 
 
 class Disconnect(Struct, frozen=True, gc=False):
-    """From a server only in 5.0: in 3.1.1 it just closes the connection."""
+    """Sent by a server only in 5.0: in 3.1.1 a server just closes the connection."""
 
     reason: Reason = Reason.NORMAL_DISCONNECTION
     session_expiry: int | None = None

@@ -1,7 +1,7 @@
 """Property blocks of MQTT 5.0 (section 2.2.2).
 
-Properties are named as the fields of the packets that hold them: a packet may carry the
-properties that are among its fields, and a decoded block is what is missing to make the packet.
+Properties are named like the fields of the packets: a packet may carry the properties that are
+among its fields, and a decoded block supplies the values of these fields.
 """
 
 from collections.abc import Callable, Mapping
@@ -74,7 +74,7 @@ _TOPIC_ALIAS = (_nonzero(fields.read_two, "topic alias", Reason.TOPIC_ALIAS_INVA
 
 # Table 2-4 of the standard, with the values that its chapter 3 forbids.
 _PROPERTIES: dict[str, tuple[int, Reader, Writer]] = {
-    # 0 and 1 have a meaning, and no other value is forbidden: it goes on unaltered [MQTT-3.3.2-4].
+    # Only 0 and 1 have a meaning; other values are not forbidden and are forwarded unaltered [MQTT-3.3.2-4].
     "payload_format": (0x01, fields.read_byte, fields.write_byte),
     "message_expiry": (0x02, *_FOUR),
     "content_type": (0x03, *_STRING),
@@ -111,7 +111,7 @@ _REPEATED = ("user_properties", "subscription_identifiers")
 
 
 def _table(kind: type[msgspec.Struct], without: tuple[str, ...] = ()) -> Table:
-    """The properties that are fields of a packet, in the order of their identifiers."""
+    """Return the properties that are fields of a packet, in the order of their identifiers."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
     return {
         identifier: Property(name, read, write, defaults[name], name in _REPEATED)
@@ -136,9 +136,9 @@ AUTH = _table(packets.Auth)
 def decode(
     data: bytes, at: int, end: int, table: Table, user_properties_max: int = UNLIMITED
 ) -> dict[str, Any]:
-    """The properties between `at` and `end`, which do not include their length.
+    """Return the properties between `at` and `end`, without their length field.
 
-    Past the limit nothing is read: the packet is refused before it costs anything.
+    Reading stops at the limit, so that an oversized packet is refused cheaply.
     """
     found: dict[str, Any] = {}
     while at < end:
@@ -164,7 +164,7 @@ def decode(
 
 
 def block_bounds(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Where the properties start and stop whose length is at `at`."""
+    """Return start and end of the properties whose length is at `at`."""
     if at < end and data[at] < 0x80:
         start = at + 1
         stop = start + data[at]
@@ -179,13 +179,13 @@ def block_bounds(data: bytes, at: int, end: int) -> tuple[int, int]:
 def read(
     data: bytes, at: int, end: int, table: Table, user_properties_max: int = UNLIMITED
 ) -> tuple[dict[str, Any], int]:
-    """The properties whose length is at `at`, and where they end."""
+    """Return the properties whose length is at `at`, and where they end."""
     start, stop = block_bounds(data, at, end)
     return decode(data, start, stop, table, user_properties_max), stop
 
 
 def encode(values: msgspec.Struct | None, table: Table) -> bytes:
-    """The properties of a packet that differ from their absence, without their length."""
+    """Encode the non-default properties of a packet, without their length."""
     if values is None:
         return b""
     parts: list[bytes] = []
@@ -202,7 +202,7 @@ def encode(values: msgspec.Struct | None, table: Table) -> bytes:
 
 
 def write(values: msgspec.Struct | None, table: Table) -> bytes:
-    """The properties of a packet, with their length in front."""
+    """Encode the properties of a packet, preceded by their length."""
     block = encode(values, table)
     return fields.write_variable(len(block)) + block
 
@@ -220,7 +220,7 @@ def publish_properties(
 
 
 def split_publish(body: bytes, qos: int, version: int) -> tuple[bytes, int, int, int, int]:
-    """Look at a PUBLISH without making objects: (topic, packet id, property start and end, payload start).
+    """Split a PUBLISH without making objects: (topic, packet id, property start and end, payload start).
 
     The topic is raw and unchecked (see topics.decode_topic); so are the properties.
     In 3.1.1 the property block is empty, and the packet id is 0 with QoS 0.

@@ -1,8 +1,8 @@
 """Bytes to packets: frames are cut from a stream, checked against the standards, and made into values.
 
-Whatever the bytes, the only exception is PacketError, with the reason code that
-a server of MQTT 5.0 answers with (in 3.1.1 it closes the connection). Statements
-of the standards that a check stands for are named in tests/mqtt.
+Whatever the bytes, the only exception is PacketError, with the reason code that a server of MQTT 5.0
+answers with (in 3.1.1 it closes the connection). The tests in tests/mqtt name the statements of the
+standards behind each check.
 """
 
 from collections.abc import Callable, Mapping, Sized
@@ -43,7 +43,7 @@ SUBSCRIBE, SUBACK, UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT, AUTH = 
 
 
 class Limits(NamedTuple):
-    """What a packet may contain, of things that take much longer to read than to send."""
+    """Limits for parts of a packet that take much longer to read than to send."""
 
     user_properties_max: int = properties.UNLIMITED
     entries_max: int = properties.UNLIMITED
@@ -52,15 +52,15 @@ class Limits(NamedTuple):
 
 NO_LIMITS = Limits()
 
-# The lower half of the first byte, where it is not 0; that of PUBLISH means something.
+# The lower half of the first byte, where it is fixed and not 0.
 FLAGS = {PUBREL: 2, SUBSCRIBE: 2, UNSUBSCRIBE: 2}
 
 
 def cut(data: bytes, start: int, packet_max: int) -> tuple[int, int, int] | None:
-    """(First byte, body start, body end) of the frame at `start`; None if it is not whole yet.
+    """Return (first byte, body start, body end) of the frame at `start`; None if it is incomplete.
 
-    `packet_max` counts whole frames, their fixed header included. What is too
-    large, or can never become a frame, is refused as soon as its length is there.
+    `packet_max` limits whole frames, including their fixed header. An oversized or malformed frame is refused
+    as soon as its length has arrived.
     """
     size = len(data)
     at = start + 1
@@ -91,7 +91,7 @@ def cut(data: bytes, start: int, packet_max: int) -> tuple[int, int, int] | None
 
 
 def needed(rest: bytes) -> int:
-    """How many bytes there must be before the packet that begins here is whole."""
+    """Return how many bytes complete the packet that begins here."""
     length = 0
     for place, byte in enumerate(rest[1:5]):
         length |= (byte & 0x7F) << 7 * place
@@ -103,7 +103,7 @@ def needed(rest: bytes) -> int:
 def parse(
     first: int, body: bytes, version: int, from_client: bool = True, limits: Limits = NO_LIMITS
 ) -> Packet:
-    """The packet of a frame, checked. `from_client` says which side sent it."""
+    """Parse and check the packet of a frame. `from_client` tells which side sent it."""
     kind = first >> 4
     if kind != PUBLISH and first & 0x0F != FLAGS.get(kind, 0):
         raise malformed(f"reserved flags of the fixed header are set: first byte 0x{first:02X}")
@@ -119,7 +119,7 @@ def parse(
 
 
 def parse_connect(body: bytes, limits: Limits = NO_LIMITS) -> Connect:
-    """The one packet that says its version itself. An error names the version to answer in."""
+    """Parse a CONNECT, the only packet that names its version. An error names the version to answer in."""
     end = len(body)
     name, at = read_string(body, 0, end)
     version, at = read_byte(body, at, end)
@@ -346,7 +346,7 @@ def _reasons_of(name: str, codes: bytes, allowed: Mapping[int, Reason]) -> tuple
     return tuple(_reason(code, allowed, name) for code in codes)
 
 
-# --- the small ones ------------------------------------------------------------------------------------
+# --- DISCONNECT and AUTH -------------------------------------------------------------------------------
 
 
 def _ping(

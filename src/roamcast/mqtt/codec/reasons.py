@@ -76,7 +76,7 @@ IN_CLIENT_AUTH = _reasons(0x18, 0x19)
 IN_SERVER_AUTH = _reasons(0x00, 0x18)
 
 
-# CONNACK return codes of 3.1.1 (its table 3.1). What has none is "server unavailable".
+# CONNACK return codes of 3.1.1 (its table 3.1). Reasons without a code become "server unavailable".
 
 _FROM_3_1_1 = (
     Reason.SUCCESS,
@@ -93,7 +93,7 @@ _TO_3_1_1 = {reason: code for code, reason in enumerate(_FROM_3_1_1)} | {
 
 
 def connack_3_1_1(reason: Reason) -> int:
-    """The return code that tells a client of MQTT 3.1.1 the same, as nearly as it can be told."""
+    """Return the MQTT 3.1.1 return code closest to the reason."""
     return _TO_3_1_1.get(reason, 3)
 
 

@@ -12,8 +12,8 @@ from roamcast.mqtt.codec.reasons import Reason
 if TYPE_CHECKING:
     from roamcast.filters.filter import Filter
 
-# The selector language takes longer to load than a client takes to publish: it is loaded for filters by
-# content alone.
+# The selector language takes longer to load than a client takes to publish: it is loaded only for content
+# filters.
 
 SHARE = "$share/"
 
@@ -33,7 +33,7 @@ def _invalid_filter(text: str, why: str) -> PacketError:
 
 
 def check_topic(topic: str) -> None:
-    """Whether a message may be published under this name; PacketError if not."""
+    """Check that a message may be published under this name; otherwise PacketError."""
     if not topic:
         raise PacketError(Reason.PROTOCOL_ERROR, "a topic name is empty")
     if "+" in topic or "#" in topic:
@@ -43,14 +43,14 @@ def check_topic(topic: str) -> None:
 
 
 def decode_topic(raw: bytes) -> str:
-    """The topic name behind the bytes of a PUBLISH, checked."""
+    """Decode and check the topic name of a PUBLISH."""
     topic = decoded(raw)
     check_topic(topic)
     return topic
 
 
 def check_filter(text: str) -> None:
-    """Whether this is a topic filter by the wildcard rules; PacketError if not."""
+    """Check a topic filter by the wildcard rules; PacketError if invalid."""
     if not text:
         raise _invalid_filter(text, "at least one character is needed")
     if "\0" in text:
@@ -74,10 +74,10 @@ def split_shared(text: str) -> tuple[str, str] | None:
 
 
 def check_subscription(text: str, version: int) -> bool:
-    """Check what a SUBSCRIBE or UNSUBSCRIBE may name; True if it is a shared subscription.
+    """Check a filter of a SUBSCRIBE or UNSUBSCRIBE; True if it is a shared subscription.
 
-    MQTT 3.1.1 has no shared subscriptions: there `$share` is a level like any other. A share name
-    that cannot be is for the answer to refuse (see `split_shared`): the rest of the packet may be right.
+    MQTT 3.1.1 has no shared subscriptions: there `$share` is a level like any other. An invalid share name is
+    refused in the answer (see `split_shared`), because the rest of the packet may be valid.
     """
     try:
         shared = split_shared(text) if version == 5 else None
@@ -93,12 +93,12 @@ def check_subscription(text: str, version: int) -> bool:
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Whether a checked topic filter takes in a topic name."""
+    """True if a checked topic filter matches a topic name."""
     if topic[:1] == "$" and topic_filter[:1] in ("+", "#"):
         return False
     wanted, levels = topic_filter.split("/"), topic.split("/")
     for position, level in enumerate(wanted):
-        if level == "#":  # Also just behind the last level: `a/#` takes in `a` itself.
+        if level == "#":  # `a/#` also matches `a` itself.
             return True
         if position == len(levels) or level not in ("+", levels[position]):
             return False
@@ -106,11 +106,10 @@ def matches(topic_filter: str, topic: str) -> bool:
 
 
 def subscription_filter(text: str, where: str | None = None) -> Filter:
-    """The filter behind a topic filter, with its content tail if there is one, and a selector.
+    """Convert a topic filter, with an optional content tail, and a selector to a filter.
 
-    `site/+/temperature?value>20&unit=C` carries two conditions; where the tail
-    does not read as conditions, the question mark belongs to the topic. What
-    cannot be understood raises InputError.
+    `site/+/temperature?value>20&unit=C` carries two conditions; if the tail is not a list of conditions, the
+    question mark belongs to the topic. Invalid text raises InputError.
     """
     from roamcast.filters.expression import conjunction
     from roamcast.filters.filter import Filter

@@ -1,4 +1,4 @@
-"""The user properties of MQTT 5 by which clients ask Roamcast for more than the standard knows."""
+"""The user properties of MQTT 5 with which clients request Roamcast extensions."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from msgspec.structs import replace
 from roamcast.mqtt.codec.packets import Publish, UserProperties
 
 WHERE = "where"
-"""Of a SUBSCRIBE: a selector."""
+"""In SUBSCRIBE: a selector."""
 IDENTITY = "roamcast-identity"
-"""Of a SUBSCRIBE: with the value 1 it asks for the identities of notifications."""
+"""In SUBSCRIBE: "1" requests the identities of notifications."""
 NETWORK = "roamcast-network"
-"""Of a CONNECT: asks for the name of the broker's network, and of its CONNACK: that name."""
+"""In CONNECT: requests the name of the broker's network. In CONNACK: that name."""
 DESTINATION = "roamcast-destination"
-"""Of a DISCONNECT: which broker the client goes to."""
+"""In DISCONNECT: the broker that the client moves to."""
 HAS = "roamcast-has"
-"""Of a CONNECT: what the client has (see `Has`). Of a CONNACK: the name of this connection, which the next
-CONNECT says. Of a PUBLISH: the stream and sequence that the client then has, as `STREAM SEQUENCE`."""
+"""In CONNECT: what the client has received (see `Has`). In CONNACK: the name of this connection, to be
+repeated in the next CONNECT. In PUBLISH: the stream and sequence that the client has with it, as `STREAM
+SEQUENCE`."""
 SEQUENCE_DIGITS_MAX = 18
 
 
 class Has(NamedTuple):
-    """What a client says in CONNECT that it has."""
+    """What a client reports in CONNECT as received."""
 
     connection: str = ""
-    """The last connection that a broker accepted, as its CONNACK named it."""
+    """The last connection that a broker accepted, as named in its CONNACK."""
     stream: str = ""
     sequence: int = 0
-    """What was sent with a sequence: the last, since the session began. Without one, 0."""
+    """Last sequence received since the session began; 0 if none."""
 
     def text(self) -> str:
         return (
@@ -37,13 +38,13 @@ class Has(NamedTuple):
         )
 
     def with_last(self, text: str) -> Has:
-        """After a PUBLISH that says this."""
+        """Return the state after a PUBLISH with this text."""
         stream, _, digits = text.partition(" ")
         return self._replace(stream=stream, sequence=int(digits)) if _is_sequence(digits) else self
 
 
 def read_has(properties: UserProperties) -> Has | None:
-    """What a CONNECT says; None if it says nothing, or nothing that can be read."""
+    """Return what a CONNECT reports; None if nothing, or unreadable."""
     for name, text in properties:
         if name == HAS:
             connection, *last = text.split(" ")
@@ -56,13 +57,13 @@ def read_has(properties: UserProperties) -> Has | None:
 
 
 def said_with(publish: Publish) -> str:
-    """What a PUBLISH says that its client has with it; "" if it says nothing."""
+    """Return the text that a PUBLISH carries about its sequence; "" if none."""
     properties = publish.properties
     return dict(properties.user_properties).get(HAS, "") if properties is not None else ""
 
 
 def without(publish: Publish, name: str) -> Publish:
-    """A PUBLISH without one user property, which is not for the application."""
+    """Return a PUBLISH without one user property, which is not for the application."""
     properties = publish.properties
     if properties is None:
         return publish

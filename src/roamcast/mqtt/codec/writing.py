@@ -1,7 +1,7 @@
-"""Packets to bytes, one at a time (see bursts.py for those that are written by the thousand).
+"""Packets to bytes, one at a time (see bursts.py for frequent packets).
 
-What cannot be written (a string of more than 65,535 bytes, a number that does
-not fit its field) is the caller's mistake, and raises InputError.
+Values that cannot be written (a string of more than 65,535 bytes, a number that does not fit
+its field) are the caller's mistake, and raise InputError.
 """
 
 from collections.abc import Callable
@@ -73,15 +73,15 @@ def _connack(packet: Connack, version: int) -> tuple[int, bytes]:
 
 @lru_cache(maxsize=CONNACKS_KEPT_MAX)
 def connack(packet: Connack, version: int) -> bytes:
-    """The frame of a CONNACK that many clients get alike."""
+    """Return the frame of a CONNACK that many clients receive identically."""
     return write(packet, version)
 
 
 def refusal(error: PacketError) -> bytes:
-    """The CONNACK that answers a refused CONNECT; empty where the connection is just to be closed.
+    """Return the CONNACK for a refused CONNECT; empty if the connection is just to be closed.
 
-    MQTT 3.1.1 has return codes for a few causes only, and closes without a word for the others.
-    A level above 5 is answered as 5.0 would be, a level below 4 as 3.1.1 would be.
+    MQTT 3.1.1 has return codes for a few causes only, and closes silently for the others. A level above 5 is
+    answered as 5.0 would be, a level below 4 as 3.1.1 would be.
     """
     if error.version is None:
         return b""

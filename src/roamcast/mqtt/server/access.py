@@ -1,13 +1,12 @@
 """Who may publish and subscribe what: rules as plain data, and their evaluation without side effects.
 
-Rules are read in order; the first that fits a notification decides, and a default decides where none
-fits. A publish is one notification, so that is all there is to say. A subscription stands for every
-notification that it may ever match: it is allowed only if the rules would allow each of them, as far as
-that can be decided, and refused otherwise. Rules may change, and a session may move to a broker with other
-rules. So each notification is also judged when it is delivered: a subscription that was granted under other
-rules brings only what the rules of now, at the broker where the client is now, allow.
+Rules are read in order; the first that fits a notification decides, and a default decides where none fits.
+A publish is one notification. A subscription stands for every notification that it may ever match: it is
+allowed only if the rules would allow each of them, as far as that can be decided, and refused otherwise.
+Rules may change, and a session may move to a broker with other rules. So each notification is also checked
+when it is delivered, by the current rules of the client's current broker.
 
-What does not depend on content is decided once per topic: the verdict is one look into a dict.
+Verdicts that do not depend on content are cached by topic: one dict lookup.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ USER = "user:"
 CERTIFICATE = "certificate:"
 
 DECISIONS_KEPT_MAX = 4096
-"""Remembered topics per client (and subscriptions, and clients); past that the memory starts afresh."""
+"""Topics (and subscriptions, and clients) remembered per client; beyond that the cache is cleared."""
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -69,7 +68,7 @@ class AccessRules(msgspec.Struct, frozen=True):
 
 
 class Grants(msgspec.Struct, frozen=True):
-    """Topic filters that whoever authenticated the client allows it, and no others; %u and %c as in rules."""
+    """The only topic filters that the authenticator allows a client; %u and %c as in rules."""
 
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
@@ -82,9 +81,10 @@ class Identity(msgspec.Struct, frozen=True):
     user: str = ""
     certificate: str = ""
     site: str = ""
-    """Where it proved that: a broker's id, or @REALM where brokers share their users."""
+    """Where the client authenticated: a broker's id, or @REALM where brokers share their users."""
     grants: Grants | None = None
-    """What its token, or the service that was asked, allows; None leaves everything to the rules."""
+    """Topic filters allowed by the client's token, or by the authentication service; None leaves everything
+    to the rules."""
 
     @property
     def name(self) -> str:
@@ -92,19 +92,19 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether its names can only be one level of a topic, and none of the broker's own."""
+        """True if the names can each be one level of a topic, and are not among the broker's own."""
         return not any("/" in name or name.startswith("$") for name in (self.name, self.client))
 
     @property
     def owner(self) -> str:
-        """To whom the client's session belongs: nobody else may take it by giving the same client id."""
+        """Owner of the client's session: no other owner can take the session with the same client id."""
         if not self.name:
             return ANONYMOUS
         name = USER + self.user if self.user else CERTIFICATE + self.certificate
         return f"{self.site}/{name}" if self.site else name
 
     def seen_from(self, site: str) -> Identity:
-        """The identity for rules of another site: users of elsewhere have their site before their name."""
+        """Return the identity for rules of another site: foreign users have their site before their name."""
         if not self.site or self.site == site:
             return self
         user, certificate = (f"{self.site}/{name}" if name else "" for name in (self.user, self.certificate))
@@ -112,19 +112,19 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Decision(NamedTuple):
-    """May this client publish to a topic, or receive from it."""
+    """Whether a client may publish to a topic, or receive from it."""
 
     allowed: bool
-    """Where no condition holds."""
+    """The verdict if no condition holds."""
     conditions: tuple[tuple[Callable[[Attributes], bool], bool], ...] = ()
-    """In order: if this holds of the content, then that is the verdict."""
+    """Conditions in order: the first that holds for the content gives the verdict."""
 
     @property
     def needs_content(self) -> bool:
         return bool(self.conditions)
 
     def of(self, attributes: Attributes) -> bool:
-        """The verdict on a notification with this content, its topic included."""
+        """Return the verdict on a notification with this content, including its topic."""
         return next((verdict for holds, verdict in self.conditions if holds(attributes)), self.allowed)
 
 
@@ -135,7 +135,7 @@ DENIED = Decision(False)
 class ClientAccess:
     """What the rules say for one client.
 
-    Which rules fit is found out when it is asked for: rules may change while thousands are connected.
+    Matching rules are found on demand, because rules may change while thousands of clients are connected.
     """
 
     def __init__(
@@ -170,18 +170,18 @@ class ClientAccess:
 
     @cached_property
     def receives_all(self) -> bool:
-        """True if no notification is kept from the client, so that none must be looked at."""
+        """True if every notification may be delivered to the client, so that none is checked."""
         return self._default and self._within is None and all(entry.allows for entry in self._subscribe)
 
     def publish(self, topic: str) -> Decision:
-        """The decision on publishing to a topic."""
+        """Return the decision on publishing to a topic."""
         decision = self._decisions.get(topic)
         if decision is None:
             decision = _remember(self._decisions, topic, self._decide(topic))
         return decision
 
     def receive(self, topic: str) -> Decision:
-        """The decision on delivering what was published to a topic."""
+        """Return the decision on delivering notifications of a topic."""
         decision = self._receiving.get(topic)
         if decision is None:
             is_within = self._within is None or self._within.receive(topic).allowed
@@ -190,35 +190,35 @@ class ClientAccess:
         return decision
 
     def needs_content(self, topic: str) -> bool:
-        """Whether a notification's attributes must be known before it can be let through."""
+        """True if the verdict needs a notification's attributes."""
         return self.publish(topic).needs_content
 
     def may_publish(self, topic: str, attributes: Attributes) -> bool:
-        """The verdict on one notification; only what it is published to counts as its topic."""
+        """Return the verdict on one notification; its topic is the one it is published to."""
         decision = self.publish(topic)
         return decision.of({**attributes, TOPIC: topic}) if decision.conditions else decision.allowed
 
     def may_subscribe(self, filter: Filter) -> bool:
-        """Whether everything that the filter may match is allowed."""
+        """True if everything that the filter may match is allowed."""
         if self.receives_all:
             return True
         allowed = self._subscriptions.get(filter)
         if allowed is None:
-            # Conditions on the client's own state count for nothing: the state is its own to change.
+            # Conditions on the client's own state are ignored: the client can change that state itself.
             is_within = self._within is None or self._within.may_subscribe(filter)
             allowed = _remember(self._subscriptions, filter, is_within and self._covers(widest(filter)))
         return allowed
 
     def _decide(self, topic: str) -> Decision:
         if topic.startswith(("$SYS/", "$share/")):
-            return DENIED  # These are the broker's own.
+            return DENIED  # These topics are the broker's own.
         if self._within is not None and not self._within.publish(topic).allowed:
             return DENIED
-        # Topics that start with $ have a meaning of their own somewhere: only a rule opens them.
+        # Topics that start with $ have special meanings: only an explicit rule allows them.
         return _first_fitting(self._publish, topic, self._default and not topic.startswith("$"))
 
     def _covers(self, wanted: Filter) -> bool:
-        """Whether the first rule that fits allows, for every notification that `wanted` matches."""
+        """True if for every notification that `wanted` matches, the first matching rule allows it."""
         allowed: list[Filter] = []
         for entry in self._subscribe:
             filter = entry.filter_towards(wanted)
@@ -234,7 +234,7 @@ class ClientAccess:
 
 
 def _first_fitting(entries: list[_Entry], topic: str, default: bool) -> Decision:
-    """The verdict of the first entry that fits a notification of this topic."""
+    """Return the verdict of the first entry that matches a notification of this topic."""
     conditions: list[tuple[Callable[[Attributes], bool], bool]] = []
     verdict = default
     for entry in entries:
@@ -246,12 +246,12 @@ def _first_fitting(entries: list[_Entry], topic: str, default: bool) -> Decision
             break
         conditions.append((where.matches, entry.allows))
     while conditions and conditions[-1][1] == verdict:
-        conditions.pop()  # It would only say what is said without it.
+        conditions.pop()  # The last condition gives the same verdict as the default.
     return Decision(verdict, tuple(conditions)) if conditions else ALLOWED if verdict else DENIED
 
 
 def _together_cover(filters: list[Filter], wanted: Filter | None) -> bool:
-    """Whether the filters cover another one between them; what cannot be written down they do not."""
+    """True if the filters together cover another one; False if that cannot be expressed."""
     if wanted is None:
         return False
     if any(one.covers(wanted) for one in filters):
@@ -278,7 +278,7 @@ def _remember(memory: dict[Any, Any], key: Any, value: Any) -> Any:
     return value
 
 
-# --- from rules to what they mean for one client ---
+# --- rules applied to one client ---
 
 
 class _Topic(NamedTuple):
@@ -286,11 +286,11 @@ class _Topic(NamedTuple):
 
     text: str
     prefix: str
-    """How every topic begins that it accepts, whatever the names are."""
+    """Fixed beginning of every topic that it matches, whatever the names are."""
 
 
 class _Compiled(NamedTuple):
-    """A rule with everything that does not depend on the client."""
+    """A rule compiled as far as independent of the client."""
 
     rule: Rule
     users: tuple[Callable[[Identity], bool], ...]
@@ -298,14 +298,14 @@ class _Compiled(NamedTuple):
     topics: tuple[_Topic, ...]
     where: Filter | None
     reach: Filter
-    """What the rule could fit for any client with plain names."""
+    """What the rule could match for any client with plain names."""
 
     def fits(self, identity: Identity) -> bool:
         return any(fits(identity) for fits in self.users) and any(fits(identity) for fits in self.clients)
 
 
 class _Entry:
-    """A rule for one client. Patterns are made when they are asked for: most rules concern other topics."""
+    """A rule for one client. Patterns are made on demand: most rules concern other topics."""
 
     __slots__ = ("_filter", "_patterns", "allows", "compiled", "identity")
 
@@ -325,7 +325,7 @@ class _Entry:
         return False
 
     def filter_towards(self, wanted: Filter) -> Filter | None:
-        """The rule's topics and condition as one filter, if that overlaps what is wanted."""
+        """Return the rule's topics and condition as one filter, if it overlaps `wanted`."""
         if self.identity.is_plain and not self.compiled.reach.overlaps(wanted):
             return None
         if self._filter is None:
@@ -336,7 +336,8 @@ class _Entry:
         patterns = [self._pattern(text) for text, _ in self.compiled.topics]
         try:
             return _rule_filter([one for one in patterns if one is not None], self.compiled.where)
-        except InputError:  # A client id of many thousand characters: what is denied cannot be told exactly.
+        # A client id of many thousand characters: what is denied cannot be expressed exactly.
+        except InputError:
             return NONE if self.allows else ALL
 
     def _pattern(self, text: str) -> TopicPattern | None:
@@ -351,7 +352,7 @@ def _rule_filter(patterns: list[TopicPattern], where: Filter | None) -> Filter:
 
 
 class Access:
-    """Rules, ready to be asked. Reading them refuses what makes no sense."""
+    """Compiled rules. Invalid rules are refused."""
 
     __state__ = State(
         "mqtt-access", saved=("rules",), derived=("_by_client", "_compiled", "_connecting", "_known")
@@ -369,7 +370,7 @@ class Access:
         self._known: dict[tuple[str, str, str, Grants | None], ClientAccess] = {}
 
     def of(self, identity: Identity) -> ClientAccess:
-        """What the rules say for this client; clients for which they say the same share it."""
+        """Return the rules' meaning for this client; clients with the same result share it."""
         by_client = self._by_client or identity.grants is not None
         key = (identity.user, identity.certificate, identity.client if by_client else "", identity.grants)
         known = self._known.get(key)
@@ -381,7 +382,7 @@ class Access:
         may_connect = next(verdicts, not self._connecting)
         if identity.grants is None:
             return ClientAccess(rules, identity, self.rules.default == "allow", may_connect)
-        # What is granted need not be allowed by a rule, but a rule can deny it.
+        # Granted topics need no rule that allows them, but a rule can deny them.
         return ClientAccess(rules, identity, True, may_connect, _granted(identity.grants, identity))
 
 
@@ -395,7 +396,7 @@ def _granted(grants: Grants, identity: Identity) -> ClientAccess:
 
 
 def check_grants(grants: Grants) -> None:
-    """InputError if one of its topic filters is none."""
+    """Raise InputError if a topic filter of the grants is invalid."""
     _granted(grants, Identity("x", "x"))
 
 
@@ -408,7 +409,7 @@ def _depends_on_client(rule: Rule) -> bool:
 
 
 def _compile(number: int, rule: Rule) -> _Compiled:
-    """Check a rule and prepare it; its number is what an error line names it by."""
+    """Check and compile a rule; error messages name it by its number."""
     try:
         for name, value in (("topic", rule.topic), ("user", rule.user), ("client", rule.client)):
             if not _texts(value) or "" in _texts(value):
@@ -434,13 +435,13 @@ def _compile(number: int, rule: Rule) -> _Compiled:
 
 
 def _widened(topic: str) -> str:
-    """A topic filter for every name: a level with a placeholder in it may be any level."""
+    """Return a topic filter for every name: a level with a placeholder becomes a wildcard."""
     return re.sub("[^/]*%[uc][^/]*", "+", topic)
 
 
 def _prefix(topic: str) -> str:
     fixed = re.split("[+#]|%[uc]", topic, maxsplit=1)[0]
-    # a/# accepts a too.
+    # a/# matches a too.
     return fixed.removesuffix("/") if topic.startswith(f"{fixed}#") else fixed
 
 
@@ -464,7 +465,7 @@ def _client_test(text: str) -> Callable[[Identity], object]:
 
 
 def _glob(text: str, user: str = "%u") -> Callable[[str], object]:
-    """Whether a name fits, where * stands for anything; atomic, so that no name can make it slow."""
+    """Match a name, where * is a wildcard; atomic, so that no name can make it slow."""
     first, *parts = (re.escape(part).replace("%u", re.escape(user)) for part in text.split("*"))
     if not parts:
         return re.compile(first).fullmatch
@@ -473,15 +474,15 @@ def _glob(text: str, user: str = "%u") -> Callable[[str], object]:
 
 
 def _substituted(topic: str, user: str, client: str) -> str:
-    # In one pass: a user named %c must not be filled in again.
+    # In one pass: a user named %c must not be substituted again.
     return re.sub("%[uc]", lambda found: user if found[0] == "%u" else client, topic)
 
 
 def _filled(topic: str, identity: Identity, allows: bool) -> TopicPattern | None:
-    """The topic filter for this client, or None if there is no such topic, or none that is its own.
+    """Return the topic filter for this client; None if no such topic exists, or the name is unsafe.
 
-    A name with a slash could reach into topics that belong to others, and one that starts with $ into
-    those of the broker, so they open nothing; but what is denied under such a name stays denied.
+    A name with a slash could reach topics of other clients, and one that starts with $ topics of the broker,
+    so such names allow nothing; but denials still apply.
     """
     names = [name for mark, name in (("%u", identity.name), ("%c", identity.client)) if mark in topic]
     if any("+" in name or "#" in name or "\0" in name for name in names):

@@ -1,7 +1,7 @@
-"""The MQTT sessions of a broker. That of a client which is away is kept as bytes until someone asks for it.
+"""The MQTT sessions of a broker. The session of an absent client is stored as bytes until it is needed.
 
-A session takes some 4 kB as objects and 0.6 kB as bytes, and most sessions of a large broker are of clients
-that are away. Whether one is awake decides nothing: a snapshot is the same either way.
+A session takes some 4 kB as objects and 0.6 kB as bytes, and most clients of a large broker are absent.
+Behaviour and snapshots do not depend on whether a session is awake.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from roamcast.mqtt.server.sessions import MqttSession, NamedCapsule, Subscriptio
 from roamcast.state import State
 
 AWAKE_MAX = 256
-"""Sessions of clients that are away and stay awake: most clients that come back do so soon."""
+"""Sessions of absent clients that stay awake: most clients that return do so soon."""
 
 REST_AT_ONCE = 64
-"""How many are put to sleep in one turn, at most."""
+"""Sessions put to sleep per turn, at most."""
 
 
 class _SleepingSession(msgspec.Struct, frozen=True, array_like=True):
@@ -29,14 +29,15 @@ class _SleepingSession(msgspec.Struct, frozen=True, array_like=True):
 
     owner: str
     subscriptions: int
-    """How many."""
+    """Number of subscriptions."""
     subscription_bytes: int
-    """Memory that they take awake."""
+    """Memory of the subscriptions when awake."""
     stream: str
     timer: int
     will_timer: int
     capsule: NamedCapsule
-    """As the session travels. Filters are left out that follow from the topic filter of a subscription."""
+    """Session in the form in which it travels, without filters that follow from a subscription's topic
+    filter."""
     again_to: int = 0
 
 
@@ -54,7 +55,7 @@ _decode_head = msgspec.msgpack.Decoder(_SleepingHead).decode
 
 
 def _put_to_sleep(session: MqttSession) -> bytes | None:
-    """The session as bytes; None if it has to stay awake: others rely on what it is doing."""
+    """Pack the session; None if it must stay awake because of work under way."""
     if session.connection or not session.expiry_s or session.will is not None or session.copied_from:
         return None
     subscriptions: list[Subscription] = []
@@ -72,7 +73,7 @@ def _put_to_sleep(session: MqttSession) -> bytes | None:
 
 
 def _filter_of(topic: str) -> str:
-    """The core's filter for one topic."""
+    """Return the core's filter for one topic."""
     return f"{TOPIC} = {string_text(topic)}"
 
 
@@ -88,7 +89,7 @@ def _wake(client: str, data: bytes) -> MqttSession:
 
 
 class Sessions(MutableMapping[str, MqttSession]):
-    """Sessions by client. Getting one wakes it; `rest` puts those to sleep that have nothing to do."""
+    """Sessions by client. Access wakes a session; `rest` puts idle ones to sleep."""
 
     __slots__ = ("_all", "resting")
     __state__ = State("mqtt-sessions", saved=("rows",), derived=("_all", "resting"))
@@ -96,11 +97,11 @@ class Sessions(MutableMapping[str, MqttSession]):
     def __init__(self, sessions: dict[str, MqttSession | bytes] | None = None) -> None:
         self._all: dict[str, MqttSession | bytes] = {} if sessions is None else sessions
         self.resting: dict[str, None] = {}
-        """Those that are awake and whose clients are away; the first has been awake for longest."""
+        """Awake sessions of absent clients; the one awake longest comes first."""
 
     @property
     def rows(self) -> dict[str, MqttSession | bytes]:
-        """What a snapshot holds: as bytes all that could be."""
+        """Content of a snapshot: sessions as bytes where possible."""
         return {
             client: one if isinstance(one, bytes) else (_put_to_sleep(one) or one)
             for client, one in self._all.items()
@@ -141,16 +142,16 @@ class Sessions(MutableMapping[str, MqttSession]):
         return isinstance(self._all.get(client), bytes)
 
     def awake(self) -> list[MqttSession]:
-        """Those with a connection or a shared subscription, and perhaps others."""
+        """Return sessions with a connection or a shared subscription, and perhaps others."""
         return [one for one in self._all.values() if not isinstance(one, bytes)]
 
     def owners(self) -> Iterator[tuple[str, str]]:
-        """Each client, and the owner of its session."""
+        """Return each client with the owner of its session."""
         for client, one in self._all.items():
             yield client, one.owner if not isinstance(one, bytes) else _decode_head(one).owner
 
     def held(self) -> Iterator[tuple[str, int]]:
-        """The owner of each session, and the memory of its subscriptions."""
+        """Return the owner of each session, with the memory of its subscriptions."""
         for one in self._all.values():
             if isinstance(one, bytes):
                 head = _decode_head(one)
@@ -166,11 +167,12 @@ class Sessions(MutableMapping[str, MqttSession]):
         )
 
     def left(self, session: MqttSession) -> None:
-        """The client of this session has gone."""
+        """Note that the client of this session has left."""
         self.resting[session.client] = None
 
     def rest(self) -> None:
-        """Put sessions to sleep, but for those that were woken last. Nobody may hold one of them now."""
+        """Put sessions to sleep, except those woken most recently. No caller may hold a reference to one
+        now."""
         resting = self.resting
         if len(resting) <= AWAKE_MAX:
             return

@@ -1,4 +1,4 @@
-"""What content filters see of a PUBLISH: attributes from its user properties and from a JSON payload.
+"""Attributes of a PUBLISH for content filters: from its user properties and from a JSON payload.
 
 - A user property is an attribute. Its value is read as a JSON scalar where it is one (`12`, `2.5`, `true`,
   `"12"` with quotes is a string), and is otherwise the text as it stands. Of several with one name the last
@@ -7,10 +7,10 @@
   booleans are attributes too. A payload that is not a JSON object has none; that is no error. A field that
   is a position (`{"lat": …, "lon": …}`, or a GeoJSON point) becomes its text, `43.263,-2.935`; and if the
   payload itself has a latitude and a longitude, they make an attribute `location`, unless there is one.
-- For one name, user properties come before the payload, and `topic` is always the topic itself: nothing
-  here is ever called so.
-- Integers beyond 64 bits become floats. Numbers beyond those, names and strings that are too long, what
-  comes after the first 256 attributes, and payloads that are too large do not count.
+- For one name, user properties come before the payload, and `topic` is always the topic itself: no other
+  attribute has that name.
+- Integers beyond 64 bits become floats. Numbers beyond those, names and strings that are too long,
+  attributes beyond the first 256, and payloads that are too large are ignored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,10 +30,10 @@ NAME_LENGTH_MAX = 256
 TEXT_LENGTH_MAX = 4_096
 PAYLOAD_BYTES_MAX = 262_144
 
-# No limit can be met in a payload of this size, so it need not be looked through.
+# A payload of this size cannot exceed any limit, so it need not be checked.
 PAYLOAD_BYTES_SMALL = 256
 
-# Publishers repeat their properties; what is remembered of them stays small whatever they send.
+# Publishers repeat their properties; this limits the memory for remembered ones.
 BLOCKS_REMEMBERED = 1_024
 BLOCK_BYTES_REMEMBERED_MAX = 512
 
@@ -48,14 +48,15 @@ Described = tuple[dict[str, Value], bool]
 
 
 def content_attributes(property_block: bytes, payload: bytes) -> dict[str, Value]:
-    """The attributes of a PUBLISH but its topic; the properties are checked ones, without their length."""
+    """Return the attributes of a PUBLISH without its topic; the properties are checked ones, without their
+    length."""
     (attributes,) = contents_of("", property_block, (payload,))
     del attributes[TOPIC]
     return attributes
 
 
 def contents_of(topic: str, property_block: bytes, payloads: Sequence[bytes]) -> list[dict[str, Value]]:
-    """All attributes of PUBLISH packets that have their topic and properties in common."""
+    """Return all attributes of PUBLISH packets that share topic and properties."""
     described: Mapping[str, Value] = {}
     is_json = False
     if property_block:
@@ -72,7 +73,7 @@ def contents_of(topic: str, property_block: bytes, payloads: Sequence[bytes]) ->
 
 
 def _describe(found: dict[str, Value], described: Mapping[str, Value]) -> None:
-    """Add attributes from the properties; they come first, and fields that find no room are left out."""
+    """Add attributes from the properties; these come first, and fields beyond the limit are left out."""
     for name in (TOPIC, *described):
         found.pop(name, None)
     for name in list(found)[ATTRIBUTES_MAX - len(described) :]:
@@ -81,7 +82,7 @@ def _describe(found: dict[str, Value], described: Mapping[str, Value]) -> None:
 
 
 def is_json(content_type: str | None) -> bool:
-    """Whether a content type says JSON; parameters such as a character set do not matter."""
+    """True for JSON content types; parameters such as a character set are ignored."""
     if content_type is None:
         return False
     kind = content_type.partition(";")[0].strip().lower()
@@ -103,7 +104,7 @@ _described_before = lru_cache(maxsize=BLOCKS_REMEMBERED)(_described)
 
 
 def typed(text: str) -> Value:
-    """The JSON scalar that a text stands for, or else the text itself."""
+    """Return the JSON scalar that a text represents, or the text itself."""
     if text[:1] not in '-0123456789tf"' or not text:
         return text
     try:
@@ -115,7 +116,7 @@ def typed(text: str) -> Value:
 
 
 def _in_range(value: Value) -> Value | None:
-    """A value that attributes may have: integers beyond 64 bits as floats, and none beyond those."""
+    """Return a valid attribute value: integers beyond 64 bits become floats; None beyond those."""
     if not isinstance(value, int) or INT_MIN <= value <= INT_MAX:
         return value
     try:
@@ -125,7 +126,7 @@ def _in_range(value: Value) -> Value | None:
 
 
 def _fields(payload: bytes) -> dict[str, Value]:
-    """The top-level scalar fields of a JSON object."""
+    """Return the top-level scalar fields of a JSON object."""
     if len(payload) > PAYLOAD_BYTES_MAX:
         return {}
     found: dict[str, Any]
@@ -158,7 +159,7 @@ def _fields(payload: bytes) -> dict[str, Value]:
 
 
 def _locate(fields: dict[str, Value]) -> None:
-    """Where a payload is about, if it says so at its top level."""
+    """Add the location that a payload states at its top level."""
     if ("lat" in fields or "latitude" in fields) and LOCATION not in fields:
         place = read_position(fields)
         if place is not None:

@@ -1,4 +1,4 @@
-"""One MQTT connection: from the bytes a client sent to what it asks of the broker.
+"""One MQTT connection: turns a client's bytes into requests to the broker.
 
 Consecutive PUBLISH packets with the same topic, flags and properties become one
 request with many bodies, and runs of acknowledgements one acknowledgement.
@@ -54,7 +54,7 @@ PUBACK, PUBREC, PUBCOMP = 0x40, 0x50, 0x70
 ONE_PUBACK = b"\x40\x02"
 """A PUBACK without its packet id."""
 QOS_0, QOS_1 = 0x30, 0x32
-"""First bytes of a PUBLISH that is neither retained nor sent again."""
+"""First bytes of a PUBLISH that is neither retained nor a duplicate."""
 LARGEST_PACKET = 1 << 28
 UNLIMITED = 1 << 30
 TOPICS_KEPT_MAX = 2048
@@ -62,27 +62,27 @@ TOPICS_BYTES_KEPT_MAX = 256 * 1024
 """Bytes of topics remembered for one connection."""
 EXPLANATION_LENGTH_MAX = 1000
 LARGE = frozenset({PUBLISH, SUBSCRIBE, UNSUBSCRIBE})
-"""Kinds of packets that have a use for the largest size."""
+"""Kinds of packets that may have the largest size."""
 LABOUR = {SUBSCRIBE: 32, UNSUBSCRIBE: 32}
 """Kinds of packets to their cost, in packets of other kinds; each byte adds one."""
 RETAIN_LABOUR = 4
-"""Work of a retained PUBLISH, in units of a plain one."""
+"""Cost of a retained PUBLISH, in units of a plain one."""
 
 Answer = TypeVar("Answer", bound=Puback | Pubrec | Suback)
 
 
 class Refusal(NamedTuple):
-    """Why a PUBLISH was not taken."""
+    """The reason why a PUBLISH was refused."""
 
     reason: Reason
     text: str = ""
 
 
 Refusals = Sequence[Refusal | None]
-"""One for each of several PUBLISH packets, None where it was taken; empty if all were."""
+"""One entry per PUBLISH, None where accepted; empty if all were accepted."""
 
 TAKEN_AHEAD = frozenset({PUBACK >> 4, PINGREQ})
-"""Kinds of packets that are taken ahead of the session, whatever is kept for it; QoS 0 is, too."""
+"""Kinds of packets handled before the session arrives, like QoS 0, whatever is held for it."""
 ANSWERS_QOS_2 = frozenset({PUBREC >> 4, PUBCOMP >> 4})
 DENIED, TAKEN = Refusal(Reason.NOT_AUTHORIZED), Refusal(Reason.SUCCESS)
 
@@ -93,16 +93,16 @@ class PacketTaker(Protocol):
     inputs: list[Input]
     packet_max: int
     small_max: int
-    """The size of packets that are acknowledgements, pings and the like."""
+    """Size limit of acknowledgements, pings and other small packets."""
     limits: Limits
     packets_max: int
-    """Bursts and single packets that are taken of one connection in this turn; others are waiting too."""
+    """Bursts and single packets taken from one connection in this turn, so that others need not wait."""
     unread: dict[int, None]
-    """Connections with whole packets that were left for the next turn."""
+    """Connections with whole packets left for the next turn."""
     ahead: dict[int, None]
-    """Connections of clients that read ahead of their sessions: what else they ask for waits."""
+    """Connections of clients that read ahead of their sessions: their other requests wait."""
     unfinished: Mapping[int, object]
-    """Connections of which a packet is carried out over several turns: nothing behind it is taken yet."""
+    """Connections with a packet that takes several turns: no later packet is taken before it is finished."""
     received_max: int
     waiting_max: int
     alias_max: int
@@ -110,24 +110,24 @@ class PacketTaker(Protocol):
     traffic: Traffic
 
     def attributes_of(self, connection: MqttConnection, topic: bytes) -> bytes | None:
-        """The attributes of what is published under this topic; None if the client may not do that."""
+        """Return the attributes of publishes under this topic; None if the client may not publish there."""
 
     def on_control(self, connection: MqttConnection, topic: bytes, payloads: list[bytes]) -> Refusals:
-        """Something for the broker itself, or nothing that the client may publish."""
+        """Handle a publish for the broker itself, or one that the client may not make."""
 
     def described(self, block: bytes) -> Described:
-        """The properties of a PUBLISH, checked."""
+        """Return the checked properties of a PUBLISH."""
 
     def permitted(
         self, connection: MqttConnection, topic: bytes, bodies: list[bytes], marks: bytes
     ) -> list[bytes]:
-        """Those of the bodies that access rules for the content let through."""
+        """Return the bodies that content rules allow."""
 
     def on_retain(self, connection: MqttConnection, topic: bytes, marks: bytes, body: bytes) -> None:
-        """A PUBLISH that is to be retained."""
+        """Handle a PUBLISH that is to be retained."""
 
     def on_packet(self, connection: MqttConnection, packet: Packet) -> None:
-        """Any packet but PUBLISH and PUBACK."""
+        """Handle any packet except PUBLISH and PUBACK."""
 
 
 class MqttConnection:
@@ -145,7 +145,7 @@ class MqttConnection:
             "is_durable", "is_slow", "out", "own_names", "published", "sent_aliases", "taken", "topics",
         ),
     )  # fmt: skip
-    """A packet that has only begun is not in the journal either: it comes whole when it is replayed."""
+    """An incomplete packet is not journalled either: a replay receives it whole."""
 
     def __init__(
         self, id: int, connect: Connect, identity: Identity, access: ClientAccess, qos_max: int = 2
@@ -157,7 +157,7 @@ class MqttConnection:
         self.access = access
         self.qos_max = qos_max
         self.is_provisional = False
-        """Whether it is served from a session that stands for one which cannot be reached."""
+        """True if the client is served from a stand-in for a session that cannot be reached."""
         self.version = connect.version
         self.session: MqttSession | None = None
         """Set when the session is here and CONNACK has been sent."""
@@ -166,51 +166,51 @@ class MqttConnection:
         self.is_open = True
         self.aliases: dict[int, bytes] = {}
         self.waiting: list[bytes] = []
-        """Whole packets that came before the session did."""
+        """Whole packets that arrived before the session."""
         self._restore()
 
     def _restore(self) -> None:
         self.own_names = (self.identity.client, PROVISIONAL + self.identity.client)
         """The names under which this client publishes."""
         self.has = read_has(self.connect.user_properties) if self.version == 5 else None
-        """What the client says that it has; None if it is one that does not say."""
+        """What the client reports as received; None if it does not report that."""
         self.out: list[bytes] = []
         """Output of this turn."""
         self.is_durable = False
-        """Whether what was read in this turn must be in the journal before anything is answered."""
+        """True if the input of this turn must be journalled before any answer."""
         self.topics: dict[bytes, bytes | None] = {}
-        """Topic as it came to the attributes of what is published under it; None is forbidden."""
+        """Encoded topic to the attributes of its publishes; None if forbidden."""
         self._topics_bytes = 0
         self.guarded: dict[bytes, None] = {}
-        """Topics under which access depends on the content."""
+        """Topics whose access depends on the content."""
         self.is_slow = False
-        """Whether it does not read what is sent to it; what promises nothing is left out then."""
+        """True if the client does not read its output; QoS 0 is left out then."""
         self.asked = 0
-        """Changes that the client asked for: of subscriptions, or of its own state."""
+        """Number of requested changes: of subscriptions, or of the client's own state."""
         self.published = 0
-        """Notifications that came over this connection."""
+        """Notifications received over this connection."""
         self.sent_aliases: dict[bytes, int] = {}
         """Attributes to the topic alias under which the client knows the topic."""
         self.taken = b""
-        """What was read last, with the pieces that had come before."""
+        """Last input, including earlier pieces."""
         self._chunks: list[bytes] = []
         self._held = 0
-        """Packets in `waiting`."""
+        """Number of packets in `waiting`."""
         self._have = 0
         self._need = 0
 
     @property
     def received(self) -> dict[str, int]:
-        """By stream, what the client has of its session."""
+        """Stream to the sequence that the client has received."""
         has = self.has
         return {has.stream: has.sequence} if has and has.sequence and not self.connect.clean_start else {}
 
     # --- bytes ---
 
     def read(self, endpoint: PacketTaker, data: bytes) -> bytes:
-        """Take what arrived; gives the whole packets that it completed. PacketError ends the connection."""
+        """Take input; returns the whole packets that it completed. PacketError ends the connection."""
         if self._have:
-            # The beginning of a long packet waits in pieces: joining them each time would be quadratic.
+            # Pieces of a long packet are collected: joining them each time would be quadratic.
             self._chunks.append(data)
             self._have += len(data)
             if self._have < self._need or self.id in endpoint.unread:
@@ -220,7 +220,7 @@ class MqttConnection:
         self.taken = data
         is_ahead = bool(endpoint.ahead) and self.id in endpoint.ahead
         if self.session is not None and data and data[0] & 0xF0 == QOS_0 and not is_ahead:
-            # Nearly always, where messages come one by one.
+            # Nearly always, where messages arrive singly.
             single = last_frame(data, 0, endpoint.packet_max, self.version)
             if single is not None:
                 self._publish_single(endpoint, *single)
@@ -236,7 +236,7 @@ class MqttConnection:
         return data[:position]
 
     def put_off(self, endpoint: PacketTaker, data: bytes) -> None:
-        """Keep what has come for the next turn."""
+        """Keep input for the next turn."""
         endpoint.unread[self.id] = None
         if data:
             self._chunks.append(data)
@@ -244,7 +244,7 @@ class MqttConnection:
             self._need = self._need or 1
 
     def promises_nothing(self, data: bytes) -> bool:
-        """Whether these are whole packets, all of them pings or plain QoS 0 publishes."""
+        """True if these are whole packets, all of them pings or plain QoS 0 publishes."""
         if self.session is None or self.session.copied_from or self._have or not data:
             return False
         position = 0
@@ -260,26 +260,26 @@ class MqttConnection:
                 return False
             _, start, position = whole
             if first == QOS_0 and self.version == 5:
-                # Properties may hold a topic alias, which is remembered.
+                # Properties may contain a topic alias, which must be remembered.
                 after_topic = start + 2 + int.from_bytes(data[start : start + 2], "big")
                 if data[after_topic : after_topic + 1] != b"\0":
                     return False
         return True
 
     def read_waiting(self, endpoint: PacketTaker) -> None:
-        """The session has come: take what the client sent before."""
+        """Handle the packets that arrived before the session."""
         waiting, self.waiting = b"".join(self.waiting), []
-        # All of it is in the journal already, and has to be taken now.
+        # All of these are journalled already, and must be handled now.
         packets_max, endpoint.packets_max = endpoint.packets_max, UNLIMITED
         position = self._take(endpoint, waiting)
         endpoint.packets_max = packets_max
         if position < len(waiting):
-            self.waiting = [waiting[position:]]  # Behind a packet that is not finished.
+            self.waiting = [waiting[position:]]  # Packets behind one that is unfinished.
         if self._have and self._have >= self._need:
             endpoint.unread[self.id] = None
 
     def last_words(self) -> Disconnect | None:
-        """The DISCONNECT that waits for the session, if the client has said one."""
+        """Return the DISCONNECT that waits for the session, if any."""
         waiting, position = b"".join(self.waiting), 0
         with suppress(PacketError):
             while position < len(waiting):
@@ -295,7 +295,7 @@ class MqttConnection:
         return None
 
     def _hold(self, endpoint: PacketTaker, data: bytes) -> int:
-        """Keep whole packets until the session is there; not too many, since they are all taken at once."""
+        """Hold whole packets until the session arrives; limited, since they are then handled at once."""
         position = 0
         while self._held < endpoint.packets_max:
             is_large = position < len(data) and data[position] >> 4 in LARGE
@@ -313,7 +313,8 @@ class MqttConnection:
         return position
 
     def _take_ahead(self, endpoint: PacketTaker, data: bytes) -> int:
-        """Take what needs no session, or only what a copy of it has; keep the rest until it is there."""
+        """Handle packets that need no session, or only a copy of it; hold the rest until the session
+        arrives."""
         position = 0
         while position < len(data):
             is_large = data[position] >> 4 in LARGE
@@ -338,11 +339,12 @@ class MqttConnection:
 
     def _is_taken_ahead(self, kind: int) -> bool:
         if kind in ANSWERS_QOS_2:
-            return self.has is not None  # It says what it has, should these answers not count.
+            # A client that reports what it has received can ignore these answers if they turn out void.
+            return self.has is not None
         return kind in TAKEN_AHEAD or (kind == DISCONNECT and not self.waiting)
 
     def _can_go_ahead(self, endpoint: PacketTaker, body: bytes) -> bool:
-        """Whether a QoS 0 publish depends on none that is kept: by an alias, or because it was before it."""
+        """True if a QoS 0 publish depends on no held packet, by an alias or by order."""
         if any(kept[0] & ~1 == QOS_0 for kept in self.waiting):
             return False
         _, _, start, stop, _ = split_publish(body, 0, self.version)
@@ -381,11 +383,11 @@ class MqttConnection:
             left -= LABOUR[kind] + len(body) if kind in LABOUR else 1
             packet = parse(first, body, version, limits=endpoint.limits)
             if kind == 3:
-                # Too large, or with too many properties, to be cut by the burst.
+                # Too large, or with too many properties, for `cut_bursts`.
                 topic, packet_id, start, stop, at = split_publish(body, first >> 1 & 3, version)
                 self._publish(endpoint, first, topic, body[start:stop], packet_id, [body[at:]])
             else:
-                # What an AUTH says changes no state, and is not for the journal.
+                # An AUTH changes no state, and is not journalled.
                 self.is_durable = self.is_durable or kind not in (PINGREQ, AUTH)
                 endpoint.on_packet(self, packet)
                 if self.id in endpoint.unfinished:
@@ -396,7 +398,7 @@ class MqttConnection:
     # --- PUBLISH ---
 
     def _publish_bursts(self, endpoint: PacketTaker, bursts: list[Burst]) -> None:
-        """PUBLISH packets; those without properties that differ in their topics alone stay together."""
+        """Handle PUBLISH packets; those without properties that differ only in topic stay together."""
         start, count = 0, len(bursts)
         while start < count:
             first, block, end = bursts[start][0], bursts[start][2], start + 1
@@ -405,13 +407,13 @@ class MqttConnection:
                     end += 1
             run = bursts[start:end]
             if len(run) == 1 or not self._publish_varied(endpoint, first, run):
-                # Singly to the last: trying the rest of it together again is endless if all are forbidden.
+                # One by one to the end: retrying the rest together would never end if all are forbidden.
                 for burst in run:
                     self._publish(endpoint, *burst)
             start = end
 
     def _publish_varied(self, endpoint: PacketTaker, first: int, bursts: list[Burst]) -> bool:
-        """Several topics at once; False if one of them needs a closer look."""
+        """Publish several topics at once; False if one of them needs a closer check."""
         varied: list[bytes] = []
         bodies: list[bytes] = []
         qos = 1 if first == QOS_1 else 0
@@ -419,7 +421,7 @@ class MqttConnection:
             return False
         topics, guarded = self.topics, self.guarded
         for _, topic, _, _, payloads in bursts:
-            # Whether it is remembered may not decide this: a replay, which remembers nothing, sends the same.
+            # This must not depend on the cache: a replay starts with an empty one and must send the same.
             attributes = topics.get(topic) or self._attributes(endpoint, topic)
             if attributes is None or (guarded and topic in guarded):
                 return False
@@ -443,7 +445,7 @@ class MqttConnection:
         return True
 
     def _answer_bursts(self, bursts: list[Burst]) -> None:
-        """PUBACKs; runs of packet ids over several topics are answered at once."""
+        """Send PUBACKs; runs of packet ids across several topics are answered at once."""
         start, count, out = bursts[0][3], 0, self.out
         for _, _, _, packet_id, payloads in bursts:
             if packet_id != following(start, count):
@@ -453,7 +455,7 @@ class MqttConnection:
         out.append(written_acknowledgements(PUBACK, start, count))
 
     def _publish_single(self, endpoint: PacketTaker, topic: bytes, packet_id: int, payload: bytes) -> None:
-        """One plain PUBLISH of QoS 0 or 1: what `_publish` does, at once where nothing stands in the way."""
+        """Publish one plain PUBLISH of QoS 0 or 1: the fast path of `_publish`."""
         attributes = self.topics.get(topic)
         if attributes is None or self.guarded or (packet_id and not self.qos_max):
             self._publish(endpoint, QOS_1 if packet_id else QOS_0, topic, b"", packet_id, [payload])
@@ -479,9 +481,9 @@ class MqttConnection:
         packet_id: int,
         payloads: list[bytes],
     ) -> None:
-        """PUBLISH packets of one kind, with consecutive packet ids."""
+        """Handle PUBLISH packets of one kind, with consecutive packet ids."""
         if not block and topic:
-            # Nearly all of them.
+            # Nearly all packets.
             if first == QOS_0:
                 self._submit(endpoint, topic, payloads, PLAIN[0], 0)
                 return
@@ -517,12 +519,12 @@ class MqttConnection:
     def _take_twice(
         self, endpoint: PacketTaker, topic: bytes, marks: bytes, packet_id: int, payloads: list[bytes]
     ) -> None:
-        """QoS 2: what is here already is only answered."""
+        """Handle QoS 2: duplicates are only answered."""
         session = self.session
         assert session is not None
         received, ids = session.received, consecutive(packet_id, len(payloads))
         fresh = [(one, payload) for one, payload in zip(ids, payloads, strict=True) if one not in received]
-        # MQTT 3.1.1 has no receive maximum: there the packet ids are the bound.
+        # MQTT 3.1.1 has no receive maximum: there the number of packet ids is the limit.
         if len(received) + len(fresh) > endpoint.received_max and self.version == 5:
             raise PacketError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more QoS 2 publishes than were agreed")
         refusals = self._submit(endpoint, topic, [payload for _, payload in fresh], marks, 2) if fresh else ()
@@ -536,7 +538,7 @@ class MqttConnection:
         self._answer(PUBREC, packet_id, len(payloads), answers)
 
     def _answer(self, first: int, packet_id: int, count: int, refusals: Refusals) -> None:
-        """PUBACK or PUBREC; only MQTT 5 can say that something was refused, and why."""
+        """Send PUBACK or PUBREC; only MQTT 5 can report a refusal and its reason."""
         if not refusals or self.version == 4:
             self.out.append(written_acknowledgements(first, packet_id, count))
             return
@@ -546,18 +548,19 @@ class MqttConnection:
             self.out.append(write(self.explained(kind(one, reason), text), 5))
 
     def takes(self, packet: Packet) -> bool:
-        """Whether the packet is not larger than the client has said that it takes."""
+        """True if the packet does not exceed the client's maximum packet size."""
         size_max = self.connect.maximum_packet_size
         return size_max is None or len(write(packet, self.version)) <= size_max
 
     def check_takes(self, answer: Packet) -> None:
-        """PacketError if it does not: then what the client asked for can never be answered."""
+        """Raise PacketError if the answer is too large for the client: its request could never be
+        answered."""
         if not self.takes(answer):
             what = type(answer).__name__.upper()
             raise PacketError(Reason.PACKET_TOO_LARGE, f"the {what} would be larger than the client takes")
 
     def explained(self, answer: Answer, text: str) -> Answer:
-        """With a text where the client understands and wants one, and has room for it."""
+        """Add a text if the client understands and requests one, and has room for it."""
         if not text or self.version == 4 or not self.connect.request_problem_information:
             return answer
         told = AcknowledgementProperties(reason_string=text[:EXPLANATION_LENGTH_MAX])
@@ -565,7 +568,8 @@ class MqttConnection:
         return longer if self.takes(longer) else answer
 
     def _attributes(self, endpoint: PacketTaker, topic: bytes) -> bytes | None:
-        """Attributes of a notification with this topic; None if the client may not publish there."""
+        """Return the attributes of a notification with this topic; None if the client may not publish
+        there."""
         try:
             return self.topics[topic]
         except KeyError:
@@ -580,7 +584,7 @@ class MqttConnection:
     def _submit(
         self, endpoint: PacketTaker, topic: bytes, payloads: list[bytes], marks: bytes, qos: int
     ) -> Refusals:
-        """Hand notifications to the core, if the client may publish them."""
+        """Submit notifications to the core, if the client may publish them."""
         attributes = self.topics.get(topic) or self._attributes(endpoint, topic)
         if attributes is None:
             return endpoint.on_control(self, topic, payloads)
@@ -605,7 +609,7 @@ class MqttConnection:
     # --- PUBACK ---
 
     def _pubacks(self, endpoint: PacketTaker, data: bytes, position: int) -> int:
-        """The PUBACKs here that come in the order of sending; where they end."""
+        """Handle PUBACKs in the order of sending; returns where they end."""
         session = self.session
         assert session is not None
         in_flight = session.in_flight
@@ -625,7 +629,7 @@ class MqttConnection:
         return position + 4 * count
 
     def acknowledged(self, endpoint: PacketTaker, sequence: int) -> None:
-        """Everything up to this sequence is acknowledged; nothing if it is 0."""
+        """Acknowledge everything up to this sequence; nothing if it is 0."""
         if sequence and self.session is not None:
             acknowledge = Acknowledge(self.session.stream, sequence)
             endpoint.inputs.append(Submitted(self.client, self.id, acknowledge))

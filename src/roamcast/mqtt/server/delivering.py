@@ -1,4 +1,4 @@
-"""Deliveries of the core on their way out: QoS, packet ids, what is sent again and what has expired."""
+"""Outgoing deliveries of the core: QoS, packet ids, resending, expiry."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PUBREL = b"\x62\x02"
 DUP = 0x08
 RECALLED = Options(2, False, ())
 PLANS_KEPT_MAX, COMMON_PLANS_KEPT_MAX = 1024, 8192
-"""How to send is remembered for so many kinds of bursts: for one session, or for all that want the same."""
+"""Plans remembered for one session, and for all sessions with the same options."""
 PLAN_BYTES_KEPT_MAX = 1024
-"""How to send is remembered where topic and properties are not longer than this."""
+"""Longest topic and properties for which a plan is remembered."""
 ALIASES_MAX = 1024
-"""Topic aliases towards one client, however many it allows."""
+"""Topic aliases towards one client, at most."""
 ALIASED_BYTES_MAX = 512
-"""Longer topics get no alias: they are remembered as long as the connection is there."""
+"""Longer topics get no alias, because aliases are remembered for the whole connection."""
 
 
 class Sender(PacketTaker, Protocol):
@@ -47,7 +47,7 @@ class Sender(PacketTaker, Protocol):
 
 
 def deliver(endpoint: Sender, connection: MqttConnection, message: Deliver) -> int:
-    """Write a delivery; returns how many notifications had to be left out (expired, or too large)."""
+    """Write a delivery; returns how many notifications were left out (expired, or too large)."""
     session, burst = connection.session, message.burst
     assert session is not None
     sequence = message.sequence
@@ -66,7 +66,7 @@ def deliver(endpoint: Sender, connection: MqttConnection, message: Deliver) -> i
         return _deliver_marked(endpoint, connection, session, burst, sequence, own)
     if burst.varied:
         return _deliver_varied(endpoint, connection, session, burst, sequence, own)
-    # Nearly all goes out like the last one of its kind, with or without packet ids.
+    # Nearly all bursts are sent like the last one of their kind, with or without packet ids.
     plan = session.plans.get((burst.attributes, burst.marks, own))
     if plan is not None and (plan[0] > 0 if sequence else plan[0] == 0):
         packet_id = session.in_flight.send_together(burst, sequence, plan[0]) if sequence else 1
@@ -84,7 +84,8 @@ def deliver(endpoint: Sender, connection: MqttConnection, message: Deliver) -> i
 def _deliver_numbered(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, message: Deliver
 ) -> int:
-    """One by one from a copy, to a client that says what it has: should this copy not count, it knows."""
+    """Send one by one from a copy, to a client that reports what it has received: it can discard them if the
+    copy is void."""
     left_out, sequence, burst = 0, message.sequence, message.burst
     for single in (one.part(at, at + 1) for one in burst.uniform() for at in range(one.count)):
         told = PublishProperties(user_properties=((HAS, f"{message.stream} {sequence}"),))
@@ -102,7 +103,7 @@ def _deliver_numbered(
 def _deliver_marked(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int, own: bool
 ) -> int:
-    """One by one: what a copy of the session may have sent before is marked as sent again."""
+    """Send one by one, marking what a copy of the session may have sent before as duplicates."""
     left_out, out = 0, connection.out
     for position in range(burst.count):
         single, written = burst.part(position, position + 1), len(out)
@@ -117,8 +118,8 @@ def _deliver_marked(
 def may_be_repeated(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, is_current: bool
 ) -> bool:
-    """Whether it does no harm to send a burst from a copy: all of it goes to the client with QoS 1, or not at
-    all, or the client says what it has."""
+    """True if a burst may be sent from a copy: all of it goes to the client with QoS 1 or not at all, or the
+    client reports what it has received."""
     if burst.is_picked or is_current:
         return not burst.is_picked
     own = burst.publisher in connection.own_names
@@ -158,7 +159,8 @@ def _deliver_uniform(
         plan, is_lasting = _plan(endpoint, connection, burst, options)
         if len(session.plans) >= (PLANS_KEPT_MAX if common is None else COMMON_PLANS_KEPT_MAX):
             session.plans.clear()
-        is_own_way = common is not None and _is_shared(burst)  # What groups pick is sent in another way.
+        # Bursts picked by groups are sent with other options.
+        is_own_way = common is not None and _is_shared(burst)
         if (
             is_lasting and not is_own_way
             and len(burst.attributes) + len(burst.marks) <= PLAN_BYTES_KEPT_MAX
@@ -169,10 +171,11 @@ def _deliver_uniform(
 
 
 def _common_plans(endpoint: Sender, connection: MqttConnection, session: MqttSession) -> Plans | None:
-    """What is remembered for all clients that want everything in the same way; None if this one is special.
+    """Return the plans shared by all clients whose subscriptions have the same options; None if this client
+    is special.
 
-    With some thousand topics and a subscription to all of them, what each session remembered by itself was
-    forgotten again before it was needed.
+    With some thousand topics and a subscription to all of them, plans kept per session were evicted before
+    they were needed again.
     """
     connect = connection.connect
     if connect.maximum_packet_size is not None or connect.topic_alias_maximum:
@@ -184,10 +187,10 @@ def _common_plans(endpoint: Sender, connection: MqttConnection, session: MqttSes
 def _send_retained(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int
 ) -> bool:
-    """Send what was recalled; False if it needs a closer look.
+    """Send recalled messages; False if they need a closer check.
 
-    Its marks have the QoS and the identifier of the subscription that asked for it. Nothing is remembered:
-    the next message of the recall has another topic.
+    The marks contain QoS and identifier of the subscription that requested the recall. No plan is remembered,
+    because the next message of the recall has another topic.
     """
     marks = burst.marks[0]
     if marks & EXPIRY or connection.connect.maximum_packet_size is not None or session.wants_identity:
@@ -200,7 +203,7 @@ def _send_retained(
 def _deliver_varied(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int, own: bool
 ) -> int:
-    """Several topics: together if all are sent with the same QoS, and nothing must be looked at singly."""
+    """Send several topics together, if all have the same QoS and none needs a closer check."""
     plans, marks, qos = session.plans, burst.marks, -1
     writers: list[FrameWriter] = []
     for attributes in burst.varied:
@@ -228,7 +231,7 @@ def _deliver_varied(
 def _deliver_runs(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int, own: bool
 ) -> int:
-    """Topic by topic."""
+    """Send topic by topic."""
     left_out = 0
     for part in burst.uniform():
         left_out += _deliver_uniform(endpoint, connection, session, part, sequence, own)
@@ -237,7 +240,8 @@ def _deliver_runs(
 
 
 def _decision(endpoint: Sender, connection: MqttConnection, burst: Burst) -> Decision:
-    """May the client receive this: rules may have changed since it subscribed, or be others here."""
+    """Return whether the client may receive this: rules may have changed since it subscribed, or differ
+    here."""
     access = connection.access
     return ALLOWED if access.receives_all else access.receive(endpoint.encoder.topic_of(burst.attributes))
 
@@ -250,7 +254,7 @@ def _may_receive(endpoint: Sender, connection: MqttConnection, single: Burst) ->
 def _withhold(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int
 ) -> None:
-    """Keep from the client what the rules deny it; what a group owed it goes to another member."""
+    """Withhold what the rules deny the client; a notification of a group goes to another member."""
     endpoint.traffic.denied["receive"] += burst.count
     if _is_shared(burst):
         endpoint.left_over(connection.client, burst)
@@ -262,7 +266,7 @@ def _is_shared(burst: Burst) -> bool:
 
 
 def _plan(endpoint: Sender, connection: MqttConnection, burst: Burst, options: Options) -> tuple[Plan, bool]:
-    """How to send it, and whether the next of its kind are sent like that too."""
+    """Return how to send a burst, and whether that applies to the next of its kind, too."""
     qos = min(burst.marks[0] & QOS, options.qos)
     alias = 0
     if connection.connect.topic_alias_maximum and qos >= 0:
@@ -272,11 +276,11 @@ def _plan(endpoint: Sender, connection: MqttConnection, burst: Burst, options: O
 
 
 def _alias(connection: MqttConnection, attributes: bytes) -> int:
-    """The alias for a topic: negative if the client does not know it yet, 0 if there is none to be had."""
+    """Return the alias for a topic: negative if the client does not know it yet, 0 if none is available."""
     known, connect = connection.sent_aliases, connection.connect
     alias = known.get(attributes, 0)
     if alias or connect.maximum_packet_size is not None:
-        # Telling an alias takes a few bytes, which could be those that are too many.
+        # Announcing an alias takes a few bytes, which could exceed the packet size.
         return alias
     if len(known) >= min(connect.topic_alias_maximum, ALIASES_MAX) or len(attributes) > ALIASED_BYTES_MAX:
         return 0
@@ -307,7 +311,7 @@ def _send(
 def _pass_over(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int
 ) -> None:
-    """What the client will not acknowledge is acknowledged for it."""
+    """Acknowledge on the client's behalf what it will not acknowledge."""
     if sequence:
         connection.acknowledged(endpoint, session.in_flight.pass_over(burst, sequence))
 
@@ -321,7 +325,7 @@ def _send_singly(
     options: Options | None,
     decision: Decision = ALLOWED,
 ) -> int:
-    """One by one, because each has options, an identity, an expiry, a size or a verdict of its own."""
+    """Send one by one, because each has its own options, identity, expiry, size or verdict."""
     own, limit, left_out = burst.publisher in connection.own_names, connection.connect.maximum_packet_size, 0
     contents = endpoint.contents(burst) if options is None else [{}] * burst.count
     for position, attributes in enumerate(contents):
@@ -343,7 +347,7 @@ def _send_singly(
 
 
 def is_expired(burst: Burst, now: float) -> bool:
-    """Whether a burst has outlived its message expiry."""
+    """True if the message expiry of a burst has passed."""
     expiry_s = message_expiry(burst.marks)
     return expiry_s is not None and now - burst.published_at >= expiry_s
 
@@ -361,7 +365,7 @@ def _is_too_large(
 def _send_again(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int
 ) -> tuple[Burst, int]:
-    """What was in flight when the last connection ended, with its packet ids; gives what is left."""
+    """Send again what was in flight when the last connection ended, with its packet ids; returns the rest."""
     in_flight, encoder, out = session.in_flight, endpoint.encoder, connection.out
     sent, limit = 0, connection.connect.maximum_packet_size
     while sent < burst.count and in_flight.resend:

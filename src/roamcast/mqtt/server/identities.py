@@ -1,7 +1,8 @@
-"""Whose a notification is, and which, told to clients that ask for it: MQTT itself cannot say.
+"""Publisher and number of a notification, sent to clients that request them: MQTT has no field
+for these.
 
-The broker adds the user properties behind those of the publisher, so the last ones count: a
-publisher that writes such properties itself deceives nobody.
+The broker adds the user properties behind those of the publisher, and the last ones count, so
+a publisher cannot forge them.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ class NotificationIdentity(NamedTuple):
 
 
 def identity_properties(publisher: str, incarnation: int, number: int) -> bytes:
-    """The user properties that tell an identity; the number is 0 where there is none (QoS 0, retained)."""
+    """Return the user properties of an identity; the number is 0 where there is none (QoS 0, retained)."""
     values = (publisher, str(incarnation), str(number))
     return b"".join(_USER_PROPERTY + write_pair(pair) for pair in zip(NAMES, values, strict=True))
 
 
 def split_identity(found: UserProperties) -> tuple[UserProperties, NotificationIdentity | None]:
-    """The publisher's own user properties, and the identity that the broker added, if there is one."""
+    """Return the publisher's own user properties, and the identity that the broker added, if any."""
     if len(found) < len(NAMES) or tuple(name for name, _ in found[-3:]) != NAMES:
         return found, None
     publisher, incarnation, number = (value for _, value in found[-3:])

@@ -1,4 +1,4 @@
-"""What was sent to a client with QoS 1 or 2 and is not acknowledged: packet ids in the order of sending.
+"""Unacknowledged QoS 1 and 2 messages to a client: packet ids in the order of sending.
 
 Packet ids are given in turn, so runs of them stand for runs of notifications, and
 nothing is kept for a single one. Acknowledgements nearly always come in order.
@@ -15,16 +15,16 @@ from roamcast.state import State
 
 Identity = tuple[str, int, int, int]
 """Publisher, incarnation, number and way: a client gets one copy by its own subscriptions, one from each
-group that picked it, and those that it recalls. Any of them may be dropped from a full queue."""
+group that picked the client, and those that it recalls. A full queue may drop any of them."""
 
 
 class Run(msgspec.Struct, gc=False):
-    """Consecutive packet ids, given to consecutive notifications of one publisher."""
+    """Consecutive packet ids, allocated to consecutive notifications of one publisher."""
 
     packet_id: int
     count: int
     sequence: int
-    """Sequence of the first one, on the core's access link."""
+    """Sequence of the first notification, on the core's access link."""
     qos: int
     publisher: str
     incarnation: int
@@ -47,7 +47,7 @@ class PackedInFlight(msgspec.Struct, frozen=True, array_like=True):
 
     next_id: int = 1
     resend: list[tuple[str, int, int, int, int, int]] = []
-    """Identity, packet id and QoS."""
+    """Identity, packet id and QoS of each message."""
     early: list[int] = []
     released: list[int] = []
 
@@ -56,7 +56,7 @@ NOTHING_PACKED = PackedInFlight()
 
 
 class InFlight:
-    """The state of one session's outgoing QoS 1 and 2."""
+    """The outgoing QoS 1 and 2 state of one session."""
 
     __slots__ = ("_early", "_next", "_places", "_released", "_runs", "count", "resend")
 
@@ -65,35 +65,35 @@ class InFlight:
     def __init__(self, packed: PackedInFlight | None = None) -> None:
         packed = packed or NOTHING_PACKED
         self._runs: list[Run] = []
-        """In the order of sending; together always consecutive packet ids, unless they were sent again.
-        A window is short, and most clients have nothing in flight: an empty deque takes 600 bytes more."""
+        """Runs in the order of sending; their packet ids are consecutive, unless they were sent again. A
+        list, because most clients have nothing in flight, and an empty deque takes 600 bytes more."""
         self.count = 0
         self._next = packed.next_id
         self._early: dict[int, None] = dict.fromkeys(packed.early) if packed.early else {}
-        """Acknowledged before others that were sent earlier."""
+        """Packet ids acknowledged before others that were sent earlier."""
         self._released: dict[int, None] = dict.fromkeys(packed.released) if packed.released else {}
-        """QoS 2: PUBREC has come; the client has it, and never gets it again."""
+        """Packet ids with PUBREC (QoS 2): the client has these messages, which are never sent again."""
         self.resend: dict[Identity, list[tuple[int, int]]] = {}
-        """What was in flight when the connection ended, and its packet id and QoS. What was passed over in
-        between is here with QoS 0: it never goes out a second time. A client that is in two shared groups
-        has a notification twice: these are in the order of sending."""
+        """Messages in flight when the connection ended, with packet id and QoS. Messages passed over in
+        between have QoS 0 here: they are never sent again. A member of two shared groups may have a
+        notification twice; entries are in the order of sending."""
         for one in packed.resend:
             self.resend.setdefault(one[:4], []).append(one[4:])
         self._restore()
 
     def _restore(self) -> None:
-        self._runs = list(self._runs)  # A deque in older snapshots.
+        self._runs = list(self._runs)  # Older snapshots contain a deque.
         self._places: dict[int, Run] | None = None
         """The run of each packet id, if the client acknowledges out of order, until nothing is in flight.
-        Packet ids that were acknowledged stay here: their runs do not hold them any more."""
+        Acknowledged packet ids stay here, though their runs no longer contain them."""
 
     def position(self) -> tuple[int, ...]:
-        """Figures that change whenever something is sent or acknowledged."""
+        """Figures that change whenever a message is sent or acknowledged."""
         return self._next, self.count, len(self._early), len(self._released), len(self.resend)
 
     @property
     def has_qos_2(self) -> bool:
-        """Whether something of QoS 2 was sent and is not finished; nothing is on a connection."""
+        """True if a QoS 2 message was sent and is not finished; only while there is no connection."""
         return bool(self._released) or any(qos == 2 for known in self.resend.values() for _, qos in known)
 
     def pack(self) -> PackedInFlight:
@@ -105,7 +105,8 @@ class InFlight:
     # --- sending ---
 
     def send_together(self, burst: Burst, sequence: int, qos: int) -> int:
-        """Give packet ids to a burst that is sent for the first time: the first, or 0: then see `send`."""
+        """Allocate packet ids to a burst sent for the first time; returns the first, or 0: then use
+        `send`."""
         count, packet_id = burst.count, self._next
         if self.count + count > PACKET_ID_MAX // 2:
             return 0
@@ -119,7 +120,7 @@ class InFlight:
         return packet_id
 
     def send(self, burst: Burst, sequence: int, qos: int) -> list[tuple[int, int]]:
-        """Give packet ids to a burst that is sent for the first time: runs of (packet id, count)."""
+        """Allocate packet ids to a burst sent for the first time; returns runs of (packet id, count)."""
         packet_id = self.send_together(burst, sequence, qos)
         if packet_id:
             return [(packet_id, burst.count)]
@@ -136,7 +137,8 @@ class InFlight:
         return runs
 
     def pass_over(self, burst: Burst, sequence: int) -> int:
-        """A burst that needs no acknowledgement; the last sequence up to which all is acknowledged, or 0."""
+        """Pass over a burst that needs no acknowledgement; returns the last fully acknowledged sequence, or
+        0."""
         last = sequence + burst.count - 1
         if not self._runs:
             return last
@@ -144,7 +146,7 @@ class InFlight:
         return 0
 
     def _free_runs(self, count: int) -> list[tuple[int, int]]:
-        """Runs of packet ids that nothing uses."""
+        """Return runs of unused packet ids."""
         used = {following(run.packet_id, i) for run in self._runs if run.qos for i in range(run.count)}
         runs: list[tuple[int, int]] = []
         packet_id = self._next
@@ -164,11 +166,11 @@ class InFlight:
 
     @property
     def expected(self) -> int:
-        """The packet id that is to be acknowledged next, or 0."""
+        """Packet id to be acknowledged next, or 0."""
         return self._runs[0].packet_id if self._runs else 0
 
     def expected_run(self, count_max: int) -> int:
-        """How many of QoS 1 follow each other from there on without a break; it need not count further."""
+        """Count the consecutive QoS 1 messages from the expected one on, up to `count_max`."""
         count, packet_id = 0, self.expected
         for run in self._runs:
             if run.packet_id != packet_id or run.qos != 1 or count >= count_max:
@@ -178,7 +180,8 @@ class InFlight:
         return count
 
     def acknowledge_last(self, data: bytes, position: int) -> int:
-        """If one QoS 1 message is in flight and its PUBACK is here: the sequence of it; else 0."""
+        """Return the sequence of the only message in flight if it has QoS 1 and its PUBACK is here; else
+        0."""
         runs = self._runs
         if len(runs) != 1:
             return 0
@@ -193,7 +196,7 @@ class InFlight:
         return run.sequence
 
     def acknowledge_in_order(self, count: int) -> int:
-        """The client acknowledged the next `count` (or all there are); returns the last sequence of them."""
+        """Acknowledge the next `count` messages (or all there are); returns the last sequence of them."""
         sequence = 0
         while count and self._runs:
             run = self._runs[0]
@@ -205,13 +208,13 @@ class InFlight:
         return sequence
 
     def complete(self, packet_id: int) -> int:
-        """PUBCOMP: as `acknowledge`, for what PUBREC has come for."""
+        """Handle PUBCOMP: like `acknowledge`, after PUBREC."""
         if packet_id not in self._released and self._find(packet_id) is not None:
             raise protocol_error(f"packet id {packet_id}: PUBCOMP came before PUBREC")
         return self.acknowledge(packet_id, 2)
 
     def acknowledge(self, packet_id: int, qos: int) -> int:
-        """PUBACK, or the end of QoS 2: the last sequence up to which all is acknowledged now, or 0."""
+        """Handle PUBACK, or the end of QoS 2; returns the last fully acknowledged sequence, or 0."""
         is_expected = packet_id == self.expected
         run = self._runs[0] if is_expected else self._find(packet_id)
         if run is not None and run.qos != qos:
@@ -224,7 +227,7 @@ class InFlight:
         return 0
 
     def release(self, packet_id: int) -> bool:
-        """PUBREC: whether this was in flight with QoS 2, so that PUBREL may follow."""
+        """Handle PUBREC; returns whether the message was in flight with QoS 2, so that PUBREL may follow."""
         run = self._find(packet_id)
         if run is None:
             return False
@@ -237,7 +240,7 @@ class InFlight:
         return packet_id in self._released
 
     def settle_early(self) -> int:
-        """After sending again: the last sequence up to which all is acknowledged already, or 0."""
+        """Return, after sending again, the last fully acknowledged sequence, or 0."""
         return self._take_early(0)
 
     def _take_early(self, sequence: int) -> int:
@@ -270,11 +273,11 @@ class InFlight:
             self._places.update(dict.fromkeys(consecutive(run.packet_id, run.count), run))
 
     def _find(self, packet_id: int) -> Run | None:
-        """The run of a packet id that is in flight and not acknowledged."""
+        """Return the run of a packet id that is in flight and not acknowledged."""
         if packet_id in self._early:
             return None
-        # PUBRECs come in the order of sending: where runs are short and therefore many, the one that is
-        # looked for stands behind as many as have been released.
+        # PUBRECs come in the order of sending: where runs are short and therefore many, the wanted run is
+        # behind as many runs as have been released.
         likely = self._runs[len(self._released)] if len(self._released) < len(self._runs) else None
         if likely is not None and likely.holds(packet_id):
             return likely
@@ -288,14 +291,14 @@ class InFlight:
     # --- after a reconnect ---
 
     def rewind(self) -> None:
-        """The connection has ended: all of it will be handed to us again, and keeps its packet ids."""
+        """Prepare for sending everything again after the connection ended; packet ids are kept."""
         resend: dict[Identity, list[tuple[int, int]]] = {}
         for run in self._runs:
             for i in range(run.count):
                 identity = (run.publisher, run.incarnation, run.number + i, run.way)
                 known = (following(run.packet_id, i) if run.qos else 0, run.qos)
                 resend.setdefault(identity, []).append(known)
-        # What had not even been handed to us again since the last time comes behind.
+        # Messages not handed over again since the last time follow.
         for identity, left in self.resend.items():
             resend.setdefault(identity, []).extend(left)
         self.resend = resend
@@ -304,9 +307,9 @@ class InFlight:
         self.count = 0
 
     def send_again(self, burst: Burst, sequence: int) -> tuple[int, int, bool] | None:
-        """For a burst of one: its packet id, its QoS, and whether the client has it already.
+        """Return, for a burst of one, its packet id, its QoS, and whether the client has it already.
 
-        None if it was not in flight. Then nothing behind it was, for the order is kept.
+        None if it was not in flight; then no later one was, because the order is kept.
         """
         identity = _identity(burst)
         known = self.resend.get(identity)
@@ -323,7 +326,7 @@ class InFlight:
         return packet_id, qos, not qos or packet_id in self._early or packet_id in self._released
 
     def may_go_elsewhere(self, burst: Burst) -> bool:
-        """Whether it may be given to another client now: this one does not have it, and may never answer."""
+        """True if another client may get it now: this client does not have it, and may never answer."""
         known = self.resend.get(_identity(burst), [(0, 1)])
         return any(qos == 1 and packet_id not in self._early for packet_id, qos in known)
 

@@ -1,4 +1,4 @@
-"""Where a client is, as it says so over MQTT: a publish to a control topic.
+"""A client reports its location over MQTT, with a publish to a control topic.
 
 The payload is a JSON object with the variables that have changed, such as
 `{"location": "lobby"}`, or just the name of the location. A position on the earth is
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from roamcast.filters.expression import Value
 
 CONTROL = b"$roamcast/"
-"""Topics that no access rule opens: what is published there is for the broker itself."""
+"""Prefix of topics that no access rule allows: publishes there are for the broker itself."""
 MOVE_TOPIC = CONTROL + b"move"
 LOCATION = "location"
 
@@ -25,7 +25,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def read_move(payload: bytes) -> dict[str, Value]:
-    """What a client says of itself; InputError if it cannot be understood."""
+    """Read a client's report of its own state; InputError if invalid."""
     try:
         text = payload.decode()
         values: dict[str, Value] = {LOCATION: text} if text else {}
@@ -42,8 +42,8 @@ def read_move(payload: bytes) -> dict[str, Value]:
 
 
 def _read_values(said: dict[str, Any]) -> dict[str, Value]:
-    """None, if anything of it is no value."""
-    # Clients use this module, too, and those on the command line start for every message.
+    """Return the values; None if any is invalid."""
+    # Imported late: command-line clients load this module for every message.
     from roamcast.filters.geography import POSITION_NAMES, read_position
 
     place = read_position(said)

@@ -1,4 +1,5 @@
-"""Properties of PUBLISH packets on their way in: aliases, expiry, and what travels on with the message."""
+"""Properties of PUBLISH packets on their way in: aliases, expiry, and the properties that are
+forwarded."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from roamcast.state import State
 
 BLOCKS_KEPT_MAX = 1024
 BLOCK_BYTES_KEPT_MAX = 1024
-"""A longer property block is read again each time."""
+"""A longer property block is decoded again each time."""
 
 
 class Described(NamedTuple):
-    """A property block as it travels on."""
+    """A property block as it is forwarded."""
 
     flags: int
     block: bytes
-    """Without its length, and without the alias, which belongs to the connection alone."""
+    """The block without its length, and without the alias, which belongs to the connection alone."""
     alias: int
 
 
@@ -37,7 +38,7 @@ def described(found: PublishProperties | None) -> Described:
 
 
 class PropertyReader:
-    """Checks property blocks; those that come again and again are read once."""
+    """Checks property blocks; repeated ones are decoded once."""
 
     __state__ = State("mqtt-property-reader", derived=("_known",))
 
@@ -59,7 +60,7 @@ class PropertyReader:
 
 
 def resolve(alias: int, topic: bytes, alias_max: int, aliases: dict[int, bytes]) -> bytes:
-    """The topic of a PUBLISH with an alias, which is learned or used."""
+    """Return the topic of a PUBLISH with an alias, which is learned or used."""
     if alias > alias_max:
         raise PacketError(Reason.TOPIC_ALIAS_INVALID, f"topic alias {alias}: at most {alias_max} are allowed")
     if topic:

@@ -1,6 +1,6 @@
-"""What the MQTT side keeps for a client: subscriptions with their options, packet ids, expiry.
+"""MQTT state of a client: subscriptions with their options, packet ids, expiry.
 
-It lives where the session lives, and travels as the session's capsule.
+The state is at the broker of the session, and travels as the session's capsule.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from roamcast.protocol.notification import Burst, decode_attributes
 from roamcast.state import State
 
 NEVER = 0xFFFF_FFFF
-"""The session expiry that means: keep it for ever."""
+"""Session expiry without limit."""
 
 PROVISIONAL = "\0provisional/"
-"""Begins the name of a session that stands for one which cannot be reached; no client id has a null in it."""
+"""Prefix of the name of a stand-in session, for one that cannot be reached; client ids contain no null."""
 
 
 def client_of(name: str) -> str:
-    """The client whose session has this name, be it a stand-in."""
+    """Return the client whose session, or stand-in session, has this name."""
     return name.removeprefix(PROVISIONAL)
 
 
 def public_name(name: str) -> str:
-    """The name of a session for clients and logs. As a publisher, a stand-in is not its client: both count
-    what they publish."""
+    """Return the name of a session for clients and logs. As publishers, a stand-in and its client differ:
+    both number their publishes."""
     return f"{client_of(name)} (stand-in)" if name.startswith(PROVISIONAL) else name
 
 
@@ -43,7 +43,7 @@ class Subscription(msgspec.Struct, frozen=True, array_like=True):
     """One entry of a SUBSCRIBE."""
 
     name: str
-    """The topic filter as the client wrote it: its key."""
+    """Topic filter as the client wrote it; the key of the subscription."""
     filter: str
     """The filter of the core, as text."""
     qos: int
@@ -53,27 +53,27 @@ class Subscription(msgspec.Struct, frozen=True, array_like=True):
     group: str = ""
     """Group of a shared subscription."""
     identity: bool = False
-    """Whether the client wants to know whose each notification is, and which."""
+    """True if the client requests publisher and number of each notification."""
 
 
 SUBSCRIPTION_BYTES = 2048
 LEVEL_BYTES = 160
 CHARACTER_BYTES = 3
-"""Memory of a subscription, at all its places, and of each level and each character of its topic filter."""
+"""Memory of a subscription, in all its places, and of each level and each character of its topic filter."""
 
 CONDITION_BYTES = 150
-"""Memory of each character of its conditions: they are kept as they were read, and in the index."""
+"""Memory of each character of its conditions: they are kept parsed, and in the index."""
 
 TOPIC_WORDS = len("topic MATCHES ''")
-"""What a filter says beside the topic filter, if that is all."""
+"""Length of a filter without conditions, apart from the topic filter."""
 
 
 LEAVING_BYTES, LEAVING_BYTES_MAX = 200, 1 << 20
-"""Memory of a filter that is being withdrawn, beside its text, and of all those of a session."""
+"""Memory of a filter that is being withdrawn, besides its text, and the limit for all those of a session."""
 
 
 def subscription_bytes(subscription: Subscription) -> int:
-    """Memory that a subscription takes."""
+    """Return the memory of a subscription."""
     name = subscription.name
     conditions = max(0, len(subscription.filter) - len(name) - TOPIC_WORDS)
     of_topic = LEVEL_BYTES * name.count("/") + CHARACTER_BYTES * len(name)
@@ -81,7 +81,7 @@ def subscription_bytes(subscription: Subscription) -> int:
 
 
 class Plan(NamedTuple):
-    """How bursts of one kind are sent to a client: nothing about them is looked at one by one."""
+    """How bursts of one kind are sent to a client, without examining each."""
 
     qos: int
     options: Options
@@ -95,28 +95,28 @@ class Options(NamedTuple):
     retain_as_published: bool
     identifiers: tuple[int, ...]
     identity: bool = False
-    """Say whose it is, and which: each notification then has properties of its own."""
+    """True to add publisher and number: each notification then has its own properties."""
 
 
 Plans = dict[tuple[bytes, bytes, bool], Plan]
-"""By attributes, marks, and whether it is the client's own."""
+"""Plans by attributes, marks, and whether the client published the burst itself."""
 
 
 class Recall(msgspec.Struct, frozen=True, array_like=True):
-    """What is left of sending the retained messages that a new subscription asked for."""
+    """The remaining part of a recall of retained messages for a new subscription."""
 
     name: str
-    """Name of the subscription, and …"""
+    """Name of the subscription."""
     filter: str
     qos: int
     identifier: int | None
     no_local: bool
     clock: tuple[float, int] = (0.0, 0)
-    """Messages that were stamped later come without a recall, …"""
+    """Messages stamped later are delivered without the recall."""
     since: int = 0
-    """… and so do those that came to this broker after this change."""
+    """Messages that came to this broker after this change are delivered without the recall."""
     onward: str = ""
-    """Where in the order of topics it goes on."""
+    """Key in the order of topics at which the recall continues."""
 
 
 def recall_of(subscription: Subscription) -> Recall:
@@ -131,7 +131,7 @@ class Capsule(msgspec.Struct, frozen=True, array_like=True):
     received: list[int]
     """Packet ids of QoS 2 publishes that the client has not released."""
     since: float = 0.0
-    """When the client went; 0 if it was there until its session was called away."""
+    """Time when the client left; 0 if it was connected until its session was called away."""
     will: Will | None = None
     will_at: float = 0.0
     hides_own: bool = False
@@ -142,7 +142,8 @@ class Capsule(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NamedCapsule(Capsule, frozen=True, array_like=True):
-    """Of a client that says in CONNECT what it has; of all others the field is left out, as it was before."""
+    """Capsule of a client that reports in CONNECT what it has received; other capsules omit the field, as
+    before."""
 
     told: str = ""
 
@@ -185,38 +186,38 @@ class MqttSession:
         self.client = client
         self.owner = owner
         self.identity: Identity | None = None
-        """Who was connected last; rules are applied to what is done in the absence of that client."""
+        """Identity of the last connection; access rules apply to it while the client is absent."""
         self.connection = 0
-        """The connection on which the client is; 0 while it is away."""
+        """Current connection of the client; 0 while it is absent."""
         self.since = 0.0
-        """When it came or went."""
+        """Time when the client came or left."""
         self.timer = 0
-        """Which timer ends the session; an older one has no effect."""
+        """Number of the timer that ends the session; an older timer has no effect."""
         self.will_timer = 0
         self.will: Will | None = None
-        """What came with the session to be published, if its client does not come back before …"""
+        """Will that came with the session, published unless the client returns in time."""
         self.will_at = 0.0
         self.expiry_s = 0
         self.copied_from = b""
-        """While the client reads ahead of its session: the capsule of the copy that serves it."""
+        """Capsule of the copy that serves the client, while it reads ahead of its session."""
         self.again_to = 0
-        """Up to this sequence a copy may have sent everything before, so it is marked as sent again."""
+        """Sequence up to which a copy may have sent messages before: they are marked as duplicates."""
         self.told = ""
-        """How the last CONNACK named its connection, if the client says in CONNECT what it has."""
+        """Name of the connection in the last CONNACK, for a client that reports what it has received."""
         self.hides_own = False
-        """Whether some subscription was ever not for what the client publishes itself. What the
-        subscription left queued is not, either, when it has ended."""
+        """True if some subscription ever excluded the client's own publishes; applies to its queued
+        notifications even after it ended."""
         self.leaving: dict[str, list[str]] = {}
-        """By topic filter: the core's filters that are being withdrawn, because the subscription has ended or
-        another one has replaced it. They are here until the client has been answered."""
+        """Topic filter to the core's filters being withdrawn, because the subscription ended or was replaced;
+        kept until the client is answered."""
         self.silent: dict[str, int] = {}
-        """The core's filters that the client knows to be withdrawn before every broker does, and the requests
+        """Core's filters whose withdrawal the client was told of before all brokers know, with the requests
         to withdraw them. Nothing is sent because of them."""
         self.subscriptions: dict[str, Subscription] = {}
         self.in_flight = InFlight(capsule.in_flight if capsule is not None else None)
         self.received: dict[int, None] = {}
         self.stream = ""
-        """The stream of the core's access link that is being delivered."""
+        """The stream of the core's access link being delivered."""
         if capsule is not None:
             self.expiry_s = capsule.expiry_s
             self.subscriptions = {one.name: one for one in capsule.subscriptions}
@@ -229,25 +230,26 @@ class MqttSession:
 
     def _restore(self) -> None:
         self.subscriptions_bytes = 0
-        """Memory of what is subscribed to."""
+        """Memory of the subscriptions."""
         self._identities = 0
-        """Subscriptions for which identities are told."""
+        """Number of subscriptions that request identities."""
         self._filters: dict[str, int] = {}
-        """What is asked of the core, and by how many subscriptions."""
+        """Filters subscribed at the core, with the number of subscriptions that need each."""
         for subscription in self.subscriptions.values():
             self._count(subscription, +1)
         self._leaving_bytes = 0
         for filters in self.leaving.values():
             self._leaving_bytes += sum(LEAVING_BYTES + len(filter) for filter in filters)
         self.plans: Plans = {}
-        """By attributes, marks, and whether the client published it itself, for the connection there is."""
+        """Plans by attributes, marks, and whether the client published the burst itself, for the current
+        connection."""
         self._chooser: Chooser | None = None
-        """Made when it is asked for, and dropped when the client goes."""
+        """Made on demand, and dropped when the client leaves."""
 
     def pack(
         self, will: Will | None = None, will_at: float = 0.0, recalls: list[Recall] | None = None
     ) -> bytes:
-        """As it travels, with what is to be published unless its client comes, and what it has to get."""
+        """Pack the session for travel, with its pending will and remaining recalls."""
         return _encode(self.packed(list(self.subscriptions.values()), will, will_at, recalls))
 
     def packed(
@@ -275,33 +277,32 @@ class MqttSession:
 
     @property
     def is_unused(self) -> bool:
-        """True if the client has never asked for anything nor got anything that it may miss."""
+        """True if the client never requested anything nor received anything that it may miss."""
         used = self.subscriptions or self.leaving or self.received or self.stream or self.in_flight.resend
         return not used
 
     @property
     def is_idle(self) -> bool:
-        """True if the client is away, and would miss nothing of the session."""
+        """True if the client is absent, and would miss nothing of the session."""
         return self.is_unused and not self.connection
 
     # --- copies ---
 
     @property
     def may_be_copied(self) -> bool:
-        """True if nothing goes wrong when an old copy of this session serves its client: that is sent again
-        what it may have acknowledged elsewhere (unless it says what it has), and nothing of the session can
-        be changed by its answers."""
+        """True if an outdated copy of this session may serve its client: duplicates are possible (unless the
+        client reports what it has received), and the client's answers cannot change the session."""
         has_group = any(one.group for one in self.subscriptions.values())
         is_in_doubt = self.leaving or self.silent or (self.has_qos_2 and not self.told)
         return not (has_group or is_in_doubt or self.connection) and self.expiry_s > 0
 
     @property
     def has_qos_2(self) -> bool:
-        """Whether QoS 2 is unfinished, in either direction."""
+        """True if a QoS 2 exchange is unfinished, in either direction."""
         return bool(self.received) or self.in_flight.has_qos_2
 
     def is_copied_from(self, capsule: bytes) -> bool:
-        """Whether the session that has come is the one that was copied: nobody had it in between."""
+        """True if the arrived session is the copied one, unchanged."""
         came, copied = (
             msgspec.structs.replace(_decode(one), will=None, will_at=0.0, recalls=[])
             for one in (capsule, self.copied_from)
@@ -309,7 +310,7 @@ class MqttSession:
         return came == copied
 
     def is_over(self, now: float) -> bool:
-        """Whether the client has been away for longer than its session is kept."""
+        """True if the client has been absent for longer than its session lasts."""
         return self.expiry_s != NEVER and self.since + self.expiry_s <= now
 
     # --- subscriptions ---
@@ -325,7 +326,7 @@ class MqttSession:
         self.has_left(subscription.name, subscription.filter)
 
     def unsubscribe(self, name: str) -> Subscription | None:
-        """Remove; what was removed."""
+        """Remove and return a subscription."""
         subscription = self.subscriptions.pop(name, None)
         self._changed(subscription, None)
         self._withdraw(subscription)
@@ -351,7 +352,7 @@ class MqttSession:
                 del self.leaving[name]
 
     def silence(self, filters: Mapping[str, int]) -> None:
-        """The client has been told that these are withdrawn, and the core has not settled that yet."""
+        """Suppress filters that the client was told are withdrawn, until the core has settled that."""
         self.silent.update(filters)
         self.forget_plans()
 
@@ -381,16 +382,16 @@ class MqttSession:
                 del self._filters[subscription.filter]
 
     def forget_plans(self) -> None:
-        """Decide anew how to send: subscriptions, rules or the connection are others now."""
-        self.plans = {}  # Other sessions may have those of before, too.
+        """Decide anew how to send, after subscriptions, rules or the connection changed."""
+        self.plans = {}  # Other sessions may share the former dict.
 
     def forget_deliveries(self) -> None:
-        """The client has gone: keep nothing that only deliveries need."""
+        """Drop what only deliveries need, after the client has left."""
         self.plans = {}
         self._chooser = None
 
     def holds(self, filter: str) -> bool:
-        """Whether some subscription still needs this filter of the core."""
+        """True if some subscription still needs this filter of the core."""
         return filter in self._filters
 
     # --- how to send ---
@@ -402,7 +403,8 @@ class MqttSession:
         return self._chooser
 
     def common_options(self) -> Options | None:
-        """If everything that its own subscriptions bring is sent in one way, whoever published it."""
+        """Options if all of the client's own subscriptions use the same ones, whoever published; otherwise
+        None."""
         chooser = self.chooser
         if self.silent or self.hides_own or chooser.hides_own or self.wants_identity:
             return None
@@ -410,9 +412,9 @@ class MqttSession:
         return Options(*common, ()) if common is not None else None
 
     def options(self, attributes: bytes, own: bool, shared: bool = False) -> Options | None:
-        """For a burst with these attributes; None if it depends on what is in the bodies.
+        """Return the options for a burst with these attributes; None if they depend on the bodies.
 
-        What comes by shared subscriptions comes by them alone, and the other way round.
+        Deliveries by shared subscriptions are separate from those by other subscriptions.
         """
         chooser = self.chooser
         if not self.silent and not (own and (self.hides_own or chooser.hides_own)):
@@ -424,10 +426,11 @@ class MqttSession:
         return self.options_of(decode_attributes(attributes), own, shared)
 
     def options_of(self, attributes: Attributes, own: bool, shared: bool = False) -> Options:
-        """For one notification whose attributes are all known."""
+        """Return the options for one notification whose attributes are all known."""
         wanting = [one for one in self.chooser.wanting(attributes, shared) if not (own and one.no_local)]
         if not wanting:
-            # Its subscription has gone since. QoS -1: it is one's own, or the client knows that it has gone.
+            # Its subscription has ended since. QoS -1: the notification is the client's own, or the client
+            # knows of the end.
             is_hidden = own and (self.hides_own or self.chooser.hides_own)
             if not shared:
                 is_hidden = is_hidden or any(may_want(text, attributes) for text in self.silent)
@@ -440,9 +443,10 @@ class MqttSession:
         )
 
     def gives_back(self, burst: Burst, attributes: Attributes) -> Subscription | None:
-        """If one notification is owed by a group, and another member may get it: by which subscription.
+        """Return the shared subscription of a notification that another member of the group may get; None
+        otherwise.
 
-        Section 4.8.2 of MQTT 5.0: never with QoS 2, and never what this client has answered.
+        Section 4.8.2 of MQTT 5.0: never with QoS 2, and never after this client's answer.
         """
         wanting = self.chooser.wanting(attributes, True)
         if len(wanting) != 1 or min(burst.marks[0] & QOS, wanting[0].qos) != 1:

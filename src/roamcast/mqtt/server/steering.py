@@ -1,10 +1,9 @@
-"""Where a client should go next, as its broker tells it.
+"""Steering: a broker tells a client where to go next.
 
-A client that wants to be told subscribes to `$roamcast/next` and says what it notices to
-`$roamcast/signal`: the names of the access points or cells that it hears, the strongest first, one in each
-line; its position as `43.263,-2.935` or a JSON object; or nothing, which asks for what the mobility
-protocol's model expects. If another broker is the better one, the answer is a JSON object with the id and
-the address of that broker.
+A client subscribes to `$roamcast/next` and publishes what it observes to `$roamcast/signal`: the names of
+the access points or cells that it hears, the strongest first, one in each line; its position as
+`43.263,-2.935` or a JSON object; or nothing, which asks for what the mobility protocol's model expects. If
+another broker is the better one, the answer is a JSON object with the id and the address of that broker.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ class SteeredBroker(msgspec.Struct, frozen=True):
     id: str
     address: str
     position: str = ""
-    """Latitude and longitude; "" if distance does not matter."""
+    """Latitude and longitude; "" to ignore distance."""
 
 
 class Steering(msgspec.Struct, frozen=True):
     brokers: tuple[SteeredBroker, ...] = ()
     signals: dict[str, str] = {}
-    """What clients hear at each broker: the name of an access point or cell to the id of the broker."""
+    """Observable signals of each broker: name of an access point or cell to the id of the broker."""
 
     def address_of(self, broker: str) -> str:
         return next((one.address for one in self.brokers if one.id == broker), "")
 
     def answer(self, here: str, said: str, likely: Sequence[str]) -> bytes | None:
-        """What to tell a client at this broker; None if it is where it should be, or nothing is known."""
+        """Return the message for a client at this broker; None if it should stay, or nothing is known."""
         broker = self._choose(said, likely)
         address = self.address_of(broker)
         if broker == here or not address:
@@ -51,7 +50,7 @@ class Steering(msgspec.Struct, frozen=True):
         return heard[0] if heard else self._nearest(said)
 
     def _nearest(self, said: str) -> str:
-        # Clients use this module, too, and those on the command line start for every message.
+        # Imported late: command-line clients load this module for every message.
         from roamcast.filters.geography import distance_m, position_of
 
         place = position_of(_position_text(said))

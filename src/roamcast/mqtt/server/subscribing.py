@@ -1,7 +1,7 @@
-"""SUBSCRIBE and UNSUBSCRIBE: what they ask of the core, and when they are answered.
+"""SUBSCRIBE and UNSUBSCRIBE: their requests to the core, and their answers.
 
-A subscription is acknowledged when every broker that must know it does, or when
-that has taken too long. Then retained messages follow.
+A subscription is acknowledged when every broker that must know it does, or after a
+timeout. Then retained messages follow.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from roamcast.mqtt.server.endpoint import Endpoint
 
 ENTRIES_PER_TURN = 50
-"""Of one packet; a turn of another client may come in between. About 5 ms of work, and as much as …"""
+"""Entries of one packet handled per turn, so that other clients need not wait. About 5 ms of work."""
 CHARACTERS_PER_TURN = 8192
-"""… topic filters and selectors of this length together."""
+"""Total length of topic filters and selectors handled per turn; about the same work."""
 
 GRANTED = (Reason.GRANTED_QOS_0, Reason.GRANTED_QOS_1, Reason.GRANTED_QOS_2)
 
 
 Asked = int | tuple[str, str, int]
-"""What is waited for: a request to the core, or a group and its filter, in a packet with this id."""
+"""A pending request: to the core, or a group and its filter, in a packet with this id."""
 
 
 class Withdrawal(msgspec.Struct, frozen=True, array_like=True):
     """A filter of the core that is being withdrawn."""
 
     name: str
-    """The topic filter that it was for."""
+    """The topic filter that needed it."""
     request: int
 
 
@@ -54,10 +54,10 @@ class Pending(msgspec.Struct):
     connection: int
     answer: packets.Suback | packets.Unsuback
     open: int = 0
-    """Requests that have not settled."""
+    """Number of requests that have not settled."""
     recall: list[Subscription] = []
     withdrawn: dict[str, Withdrawal] = {}
-    """By the core's filters that are withdrawn with it."""
+    """Core's filters that are withdrawn with the answer."""
 
 
 class Asking(msgspec.Struct):
@@ -67,7 +67,7 @@ class Asking(msgspec.Struct):
     requests: dict[Asked, None] = {}
     """Requests that have not settled."""
     granted: dict[packets.SubscriptionEntry, Reason] = {}
-    """An entry that is repeated in the packet is the same subscription."""
+    """Result for each entry; a repeated entry is the same subscription."""
     reasons: list[Reason] = []
     """Reason codes of processed entries."""
     refusals: list[str] = []
@@ -83,8 +83,8 @@ class Subscribing:
         self._pending: dict[tuple[int, Asked], Pending] = {}
         """Pending requests by connection and request."""
         self.unfinished: dict[int, Asking] = {}
-        """By connection, from which nothing else is taken before: packets with so many entries that other
-        clients would have to wait. Each turn deals with some."""
+        """By connection: packets with so many entries that they take several turns. No other packet of the
+        connection is handled before."""
 
     # --- requests ---
 
@@ -101,7 +101,7 @@ class Subscribing:
         self.go_on(connection)
 
     def go_on(self, connection: MqttConnection) -> None:
-        """Deal with the next entries; after the last one, wait for the core and answer."""
+        """Handle the next entries; after the last one, wait for the core and answer."""
         session, asking = connection.session, self.unfinished[connection.id]
         assert session is not None
         packet, start = asking.packet, len(asking.reasons)
@@ -173,7 +173,7 @@ class Subscribing:
         self._withdraw(connection, session, asking, name)
 
     def _check_room(self, session: MqttSession, name: str, place: int) -> None:
-        """Before a closer look at it, which takes longer."""
+        """Check limits before parsing, which takes longer."""
         most = self._endpoint.settings.subscriptions_max
         is_new = name not in session.subscriptions
         if place >= most or (is_new and len(session.subscriptions) >= most):
@@ -187,7 +187,7 @@ class Subscribing:
         identifier: int | None,
         asked: Mapping[str, str],
     ) -> Subscription:
-        """The subscription that an entry asks for, if it may have it."""
+        """Return the subscription that an entry requests, if permitted."""
         endpoint = self._endpoint
         shared = split_shared(entry.filter) if connection.version == 5 else None
         group, text = shared if shared is not None else ("", entry.filter)
@@ -226,11 +226,11 @@ class Subscribing:
     def _enter(
         self, connection: MqttConnection, session: MqttSession, asking: Asking, subscription: Subscription
     ) -> None:
-        """Note the subscription, and what its answer has to wait for."""
+        """Enter the subscription, and what its answer has to wait for."""
         former = session.subscriptions.get(subscription.name)
         self._endpoint.subscribe(session, subscription)
         if not subscription.group:
-            # Also what the session holds already: whoever asks again may not have had an answer, and
+            # Asked even if the session has the subscription: a repeated request may have had no answer, and
             # the core knows whether the subscription has settled.
             asking.requests[self._ask(connection, ClientSubscribe, subscription.filter)] = None
         else:
@@ -246,12 +246,12 @@ class Subscribing:
             self._endpoint.keeper.end_recall(connection.client, former)
 
     def _withdraw(self, connection: MqttConnection, session: MqttSession, asking: Asking, name: str) -> None:
-        """Have the core withdraw what was asked for under a topic filter, and wait for that.
+        """Have the core withdraw the filters of a topic filter, and wait for that.
 
-        Also what was withdrawn before without an answer: the core knows whether that has settled.
+        This includes earlier withdrawals without an answer: the core knows whether they have settled.
         """
         for filter in session.leaving.get(name, ()):
-            if not session.holds(filter):  # By way of another topic filter.
+            if not session.holds(filter):  # Another topic filter may still need it.
                 request = self._ask(connection, ClientUnsubscribe, filter)
                 asking.requests[request] = None
                 asking.withdrawn[filter] = Withdrawal(name, request)
@@ -302,7 +302,7 @@ class Subscribing:
                 del open[asked]
 
     def give_up(self, connection: int, request: Asked) -> None:
-        """It took too long: answer all the same. What is withdrawn and still comes is not sent any more."""
+        """Answer after a timeout. Notifications of withdrawn filters are not sent any more."""
         pending = self._pending.get((connection, request))
         if pending is None:
             return
@@ -327,12 +327,12 @@ class Subscribing:
             for filter, withdrawal in pending.withdrawn.items():
                 session.has_left(withdrawal.name, filter)
         if pending.recall and session is not None:
-            # Those that have been replaced or withdrawn meanwhile get nothing.
+            # Subscriptions that were replaced or withdrawn meanwhile get nothing.
             held = [one for one in pending.recall if session.subscriptions.get(one.name) is one]
             endpoint.keeper.recall(connection.client, held)
 
     def forget(self, connection: int) -> None:
-        """The connection is gone: nobody waits for its answers."""
+        """Forget the pending answers of a connection that is gone."""
         self.unfinished.pop(connection, None)
         for key in [key for key in self._pending if key[0] == connection]:
             del self._pending[key]

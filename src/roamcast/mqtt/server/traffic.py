@@ -1,6 +1,7 @@
-"""What an endpoint counts for those who watch it, and what it has to say about its clients.
+"""Counters of an endpoint for observers, and notes about its clients.
 
-Nothing depends on it, and no snapshot holds it. Counting is by the burst.
+No behaviour depends on them, and snapshots do not contain them. Counting is
+per burst.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 
 class Note(NamedTuple):
-    """A client has come or gone, or was denied something; for the log."""
+    """Log note: a client connected, disconnected, or was denied something."""
 
     kind: str
     """"connected", "disconnected", "refused", "ended" or "denied"."""
@@ -33,11 +34,11 @@ class Traffic:
         self.received = [0, 0, 0]
         self.sent = [0, 0, 0]
         self.left_out = [0, 0, 0]
-        """Notifications that were too old or too large for their client."""
+        """Notifications left out because they were too old or too large for their client."""
         self.repeated = 0
-        """Notifications sent once more, because the connection ended before they were acknowledged."""
+        """Notifications sent again, because the connection ended before they were acknowledged."""
         self.denied = dict.fromkeys(DENIED_ACTIONS, 0)
-        """What access rules kept from clients: notifications, or single requests."""
+        """Notifications or requests denied by access rules."""
         self.welcomed = 0
         self.unavailable = 0
         """Clients refused because a broker that may hold their session could not be asked."""
