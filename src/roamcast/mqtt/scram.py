@@ -16,17 +16,18 @@ from roamcast.errors import InputError
 
 METHOD = "SCRAM-SHA-256"
 ITERATIONS = 100_000
-"""RFC 7677 asks for 4,096 at least. A client computes them once for each connection."""
+"""RFC 7677 requires 4,096 at least. A client computes them once per connection."""
 ITERATIONS_MAX = 10_000_000
 SALT_BYTES = 16
 NONCE_BYTES = 18
 MESSAGE_BYTES_MAX = 4096
 HEADERS = ("n,,", "y,,")
-"""Without channel binding: the client does not support it, or thinks that the server does not."""
+"""GS2 headers without channel binding: the client does not support it, or believes that the server does
+not."""
 
 
 class ScramError(Exception):
-    """A message of the exchange is malformed, or asks for what there is not."""
+    """A message of the exchange is malformed, or requests an unsupported feature."""
 
 
 class ScramVerifier(NamedTuple):
@@ -87,7 +88,8 @@ class ServerExchange:
         return self._server_first.encode()
 
     def finish(self, client_final: bytes) -> bytes | None:
-        """The server's last message, which proves who the server is; None if the client's proof is wrong."""
+        """Return the server's last message, which authenticates the server; None if the client's proof is
+        wrong."""
         verifier = self._verifier
         assert verifier is not None
         text = _text(client_final)
@@ -144,7 +146,7 @@ class ClientExchange:
 
 
 def decoy(user: str, key: bytes) -> ScramVerifier:
-    """A verifier of no password for a user who does not exist, the same each time."""
+    """Return a verifier without password for an unknown user, the same each time."""
     name = user.encode("utf-8", "surrogatepass")
     salt, rest = _hmac(key, b"salt" + name)[:SALT_BYTES], _hmac(key, b"key" + name)
     return ScramVerifier(ITERATIONS, salt, rest, rest)

@@ -1,1 +1,2 @@
-"""Replicated sites: who leads, who is in sync, and what may leave. Decisions only: no clock, no socket."""
+"""Replicated sites: leadership, the in-sync set, and the release of effects. Decisions only: no clock, no
+socket."""

@@ -1,4 +1,4 @@
-"""What the replicas of a site say to each other, and what they ask of etcd."""
+"""Messages between the replicas of a site, and requests to etcd."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from roamcast.replication.terms import Term
 
 
 class SiteView(msgspec.Struct, frozen=True):
-    """What etcd says of a site."""
+    """State of a site in etcd."""
 
     in_sync: dict[str, str] = {}
-    """Replicas that have everything that was promised: name, and the id of the disk that has it."""
+    """Replicas that have everything that was promised: name, and the id of the disk."""
     epoch: int = 0
     """Epoch of the last promotion."""
     revision: int = 0
-    """Of what is above, for compare-and-swap; 0: etcd knows no such site."""
+    """Revision of the fields above, for compare-and-swap; 0: etcd does not know the site."""
     promoted: str = ""
-    """Who was promoted last."""
+    """Replica that was promoted last."""
     successor: str = ""
-    """Whom a leader wants that stepped down."""
+    """Replica that a leader which stepped down wants as its successor."""
     barred: tuple[str, ...] = ()
     """Replicas that an operator removed."""
     leader: str = ""
-    """Who has the lease; "" if nobody has."""
+    """Replica that holds the lease; "" if none."""
     boot: str = ""
-    """The process that has it."""
+    """Process that holds the lease."""
     address: str = ""
-    """Where followers reach that process …"""
+    """Address of that process for followers."""
     reference: str = ""
-    """… and where clients do."""
+    """Address of that process for clients."""
 
 
 # --- requests to etcd ---
@@ -40,10 +40,10 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Campaign(msgspec.Struct, frozen=True):
-    """Take a lease and become leader, if nobody is and the site still has this revision."""
+    """Take a lease and become leader, if there is none and the site still has this revision."""
 
     view: SiteView
-    """As it will be."""
+    """The view after the change."""
     revision: int
 
 
@@ -73,31 +73,31 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Joining(Message, frozen=True):
-    """A follower connects, and says what it has."""
+    """A follower connects, and reports its state."""
 
     name: str
     disk: str
     epoch: int
     """Epoch of its last entry."""
     last: int
-    """The number of its last entry."""
+    """Number of its last entry."""
     known: int
-    """The highest epoch that it has heard of."""
+    """Highest epoch that it knows."""
     replay: int = 1
-    """By which rules it replays entries (`broker.inputs.REPLAY`)."""
+    """Version of the rules for replaying entries (`broker.inputs.REPLAY`)."""
     version: str = ""
     """Version of the package, for people."""
 
 
 class Welcome(Message, frozen=True):
-    """The leader takes the follower."""
+    """The leader accepts the follower."""
 
     epoch: int
     terms: list[Term]
     last: int
-    """Entries from the one after this follow, …"""
+    """Entries after this one follow."""
     snapshot_bytes: int = -1
-    """… after a snapshot of this size in bytes; -1: no snapshot."""
+    """Size in bytes of a snapshot that comes before the entries; -1: no snapshot."""
 
 
 class Unwelcome(Message, frozen=True):
@@ -109,24 +109,24 @@ class SnapshotPart(Message, frozen=True):
 
 
 class Records(Message, frozen=True):
-    """Entries, as the leader writes them itself."""
+    """Entries in the form in which the leader writes them."""
 
     first: int
     entries: list[bytes]
 
 
 class Acknowledged(Message, frozen=True):
-    """The follower has written and synced everything up to this entry."""
+    """The follower has written and synced all entries up to this one."""
 
     sequence: int
 
 
 class Released(Message, frozen=True):
-    """A sign of life of the leader: how far its effects have left."""
+    """Heartbeat of the leader: the last entry whose effects were released."""
 
     sequence: int
     settled: dict[str, int] = {}
-    """What each peer has acknowledged: the follower need not keep that any longer."""
+    """What each peer has acknowledged: the follower may delete that."""
 
 
 AnyMessage = Joining | Welcome | Unwelcome | SnapshotPart | Records | Acknowledged | Released

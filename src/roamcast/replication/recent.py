@@ -1,4 +1,4 @@
-"""The last entries of a journal, in memory: a replica that was away for a moment needs no snapshot."""
+"""The last entries of a journal, in memory: after a short absence a replica needs no snapshot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RECENT_BYTES_MAX = 64 << 20
 class Recent:
     def __init__(self, last: int = 0, bytes_max: int = RECENT_BYTES_MAX) -> None:
         self.last = last
-        """The number of the last entry."""
+        """Number of the last entry."""
         self._bytes_max = bytes_max
         self._entries: deque[bytes] = deque()
         self._bytes = 0
@@ -24,13 +24,13 @@ class Recent:
             self._bytes -= len(self._entries.popleft())
 
     def reset(self, last: int) -> None:
-        """The journal begins anew behind a snapshot."""
+        """Clear, because the journal restarts behind a snapshot."""
         self.last = last
         self._entries.clear()
         self._bytes = 0
 
     def after(self, sequence: int) -> list[bytes] | None:
-        """The entries behind this one; None if some of them are not here."""
+        """Return the entries after this one; None if some of them are not here."""
         missing = self.last - sequence
         if not 0 <= missing <= len(self._entries):
             return None

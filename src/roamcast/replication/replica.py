@@ -4,17 +4,17 @@ A site is a leader and its followers. The leader streams its journal; an entry's
 replica that may be promoted has the entry. Who may be promoted is the in-sync set, one value in etcd:
 
 - **Only the leader changes the set, and only by compare-and-swap** that also asks whether it still leads.
-  While an answer is missing, both the old and the wanted set count: whoever may be in it must acknowledge.
+  While an answer is missing, both the old and the wanted set count: every replica in either must acknowledge.
 - **Only a replica of the set is promoted**, by a transaction that compares the revision of the set. So a
   leader that leaves a follower out and a follower that campaigns exclude each other.
-- **A replica is its disk, in the hands of one process.** The set holds an id for each replica. Every process
-  draws a new one, writes it to its disk and uses it from then on, so an older copy of the disk is not in the
-  set once the original was started again. An empty disk has no id of the set.
+- **A replica is one disk used by one process.** The set holds an id for each replica. Every process draws a
+  new one, writes it to its disk and uses it from then on, so an older copy of the disk is not in the set once
+  the original was started again. An empty disk has no id of the set.
 - **The lease ends at the leader first.** Its end is counted from the moment at which the renewal was sent, on
   the leader's own monotonic clock, less a margin for clocks that run at different speeds.
 
-What was released is on every disk of the set, so a lease that is misjudged cannot lose anything; the lease
-keeps two processes from speaking to clients at the same time.
+Released effects are on every disk of the set, so a misjudged lease loses nothing; the lease keeps two
+processes from serving clients at the same time.
 
 The driver calls the `on_…` methods, performs the requests of `advance`, and asks `releasable`.
 """
@@ -48,11 +48,11 @@ MARGIN = 0.1
 class Timing(msgspec.Struct, frozen=True):
     lease_s: float = 3.0
     patience_s: float = 1.0
-    """How long an in-sync follower may keep effects waiting before it is left out."""
+    """Seconds that an in-sync follower may delay effects before it is removed from the set."""
 
     @property
     def look_s(self) -> float:
-        """How often a follower asks who leads."""
+        """Interval at which a follower reads who leads."""
         return self.lease_s / 15
 
     @property
@@ -61,21 +61,21 @@ class Timing(msgspec.Struct, frozen=True):
 
     @property
     def retry_s(self) -> float:
-        """The pause after a request that was not answered."""
+        """Pause after a request without answer."""
         return self.lease_s / 20
 
 
 class Follower:
-    """What the leader knows of one follower that is connected, or was."""
+    """The leader's state of one follower that is or was connected."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.disk = ""
         self.is_joined = False
         self.acknowledged = -1
-        """The last entry that it has; -1: it has said nothing since this leader was promoted."""
+        """Last entry that the follower has; -1: no report since this leader was promoted."""
         self.owed: deque[tuple[int, float]] = deque()
-        """Entries that it has not acknowledged, and when each was written."""
+        """Entries that it has not acknowledged, with the time of writing."""
 
     def late_s(self, now: float) -> float:
         return now - self.owed[0][1] if self.owed else 0.0
@@ -85,9 +85,10 @@ class Replica:
     def __init__(
         self, name: str, disks: Sequence[str], boot: str, terms: Terms, last: int, timing: Timing, now: float
     ) -> None:
-        """`last` is the last entry in the journal; `boot` tells this process from others of the same name.
+        """`last` is the last entry in the journal; `boot` distinguishes this process from others of the same
+        name.
 
-        `disks` are the ids that are on the disk: those of earlier processes, and at the end the own one.
+        `disks` are the ids on the disk: those of earlier processes, and finally the own one.
         """
         self.name = name
         self.disks = list(disks)
@@ -97,43 +98,44 @@ class Replica:
         self.timing = timing
         self.role: Role = "follower"
         self.why = ""
-        """Why it stopped."""
+        """Why this replica stopped."""
         self.view = SiteView()
-        """What etcd said last."""
+        """Last known state in etcd."""
         self.seen_at: float | None = None
-        """When etcd was asked for it; None: it was never heard."""
+        """Time of the request for that state; None: no answer yet."""
         self.last = last
-        """The last entry in the own journal."""
+        """Last entry in the own journal."""
         self.epoch = 0
         """Epoch of this leader."""
         self.lease_until = 0.0
-        """On the clock of this process."""
+        """End of the lease, on this process's clock."""
         self.released = 0
-        """The last entry whose effects may have left."""
+        """Last entry whose effects may have been released."""
         self.followers: dict[str, Follower] = {}
         self.address = ""
         self.reference = ""
         self._asked: dict[type[Request], float] = {}
-        """Requests under way, and when they were sent."""
+        """Requests under way, with the time when they were sent."""
         self._not_before: dict[type[Request], float] = {}
         self.in_doubt: list[SiteView] = []
-        """Changes that etcd may have made, or may make yet."""
+        """Changes without an answer, which etcd may have made or may still make."""
         self._leaderless_since: float | None = None
         self._began = now
         self._campaigned_at = 0.0
         self._campaigns_from: float | None = None
-        """When the first of the campaigns was begun that had no answer: one of them may have won."""
+        """Start of the first campaign without an answer: one of them may have won."""
         self._floor = 0
-        """The last entry at the promotion. What of it was released before is not known."""
+        """Last entry at the promotion. How much of it was released before is unknown."""
         self._steps_down_for = ""
         self._resigns = False
         self._barred: tuple[str, ...] | None = None
-        """Replicas that operators removed, once that has changed under this leader."""
+        """Replicas removed by operators, once that has changed under this leader."""
 
-    # --- what etcd says ---
+    # --- answers of etcd ---
 
     def advance(self, now: float) -> list[Request]:
-        """What to ask etcd now. Each answer is told to the method of that request, a missing one as None."""
+        """Return the requests to send to etcd now. The method for each request takes its answer, or None
+        without one."""
         if self.role == "stopped":
             return []
         requests: list[Request] = []
@@ -162,7 +164,7 @@ class Replica:
             requests.append(request)
 
     def deadline(self) -> float | None:
-        """When `advance` wants to be called again, if nothing happens."""
+        """Return when `advance` must be called again, if nothing happens."""
         if self.role == "stopped":
             return None
         if self.role == "follower":
@@ -176,7 +178,7 @@ class Replica:
         return min(times)
 
     def on_view(self, now: float, view: SiteView | None) -> None:
-        """The answer to `Look`."""
+        """Handle the answer to `Look`."""
         sent = self._answered(Look, now, self.timing.look_s)
         if view is None or sent is None:
             return
@@ -185,25 +187,25 @@ class Replica:
             self._on_view_as_leader(view)
             return
         self.view = view
-        # Ids that are not in the set will not come into it any more.
+        # Ids outside the set will never enter it.
         self.disks = [id for id in self.disks if id in (self.disk, view.in_sync.get(self.name))]
         if view.leader:
             self._leaderless_since = None
         elif self._leaderless_since is None:
             self._leaderless_since = now
         if view.leader == self.name and view.boot == self.boot:
-            # It had won, and did not hear of it.
+            # A campaign was won, but its answer was lost.
             self.lead(view, self._campaigns_from or now)
 
     def _on_view_as_leader(self, view: SiteView) -> None:
         if view.epoch != self.epoch or view.boot != self.boot:
             self._stop(f"{view.leader or 'nobody'} leads with epoch {view.epoch}")
         elif view.revision != self.view.revision:
-            # One of the changes was made. The others compare a revision that is gone.
+            # One of the changes was made. The others compare an outdated revision.
             self.view, self.in_doubt = view, []
 
     def on_campaigned(self, now: float, view: SiteView | None, is_won: bool) -> None:
-        """The answer to `Campaign`: the view afterwards, or None if there was no answer."""
+        """Handle the answer to `Campaign`: the view afterwards, or None without an answer."""
         sent = self._answered(Campaign, now, self.timing.retry_s)
         if view is None or sent is None or self.role != "follower":
             return
@@ -222,7 +224,7 @@ class Replica:
             self._stop("the lease is over")
 
     def on_changed(self, now: float, view: SiteView | None, is_made: bool) -> None:
-        """The answer to `Change`: the view afterwards, or None if there was no answer."""
+        """Handle the answer to `Change`: the view afterwards, or None without an answer."""
         sent = self._answered(Change, now, 0.0 if view is not None else self.timing.retry_s)
         if self.role != "leader" or view is None or sent is None:
             return
@@ -239,7 +241,8 @@ class Replica:
             self._stop(f"{self._steps_down_for} takes over")
 
     def _answered(self, kind: type[Request], now: float, pause_s: float) -> float | None:
-        """When the request was sent; None if it was given up. The next of its kind follows after a pause."""
+        """Return when the request was sent; None if it was given up. The next of its kind follows after a
+        pause."""
         sent = self._asked.pop(kind, None)
         if sent is not None:
             self._not_before[kind] = now + pause_s
@@ -254,14 +257,14 @@ class Replica:
         if self.name in view.barred or self.seen_at < self._campaigned_at:
             return False
         if view.revision == 0:
-            # A site that etcd does not know: a broker with a journal founds it, an empty one waits a while.
+            # A site unknown to etcd: a broker with a journal founds it, an empty one waits a while.
             return self.terms.epoch == 0 and (self.last > 0 or now - self._began >= lease_s)
         is_wanted = view.successor in ("", self.name) or now - self._leaderless_since >= lease_s
         return self.is_in_sync and is_wanted
 
     @property
     def is_in_sync(self) -> bool:
-        """Whether etcd says that this disk has everything that was promised."""
+        """True if according to etcd this disk has everything that was promised."""
         return self.view.in_sync.get(self.name) in self.disks
 
     def _campaign(self, now: float) -> Campaign:
@@ -269,7 +272,7 @@ class Replica:
         self._campaigned_at = now
         if self._campaigns_from is None:
             self._campaigns_from = now
-        # Whoever led last has stopped. What only it has was promised to nobody.
+        # The last leader has stopped. Entries that only it has were promised to nobody.
         in_sync = {name: disk for name, disk in view.in_sync.items() if name in (self.name, *self._others())}
         in_sync[self.name] = self.disk
         wanted = msgspec.structs.replace(
@@ -281,7 +284,7 @@ class Replica:
         return Campaign(wanted, view.revision)
 
     def _others(self) -> list[str]:
-        """Replicas besides the one that led last."""
+        """Return the replicas except the one that led last."""
         return [name for name in self.view.in_sync if name != self.view.promoted]
 
     def lead(self, view: SiteView, sent: float) -> None:
@@ -302,14 +305,14 @@ class Replica:
         self.role, self.why = "stopped", why
 
     def stop(self, why: str) -> None:
-        """The driver cannot go on."""
+        """Stop, because the driver cannot continue."""
         self._stop(why)
 
     # --- leading ---
 
     @property
     def required(self) -> dict[str, None]:
-        """Followers without whose acknowledgement nothing may leave."""
+        """Followers whose acknowledgements are required before effects are released."""
         names = dict.fromkeys(self.view.in_sync)
         for view in self.in_doubt:
             names.update(dict.fromkeys(view.in_sync))
@@ -317,7 +320,7 @@ class Replica:
         return names
 
     def on_written(self, now: float, sequence: int) -> None:
-        """The own journal has this entry. Whoever waits for it is looked at from now on."""
+        """Note that the own journal has this entry; followers are measured from now on."""
         self.last = sequence
         for name in self.required:
             self._follower(name).owed.append((sequence, now))
@@ -326,7 +329,7 @@ class Replica:
         return self.followers.setdefault(name, Follower(name))
 
     def on_joining(self, joining: Joining) -> str:
-        """Why a follower is not taken, or ""."""
+        """Return why a follower is refused, or ""."""
         if self.role != "leader":
             return f"{self.name} does not lead"
         if joining.known > self.epoch:
@@ -340,7 +343,7 @@ class Replica:
         return ""
 
     def on_joined(self, now: float, name: str, disk: str, sequence: int) -> None:
-        """A follower is connected, and its journal is the beginning of the own one, up to this entry."""
+        """Note a connected follower whose journal equals the beginning of the own one, up to this entry."""
         follower = self._follower(name)
         follower.disk, follower.is_joined = disk, True
         follower.acknowledged = -1
@@ -359,7 +362,7 @@ class Replica:
             self.followers[name].is_joined = False
 
     def releasable(self, now: float) -> int:
-        """The last entry whose effects may leave now."""
+        """Return the last entry whose effects may be released now."""
         if self.role == "leader" and now < self.lease_until:
             released = self.last
             for name in self.required:
@@ -370,18 +373,18 @@ class Replica:
         return self.released
 
     def may_speak(self, now: float) -> bool:
-        """Whether effects may leave at all."""
+        """True if effects may be released at all."""
         return self.role == "leader" and now < self.lease_until
 
     def _counts(self, follower: Follower) -> bool:
-        """A disk that is not the one in the set has nothing to say for it."""
+        """False if the set names another disk of this follower."""
         name, disk = follower.name, follower.disk
         if self.view.in_sync.get(name, disk) != disk:
             return False
         return not self.in_doubt or all(view.in_sync.get(name, disk) == disk for view in self.in_doubt)
 
     def _change(self, now: float) -> Change | None:
-        """The change of the in-sync set, or of whom it names, that is wanted now."""
+        """Return the change of the in-sync set, or of its named replicas, that is needed now."""
         if Change in self._asked:
             return None
         view = self.view
@@ -411,14 +414,14 @@ class Replica:
         return self._barred if self._barred is not None else self.view.barred
 
     def bar(self, name: str) -> None:
-        """An operator removes a replica."""
+        """Remove a replica on an operator's order."""
         self._barred = tuple(dict.fromkeys((*self.barred, name)))
 
     def unbar(self, name: str) -> None:
         self._barred = tuple(one for one in self.barred if one != name)
 
     def step_down(self, successor: str) -> str:
-        """An operator wants another leader; why that cannot be, or ""."""
+        """Step down for another leader on an operator's order; returns why that is impossible, or ""."""
         follower = self.followers.get(successor)
         if successor not in self.view.in_sync or follower is None or not follower.is_joined:
             return f"{successor} is not an in-sync follower; in sync are {', '.join(self.view.in_sync)}"
@@ -430,7 +433,7 @@ class Replica:
         if name in self.barred:
             return True
         if follower.is_joined and (follower.disk != disk or follower.acknowledged < self.released):
-            return True  # Another disk, or an older copy of that one.
+            return True  # Another disk, or an older copy of the same one.
         return follower.late_s(now) >= self.timing.patience_s
 
     def _is_to_enter(self, follower: Follower) -> bool:

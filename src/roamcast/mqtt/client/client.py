@@ -1,8 +1,8 @@
 """A client's side of MQTT 3.1.1 and 5.0 as a machine: bytes in, bytes out, no clock and no socket.
 
 One `ClientSession` lasts as long as the client, over any number of connections to any number of brokers:
-it keeps what the standard calls the client's session state. Its driver opens connections, calls `begin`,
-`receive`, `on_time` and `cut`, and writes what `take_out` gives after each of them.
+it holds the client's session state as defined by the standard. Its driver opens connections, calls
+`begin`, `receive`, `on_time` and `cut`, and writes what `take_out` gives after each of them.
 """
 
 from __future__ import annotations
@@ -31,39 +31,40 @@ from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.steering import NEXT_TOPIC
 
 FRAME_MAX = VARIABLE_MAX + 5
-"""The largest packet that can be."""
+"""Size of the largest possible packet."""
 PING = b"\xc0\x00"
 PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
 NO_SUBSCRIBERS = bytes((Reason.NO_MATCHING_SUBSCRIBERS,))
 PING_AFTER = 0.75
-"""Of the keep-alive, without a byte in one of the directions."""
+"""Share of the keep-alive after which a ping is sent, if one direction was silent."""
 PING_TIMEOUT = 0.5
 """Share of the keep-alive that a broker may take to answer."""
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client says of itself to every broker."""
+    """Options of a client, the same for every broker."""
 
     client_id: str
     version: packets.Version = 5
     clean: bool = True
-    """Begin without what an earlier session of this client id left."""
+    """Begin without the state of an earlier session of this client id."""
     session_expiry_s: int = 0
     keep_alive_s: int = 60
     username: str | None = None
     password: bytes | None = None
     scram: bool = False
-    """Prove to know the password by SCRAM-SHA-256 (MQTT 5), and have the broker prove it, too."""
+    """Authenticate with SCRAM-SHA-256 (MQTT 5), which also authenticates the broker."""
     will: packets.Will | None = None
     receive_maximum: int = 1024
     in_flight_max: int = 1024
-    """Own publishes that are not acknowledged; a broker may allow fewer."""
+    """Maximum of own unacknowledged publishes; a broker may allow fewer."""
     packet_max: int | None = None
-    """The largest packet that a broker may send; it is told so, and leaves out what is larger."""
+    """Maximum packet size accepted; a broker leaves out larger packets."""
     first_packet_id: int = 1
     user_properties: packets.UserProperties = ()
     says_what_it_has: bool = False
-    """In CONNECT, to Roamcast brokers (MQTT 5): a copy of the session may then serve QoS 0 and 2, too."""
+    """Report received messages in CONNECT to Roamcast brokers (MQTT 5): a copy of the session may then serve
+    QoS 0 and 2, too."""
     steered: bool = False
     """Messages under `$roamcast/next` are for the client itself, not for its application."""
 
@@ -80,20 +81,20 @@ class ConnectRefused(NamedTuple):
     reason: Reason
     text: str
     reference: str = ""
-    """Where the broker sends the client, if it does."""
+    """Broker that the client is referred to, if any."""
 
 
 class Ended(NamedTuple):
-    """The connection is over and to be closed once everything is written."""
+    """The connection has ended and is to be closed once everything is written."""
 
     reason: Reason
     text: str
     reference: str = ""
-    """Where the broker sends the client, if it does."""
+    """Broker that the client is referred to, if any."""
 
 
 class Steered(NamedTuple):
-    """The broker says where to go next."""
+    """The broker names a better broker."""
 
     payload: bytes
 
@@ -110,15 +111,15 @@ class ClientSession:
         self.outgoing = Outgoing(settings.version, settings.first_packet_id)
         self.incoming = Incoming(settings.version)
         self.is_connected = False
-        """Whether the broker has accepted the connection there is."""
+        """True once the broker has accepted the current connection."""
         self.is_listening = True
-        """Whether the driver reads: while it does not, silence means nothing (see `listen`)."""
+        """True while the driver reads: while it does not, silence means nothing (see `listen`)."""
         self.keep_alive_s = float(settings.keep_alive_s)
         self._requests = Requests(self.outgoing)
         self._was_connected = False
         self._has = Has()
         self._is_over = True
-        """Whether whatever the connection still says does not count."""
+        """True if further input of the connection is ignored."""
         self._exchange: scram.ClientExchange | None = None
         self._tokens = 0
         self._out: list[bytes] = []
@@ -132,7 +133,7 @@ class ClientSession:
     # --- the connection ---
 
     def begin(self, now: float, nonce: bytes = b"") -> None:
-        """A connection is open: say CONNECT. The nonce is random, and used with `scram` only."""
+        """Begin a connection with CONNECT. The nonce is random, and used only with `scram`."""
         settings = self.settings
         self.cut()
         self._exchange = None
@@ -164,7 +165,7 @@ class ClientSession:
         self._out.append(write(connect, self.version))
 
     def cut(self) -> None:
-        """The connection is gone; nothing of it arrives any more, in either direction."""
+        """Handle the end of the connection."""
         self.is_connected, self._is_over, self._pinged_at = False, True, None
         self._chunks, self._have, self._need = [], 0, 0
         self._out.clear()
@@ -173,7 +174,7 @@ class ClientSession:
         self._requests.cut()
 
     def leave(self, destination: str = "", session_expiry_s: int | None = None) -> None:
-        """Say DISCONNECT, if there is somebody to hear it, and where the client goes (MQTT 5)."""
+        """Send DISCONNECT, if connected, with the destination of the client (MQTT 5)."""
         proclaimed = ((DESTINATION, destination),) if destination else ()
         packet = packets.Disconnect(session_expiry=session_expiry_s, user_properties=proclaimed)
         if self.is_connected:
@@ -181,7 +182,7 @@ class ClientSession:
         self.is_connected, self._is_over = False, True
 
     def take_out(self, now: float) -> bytes:
-        """What is to be written to the connection now."""
+        """Return the output for the connection."""
         if not self._out:
             return b""
         data = b"".join(self._out)
@@ -189,10 +190,10 @@ class ClientSession:
         self._sent_at = now
         return data
 
-    # --- what the application wants ---
+    # --- requests of the application ---
 
     def publish(self, publish: Publish) -> tuple[int, list[Event]]:
-        """Publish this (its packet id does not count); the token by which it will be acknowledged."""
+        """Publish this (its packet id is ignored); returns the token by which it will be acknowledged."""
         token = self.new_token()
         return token, self.publish_burst(token, publish, (publish.payload,))
 
@@ -201,13 +202,13 @@ class ClientSession:
         return self._tokens
 
     def publish_burst(self, token: int, publish: Publish, payloads: Sequence[bytes]) -> list[Event]:
-        """Publish payloads that have all but themselves in common; several bursts may share a token."""
+        """Publish payloads that share topic and options; several bursts may share a token."""
         self.outgoing.add(token, publish, payloads)
         self._send()
         return self._take_events()
 
     def subscribe(self, packet: packets.Subscribe) -> int:
-        """Ask for subscriptions, now or as soon as there is a connection; the token of the answer."""
+        """Request subscriptions, now or on the next connection; returns the token of the answer."""
         return self._ask(packet)
 
     def unsubscribe(self, packet: packets.Unsubscribe) -> int:
@@ -221,7 +222,7 @@ class ClientSession:
         return token
 
     def take(self) -> Publish:
-        """The next notification, which is acknowledged by this."""
+        """Take the next notification, and acknowledge it."""
         publish = self.incoming.take(self._out)
         said = said_with(publish)
         if not said:
@@ -232,7 +233,7 @@ class ClientSession:
     # --- time ---
 
     def deadline(self) -> float | None:
-        """When `on_time` is to be called, or None."""
+        """Return when `on_time` is to be called, or None."""
         if not self.is_connected or not self.keep_alive_s:
             return None
         if not self.is_listening:
@@ -242,7 +243,7 @@ class ClientSession:
         return min(self._sent_at, self._heard_at) + PING_AFTER * self.keep_alive_s
 
     def listen(self, now: float, is_listening: bool) -> None:
-        """The driver stops reading, or begins again."""
+        """Note that the driver stops reading, or begins again."""
         self.is_listening, self._heard_at, self._pinged_at = is_listening, now, None
 
     def on_time(self, now: float) -> list[Event]:
@@ -256,13 +257,13 @@ class ClientSession:
         self.cut()
         return [Ended(Reason.KEEP_ALIVE_TIMEOUT, "the broker does not answer")]
 
-    # --- what the broker says ---
+    # --- packets of the broker ---
 
     def receive(self, now: float, data: bytes) -> list[Event]:
         """Take bytes of the connection."""
         self._heard_at, self._pinged_at = now, None
         if self._have:
-            # The beginning of a long packet waits in pieces: joining them each time would be quadratic.
+            # Pieces of a long packet are collected: joining them each time would be quadratic.
             self._chunks.append(data)
             self._have += len(data)
             if self._have < self._need:
@@ -292,7 +293,7 @@ class ClientSession:
         return self._take_events()
 
     def _end(self, error: PacketError) -> None:
-        """The broker broke the rules: say so, and stop."""
+        """End the connection because the broker violated the protocol."""
         self._events.append(Ended(error.reason, str(error)))
         if self.is_connected and self.version == 5 and error.reason in IN_CLIENT_DISCONNECT:
             self._out.append(write(packets.Disconnect(error.reason), 5))
@@ -326,10 +327,10 @@ class ClientSession:
             self.incoming.on_publish(publish, self._out)
 
     def _on_acknowledgements(self, data: bytes, position: int) -> int:
-        """As many of one kind and without properties as follow each other; where they end."""
+        """Handle a run of acknowledgements of one kind without properties; returns where it ends."""
         first, size = data[position], len(data)
         stride = 2 + (data[position + 1] if position + 1 < size else 0)
-        # Mosquitto gives a reason all the time: that nobody has subscribed.
+        # Mosquitto always sends a reason: no matching subscribers.
         is_reason = stride == 5 and first in (PUBACK, PUBREC) and self.version == 5
         if stride != 4 and not (is_reason and data[position + 4 : position + 5] == NO_SUBSCRIBERS):
             return position
@@ -340,7 +341,7 @@ class ClientSession:
         high, low = data[position + 2 : end : stride], data[position + 3 : end : stride]
         ids = [above << 8 | below for above, below in zip(high, low, strict=True)]
         if 0 in ids:
-            return position  # Not a packet id: `parse` has the words for that.
+            return position  # Invalid packet id: `parse` raises the error.
         if first in (PUBACK, PUBCOMP):
             reason = Reason.NO_MATCHING_SUBSCRIBERS if is_reason else Reason.SUCCESS
             self._events += self.outgoing.on_all(ids, 1 if first == PUBACK else 2, reason)
@@ -371,7 +372,8 @@ class ClientSession:
             case packets.Pubrel():
                 self.incoming.on_pubrel(packet.packet_id, self._out)
             case packets.Pubcomp():
-                # A broker that did not know the id has nothing left to release: that is the end, too.
+                # A broker that did not know the id has nothing left to release: the exchange is finished,
+                # too.
                 self._note(self.outgoing.on_last(packet.packet_id, 2, Reason.SUCCESS))
             case packets.Suback() | packets.Unsuback():
                 self._note(self._requests.on_answer(packet, _text(packet)))

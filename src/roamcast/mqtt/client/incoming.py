@@ -1,8 +1,8 @@
-"""What a client receives: each notification is handed over once, and acknowledged when it is.
+"""What a client receives: each notification is handed to the application once, and acknowledged then.
 
 What waits here has not been acknowledged, so the broker still has it: a process that ends, or a client that
-takes only the first few, loses nothing. The receive maximum bounds it. A broker that sends more all the same
-(Mosquitto 2.0 does, a little) is not punished: then the packet ids are the bound.
+takes only the first few, loses nothing. The receive maximum bounds it. A broker that exceeds it (Mosquitto
+2.0 does, slightly) is tolerated: then the number of packet ids is the limit.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class Incoming:
         self._waiting: deque[tuple[Publish, int]] = deque()
         """Waiting notifications, with the session each came in."""
         self._queued: dict[int, bool] = {}
-        """Packet ids among those that wait, and whether they came on the connection there is."""
+        """Packet ids of waiting notifications, and whether they came on the current connection."""
         self._received: dict[int, None] = {}
-        """QoS 2: handed over, and not released by the broker."""
+        """QoS 2: taken by the application, and not released by the broker."""
         self._owed: dict[int, None] = {}
-        """QoS 1: handed over before it came on the connection there is, where it could be acknowledged."""
+        """QoS 1: taken by the application before arriving on the current connection, where an acknowledgement
+        is possible."""
         self._numbered: dict[int, None] = {}
-        """Packet ids of what came from a copy: they stand for nothing after the next CONNACK."""
+        """Packet ids of notifications from a copy: void after the next CONNACK."""
         self._session = 0
 
     def __len__(self) -> int:
@@ -41,20 +42,20 @@ class Incoming:
 
     @property
     def unreleased(self) -> int:
-        """Messages of QoS 2 that were taken, and that the broker has not released."""
+        """QoS 2 messages that were taken, and that the broker has not released."""
         return len(self._received)
 
     def first(self, limit: int) -> list[Publish]:
-        """The oldest waiting notifications, which stay in the queue."""
+        """Return the oldest waiting notifications without taking them."""
         return [publish for publish, _ in islice(self._waiting, limit)]
 
     def cut(self) -> None:
-        """The connection is gone: what waits will be sent again on the next one, and only then may it be
-        acknowledged there. A broker that has not sent it yet would not know what the answer is for."""
+        """Handle the end of the connection: waiting notifications will be sent again on the next one, and may
+        be acknowledged only then. A broker that has not sent one could not match the answer."""
         self._queued = dict.fromkeys(self._queued, False)
 
     def begin_anew(self) -> None:
-        """The session of before is gone, and what its packet ids stood for; what waits here remains."""
+        """Forget packet ids of a lost session; waiting notifications remain."""
         self._session += 1
         self._queued.clear()
         self._received.clear()
@@ -62,8 +63,8 @@ class Incoming:
         self._numbered.clear()
 
     def forget_numbered(self) -> None:
-        """The broker has been told what was taken of a copy. It sends the rest again, and may use the packet
-        ids for something else."""
+        """Forget the packet ids of a copy: the broker has been told what was taken, sends the rest again, and
+        may reuse the ids."""
         numbered, self._numbered = self._numbered, {}
         for packet_id in numbered:
             for kept in (self._queued, self._received, self._owed):
@@ -92,7 +93,8 @@ class Incoming:
             self._waiting.append((publish, self._session))
 
     def on_pubrels(self, ids: Sequence[int]) -> bool:
-        """Those of what was handed over: whether all are, and the answer is PUBCOMP without a reason."""
+        """Handle PUBRELs of taken messages; returns whether all are known, so that the answer is PUBCOMP
+        without a reason."""
         if not self._received.keys() >= set(ids):
             return False
         for packet_id in ids:
@@ -106,7 +108,7 @@ class Incoming:
         out.append(write(Pubcomp(packet_id, reason), self._version))
 
     def take(self, out: list[bytes]) -> Publish:
-        """Take the next notification out of the queue."""
+        """Take out the next notification."""
         publish, session = self._waiting.popleft()
         packet_id = publish.packet_id
         if not packet_id or session != self._session:
@@ -121,7 +123,7 @@ class Incoming:
         return publish
 
     def drop_newest(self) -> bool:
-        """Forget the last one if it promises nothing."""
+        """Drop the newest notification if it has QoS 0."""
         if not self._waiting or self._waiting[-1][0].qos:
             return False
         self._waiting.pop()

@@ -1,7 +1,7 @@
-"""What a client publishes: packet ids and acknowledgements, kept from connection to connection.
+"""Publishes of a client: packet ids and acknowledgements, kept across connections.
 
-It leaves in the order in which it was published, whatever its QoS. What no broker has acknowledged is sent
-again on the next connection, in the same order and with the same packet ids, wherever the session is by then.
+Publishes are sent in order, whatever their QoS. Unacknowledged ones are sent again on the next connection, in
+the same order and with the same packet ids, wherever the session is by then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SESSION_LOST = "the session was gone: whether it was received is not known"
 
 
 class Acknowledged(NamedTuple):
-    """What became of one publish, or of a part of a burst: reasons from 0x80 on mean that it was refused."""
+    """Result of one publish, or of a part of a burst: reasons from 0x80 on mean that it was refused."""
 
     token: int
     reason: Reason = Reason.SUCCESS
@@ -36,7 +36,7 @@ class Acknowledged(NamedTuple):
 
 
 class Waiting(msgspec.Struct):
-    """Payloads that are published alike and are not on their way yet."""
+    """Payloads with the same topic and options that have not been sent."""
 
     token: int
     publish: Publish
@@ -50,7 +50,7 @@ class Unacknowledged(msgspec.Struct, gc=False):
     publish: Publish
     payload: bytes
     is_released: bool = False
-    """QoS 2: PUBREC has come; the broker has it and must never see it again."""
+    """QoS 2: PUBREC has arrived; the broker has the message, which must never be sent again."""
 
 
 class Outgoing:
@@ -60,34 +60,34 @@ class Outgoing:
         self._in_flight: dict[int, Unacknowledged] = {}
         """Publishes by packet id, in the order of first sending."""
         self._again: deque[int] = deque()
-        """Packet ids that were in flight on an earlier connection and have to be on this one."""
+        """Packet ids in flight on an earlier connection, to be sent again on this one."""
         self._reserved: dict[int, None] = {}
         """Packet ids of other requests."""
         self._next = first_packet_id
         self._room = 0
-        """How many more may be on their way."""
+        """How many more publishes may be in flight."""
         self._server = Connack()
         self._unsure: set[int] | None = None
-        """Packet ids used so far in a session that was begun by another process under the same name."""
+        """Packet ids used so far in a session that another process began under the same client id."""
         self._writers: dict[tuple[str, int, bool, PublishProperties | None], FrameWriter] = {}
 
     def __len__(self) -> int:
-        """How many are not acknowledged, on their way or not."""
+        """Number of unacknowledged publishes, sent or not."""
         return sum(len(one.payloads) - one.sent for one in self._waiting) + len(self._in_flight)
 
     @property
     def in_flight(self) -> int:
-        """How many are on their way."""
+        """Number of publishes in flight."""
         return len(self._in_flight)
 
     def add(self, token: int, publish: Publish, payloads: Sequence[bytes]) -> None:
-        """Publish these as soon as the broker lets us."""
+        """Publish these as soon as the broker's limits allow."""
         self._waiting.append(Waiting(token, publish, payloads))
 
     # --- packet ids ---
 
     def take_id(self) -> int:
-        """A packet id that nothing uses, or 0 if there is none."""
+        """Return an unused packet id, or 0 if there is none."""
         for _ in range(PACKET_ID_MAX):
             packet_id, self._next = self._next, following(self._next)
             if packet_id not in self._in_flight and packet_id not in self._reserved:
@@ -95,7 +95,7 @@ class Outgoing:
         return 0
 
     def reserve_id(self) -> int:
-        """A packet id for another request than a publish, until `free_id`."""
+        """Reserve a packet id for a request other than a publish, until `free_id`."""
         packet_id = self.take_id()
         self._reserved[packet_id] = None
         return packet_id
@@ -106,11 +106,11 @@ class Outgoing:
     # --- connections ---
 
     def cut(self) -> None:
-        """The connection is gone."""
+        """Handle the end of the connection."""
         self._room = 0
 
     def resume(self, server: Connack, is_first: bool, window_max: int) -> list[Acknowledged]:
-        """There is a connection; gives what became of publishes whose session is gone."""
+        """Resume on a new connection; returns results of publishes whose session is gone."""
         self._server = server
         self._room = min(server.receive_maximum, window_max)
         settled = [] if server.session_present else self._begin_anew()
@@ -120,7 +120,7 @@ class Outgoing:
         return settled
 
     def _begin_anew(self) -> list[Acknowledged]:
-        """The broker knows nothing any more: what may be repeated is published again."""
+        """Begin with a broker that lost the session: publishes that may be repeated are published again."""
         self._unsure = None
         settled: list[Acknowledged] = []
         again: list[Waiting] = []
@@ -138,7 +138,8 @@ class Outgoing:
     # --- sending ---
 
     def send(self, out: list[bytes]) -> list[Acknowledged]:
-        """Write what the broker lets us; gives what is settled by that: QoS 0, and what cannot be sent."""
+        """Write what the broker's limits allow; returns settled publishes: QoS 0, and those that cannot be
+        sent."""
         while self._again and self._room:
             self._send_again(self._again.popleft(), out)
         if self._again:
@@ -165,7 +166,8 @@ class Outgoing:
         return settled
 
     def _can_write_together(self, one: Waiting, count: int) -> bool:
-        """Whether the next ones can be written in one go, with consecutive packet ids and no exception."""
+        """True if the next publishes can be written together, with consecutive packet ids and no
+        exception."""
         limit = self._server.maximum_packet_size
         if count == 1 or (self._unsure is not None and one.publish.qos == 2):
             return False
@@ -197,7 +199,7 @@ class Outgoing:
         out.append(self._writer(one.publish).write(payloads, first))
 
     def _write_next(self, one: Waiting, out: list[bytes], settled: list[Acknowledged]) -> bool:
-        """Write the next one alone; False if there is no packet id for it."""
+        """Write the next publish alone; False if there is no packet id for it."""
         packet_id = self.take_id() if one.publish.qos else 0
         if one.publish.qos and not packet_id:
             return False
@@ -227,8 +229,8 @@ class Outgoing:
         self._room -= 1
         self._in_flight[packet_id] = Unacknowledged(token, publish, payload)
         if self._unsure is not None and publish.qos == 2 and packet_id not in self._unsure:
-            # Should that other process have left this id unreleased, the broker would take our
-            # publish for the old one and only answer it.
+            # If that process left this id unreleased, the broker would take our publish for the old one and
+            # only answer it.
             self._unsure.add(packet_id)
             out.append(PUBREL + encode_id(packet_id))
         out.append(frame)
@@ -239,7 +241,7 @@ class Outgoing:
         if one is None:
             return
         if one.publish.qos > self._server.maximum_qos and not one.is_released:
-            return  # It waits for a connection to a broker that takes it.
+            return  # The publish waits for a broker that accepts it.
         self._room -= 1
         if one.is_released:
             out.append(PUBREL + encode_id(packet_id))
@@ -248,7 +250,7 @@ class Outgoing:
             out.append(bytes((frame[0] | DUP,)) + frame[1:])
 
     def check(self, publish: Publish) -> None:
-        """Whether it can be written at all: InputError if not."""
+        """Raise InputError if the publish cannot be encoded."""
         self._writer(publish)
 
     def _writer(self, publish: Publish) -> FrameWriter:
@@ -266,7 +268,7 @@ class Outgoing:
     # --- acknowledgements ---
 
     def on_all(self, ids: Sequence[int], qos: int, reason: Reason) -> list[Acknowledged]:
-        """PUBACKs of QoS 1 or PUBCOMPs of QoS 2 that refuse nothing; those of one burst are one answer."""
+        """Handle PUBACKs of QoS 1 or PUBCOMPs of QoS 2 without errors; those of one burst are one answer."""
         in_flight, is_released = self._in_flight, qos == 2
         counts: dict[int, int] = {}
         for packet_id in ids:
@@ -278,7 +280,7 @@ class Outgoing:
         return [Acknowledged(token, reason, publishes=count) for token, count in counts.items()]
 
     def on_pubrecs(self, ids: Sequence[int]) -> bool:
-        """Of QoS 2, without a reason: whether all of them are known, and the answer is PUBREL."""
+        """Handle PUBRECs without a reason; returns whether all are known, so that the answer is PUBREL."""
         known = [one for one in map(self._in_flight.get, ids) if one is not None and one.publish.qos == 2]
         if len(known) < len(ids):
             return False
@@ -287,7 +289,7 @@ class Outgoing:
         return True
 
     def on_last(self, packet_id: int, qos: int, reason: Reason, text: str = "") -> Acknowledged | None:
-        """A PUBACK of QoS 1 or a PUBCOMP of QoS 2."""
+        """Handle a PUBACK of QoS 1 or a PUBCOMP of QoS 2."""
         one = self._in_flight.get(packet_id)
         if one is None or one.publish.qos != qos or one.is_released != (qos == 2):
             return None
@@ -306,7 +308,7 @@ class Outgoing:
         return packet_id in self._in_flight
 
     def token_of(self, packet_id: int) -> int:
-        """The token of the publish that is on its way with this packet id."""
+        """Return the token of the publish in flight with this packet id."""
         return self._in_flight[packet_id].token
 
     def _settle(self, packet_id: int, reason: Reason, text: str) -> Acknowledged:

@@ -1,6 +1,6 @@
 """A client's SUBSCRIBEs and UNSUBSCRIBEs: asked again on each connection until they are answered.
 
-What was granted is kept, so that it can be asked for again where the session is gone.
+Granted subscriptions are kept, so that they can be requested again after the session was lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from roamcast.mqtt.codec.writing import write
 Request = Subscribe | Unsubscribe
 
 OF_ITS_OWN = 0
-"""The token of subscriptions that the machine makes again by itself."""
+"""Token of subscriptions that the client machine repeats by itself."""
 
 
 class Granted(NamedTuple):
@@ -34,7 +34,7 @@ class Requests:
     def __init__(self, ids: Outgoing) -> None:
         self._ids = ids
         self._waiting: list[tuple[int, Request]] = []
-        """Token and packet, not on its way."""
+        """Token and packet of requests that have not been sent."""
         self._asked: dict[int, tuple[int, Request]] = {}
         """Requests by packet id, in order."""
         self._held: dict[str, Subscribe] = {}
@@ -51,7 +51,7 @@ class Requests:
         self._waiting.clear()
 
     def cut(self) -> None:
-        """No answer comes any more to what was asked on the connection that is gone."""
+        """Prepare to repeat unanswered requests after the connection is gone."""
         for packet_id in self._asked:
             self._ids.free_id(packet_id)
         self._waiting = [one for one in self._asked.values() if one[0] != OF_ITS_OWN] + self._waiting

@@ -1,7 +1,7 @@
-"""Which of a client's subscriptions a notification is for, without asking each of them.
+"""Find the subscriptions of a client that match a notification, without testing each of them.
 
-The structure is made when the first notification asks for it, and follows every change from then on, so a
-delivery costs the same however many subscriptions the client has and however many topics there are.
+The index is built on first use and updated with every change, so the cost of a delivery does not depend
+on the number of subscriptions or topics.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Kind = tuple[bool, int, bool, bool]
 
 
 class Chooser:
-    """The subscriptions of one client, counted by what they ask for, and found by what they match."""
+    """The subscriptions of one client, counted by options, and indexed by filter."""
 
     __slots__ = ("_by_content", "_common", "_index", "_kinds", "_not_own", "_subscriptions")
 
@@ -33,17 +33,17 @@ class Chooser:
         self._subscriptions = subscriptions
         self._kinds: dict[Kind, int] = {}
         self._by_content = 0
-        """Subscriptions that ask for more than the topic."""
+        """Number of subscriptions that depend on more than the topic."""
         self._not_own = 0
-        """Subscriptions that are not for what the client publishes itself."""
+        """Number of subscriptions that exclude the client's own publishes."""
         self._index: FilterIndex[str] | None = None
-        """From filters to the names of subscriptions, once these ask for different things."""
+        """Filters to subscription names, once subscriptions have different options."""
         self._common: dict[bool, tuple[int, bool] | None] = {}
         for one in subscriptions.values():
             self._count(one, +1)
 
     def change(self, former: Subscription | None, subscription: Subscription | None) -> None:
-        """One subscription takes the place of another of the same name; None is for none."""
+        """Replace a subscription by another of the same name; None for none."""
         self._common.clear()
         for one, difference in ((former, -1), (subscription, +1)):
             if one is not None:
@@ -65,7 +65,7 @@ class Chooser:
 
     @property
     def asks_contents(self) -> bool:
-        """True if a topic alone does not say which subscriptions want a notification."""
+        """True if more than the topic decides which subscriptions match."""
         return self._by_content > 0
 
     @property
@@ -73,8 +73,8 @@ class Chooser:
         return self._not_own > 0
 
     def common(self, shared: bool) -> tuple[int, bool] | None:
-        """QoS and retain-as-published, if all subscriptions of this way ask for the same: then it does not
-        matter which of them a notification is for. How many it is for would show in identifiers."""
+        """Return QoS and retain-as-published, if all subscriptions of this way have the same and no
+        identifiers: then it does not matter which one matches."""
         try:
             return self._common[shared]
         except KeyError:
@@ -84,7 +84,7 @@ class Chooser:
             return found
 
     def wanting(self, attributes: Attributes, shared: bool) -> list[Subscription]:
-        """The subscriptions that want a notification with these attributes."""
+        """Return the subscriptions that match these attributes."""
         index, subscriptions = self._index, self._subscriptions
         if index is None:
             index = self._index = FilterIndex()
@@ -95,7 +95,7 @@ class Chooser:
 
 
 def asks_more(text: str) -> bool:
-    """Whether a filter asks for more than the topic."""
+    """True if a filter depends on more than the topic."""
     return not names_of(parse(text).expression) <= {TOPIC}
 
 
@@ -104,5 +104,5 @@ def may_want(text: str, attributes: Attributes) -> bool:
 
 
 def _possible(filter: Filter) -> Filter:
-    """Where the client is, the core knows; a condition on that has been looked at there."""
+    """Return the filter without conditions on the client's state, which the core has checked already."""
     return widest(filter) if filter.own else filter

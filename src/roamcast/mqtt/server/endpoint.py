@@ -1,8 +1,9 @@
-"""The MQTT side of a broker: connections and sessions here, the inputs and effects of the core there.
+"""The MQTT side of a broker: connections and sessions here, connected to the core by its inputs and
+effects.
 
-Bytes in, bytes out. It is the broker's `Front` (see broker/front.py): what it keeps
-for a client travels as the capsule of the client's session. It decides nothing
-about routing or mobility.
+Bytes in, bytes out. The endpoint is the broker's `Front` (see broker/front.py): its state of a
+client travels as the capsule of the client's session. It makes no decisions about routing or
+mobility.
 """
 
 from __future__ import annotations
@@ -70,15 +71,16 @@ from roamcast.protocol.notification import Burst, encode_attributes
 from roamcast.state import State
 
 EXPIRY_WHERE_FULL_S = 60
-"""A session that is sent ahead of its client, to a broker that has too many, ends after this time."""
+"""Expiry of a session sent ahead of its client to a broker that has too many sessions."""
 STAND_IN_AFTER_S = 1.0
-"""How long a client waits for brokers that cannot be asked and are thought not to hold its session."""
+"""Wait for brokers that cannot be asked and should not hold the client's session, before a stand-in serves
+it."""
 PUBCOMP = b"\x70\x02"
 ENTRIES_PER_SUBSCRIPTION = 2
-"""A packet names at most twice as many topic filters as a client may have subscriptions."""
+"""Limit of topic filters in a packet, per subscription that a client may have."""
 TOPICS_KEPT_MAX = 4096
 TOPIC_BYTES_KEPT_MAX = 512
-"""Longer topics are not remembered."""
+"""Longer topics are not cached."""
 
 
 NOT_YOURS = (
@@ -88,9 +90,9 @@ NOT_YOURS = (
 OLD_COPY = "your session has changed since it was copied to this broker, and is here now: connect again"
 SEQUENCE_MAX = 1 << 62
 GOES_OVER_S = 5
-"""How long a session that stood in for another stays at least, so that what it has can go over."""
+"""Minimum expiry of a stand-in session, so that its content can be merged into the real session."""
 UNUSED_S = 30
-"""How long a new session waits for its client, if the client left before the session was made."""
+"""Expiry of a new session whose client left before the session was made."""
 
 
 class EndpointSettings(msgspec.Struct, frozen=True):
@@ -98,15 +100,15 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     small_packet_max: int = 16 << 10
     """Size limit of packets other than PUBLISH, SUBSCRIBE and UNSUBSCRIBE."""
     receive_maximum: int = 1024
-    """QoS 2 publishes that a client may have begun and not released."""
+    """QoS 2 publishes that a client may have unreleased."""
     topic_alias_maximum: int = 64
     window: int = 4096
-    """QoS 1 and 2 messages sent to one client and not acknowledged, at most."""
+    """Maximum of unacknowledged QoS 1 and 2 messages sent to one client."""
     session_expiry_max_s: int = 7 * 24 * 3600
     session_expiry_v3_s: int = 7 * 24 * 3600
     """Session expiry of MQTT 3.1.1 clients, which cannot request one."""
     keep_alive_max_s: int = 0
-    """The longest keep-alive a client may ask for; 0: any."""
+    """Longest keep-alive that a client may request; 0: any."""
     settle_timeout_s: float = 5.0
     """Seconds that SUBACK waits, at most, until every broker knows the subscription."""
     locate_timeout_s: float = 10.0
@@ -118,14 +120,14 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     subscriptions_bytes_max: int = 32 << 20
     """Memory of the subscriptions of one client."""
     all_subscriptions_bytes_max: int = 2 << 30
-    """Of all clients; at most half of it for one user."""
+    """Memory of all clients' subscriptions; at most half of it for one user."""
     wills_bytes_max: int = 64 << 20
     """Memory of all wills."""
     sessions_max: int = 100_000
     sessions_per_user_max: int = 10_000
     """Sessions of one user; anonymous clients do not count as one user."""
     site: str = ""
-    """What qualifies the users that prove themselves here (see protocol.owners)."""
+    """Qualifies users that authenticate here (see protocol.owners)."""
     qos_max: int = 2
     topic_bytes_max: int = 4096
     topic_levels_max: int = 128
@@ -133,64 +135,65 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     """User properties of one packet."""
     shared: bool = True
     serves_unreachable: bool = False
-    """Whether a client whose session cannot be looked for is served all the same, from a provisional one."""
+    """True to serve clients whose sessions cannot be sought from stand-in sessions."""
     retain: bool = True
     network: str = ""
-    """Its name, for clients that ask."""
+    """Name of the network, for clients that request it."""
     steering: Steering = Steering()
 
 
 class Keeper(Protocol):
-    """What the endpoint asks of the site around it."""
+    """What the endpoint needs of its site."""
 
     def publish(self, topic: str, marks: bytes, body: bytes) -> None:
-        """Publish for somebody who is not there any more: a will."""
+        """Publish a will."""
 
     def retain(self, topic: str, marks: bytes, body: bytes, client: str) -> None:
-        """Keep what a client ("" for a will) published as retained under the topic; if empty, keep none."""
+        """Retain a publish of a client ("" for a will) under the topic; an empty one deletes."""
 
     def recall(self, client: str, subscriptions: Sequence[Subscription]) -> None:
         """Send the retained messages that new subscriptions want."""
 
     def end_recall(self, client: str, subscription: Subscription) -> None:
-        """A subscription was withdrawn: send no more of what is retained for it."""
+        """End the recall for a subscription that was withdrawn."""
 
     def take_recalls(self, client: str) -> list[Recall]:
-        """What of recalls is left for a client, whose session goes or ends."""
+        """Return the remaining recalls of a client whose session departs or ends."""
 
     def resume_recalls(self, client: str, recalls: Sequence[Recall]) -> None:
-        """The session has come: go on with its recalls."""
+        """Resume the recalls of an arrived session."""
 
     def join(self, client: str, subscription: Subscription, asks: bool = False) -> None:
-        """A client takes part in a shared subscription; or comes here with it, or connects, or goes away.
+        """Report a member of a shared subscription: it joined, arrived here, connected, or disconnected.
 
         If it asks, `group_settled` is the answer."""
 
     def leave(self, client: str, subscription: Subscription) -> None: ...
 
     def give_back(self, client: str, subscription: Subscription, burst: Burst) -> None:
-        """A session ends without what its shared subscription owed it: for another member."""
+        """Return a notification of a shared subscription from an ending session, for another member."""
 
     def left_out(self, client: str, burst: Burst, reason: str) -> None:
-        """A client did not get what was queued for it, and will not."""
+        """Report that a client did not get a queued notification, and will not."""
 
     def unanswered(self, client: str) -> list[str]:
-        """Brokers that may hold the client's session and have not answered."""
+        """Return the brokers that may hold the client's session and have not answered."""
 
     def with_zones(self, filter: Filter) -> Filter:
-        """The filter with zones instead of their names; InputError if one is not known."""
+        """Return the filter with zone names replaced by zones; InputError for an unknown zone."""
 
     def refusal_of_filter(self, filter: Filter, client: str) -> str:
-        """Why the client cannot subscribe to a filter on its own state; "" if it can."""
+        """Return why the client cannot subscribe to a filter on its own state; "" if it can."""
 
     def refusal_of_move(self, values: dict[str, Value]) -> str:
-        """Why a client cannot be there; "" if it can."""
+        """Return why a client cannot be at that location; "" if it can."""
 
     def tells_place(self, topic: str) -> bool:
-        """Whether what is published there may say where its publisher is."""
+        """True if publishes to this topic may report their publisher's location."""
 
     def next_of(self, client: str, said: str) -> bytes | None:
-        """What to tell a client that says this of its surroundings, if it should go to another broker."""
+        """Return the steering message for a client that reports these signals, if it should go to another
+        broker."""
 
 
 def _lift_1(fields: dict[str, Any]) -> None:
@@ -234,14 +237,14 @@ class Endpoint:
         self.connections: dict[int, MqttConnection] = {}
         self.sessions = Sessions()
         self._elsewhere: str | None = None
-        """While nobody is served here: where clients are told to go, "" if that is not known."""
+        """Broker that clients are referred to while none is served here; "" if unknown."""
         self._refuses = ""
-        """Why nobody is served here now."""
+        """Reason for refusing all clients now."""
         self._attaching: dict[str, MqttConnection] = {}
         self._present: dict[str, bool] = {}
         """Whether the session that has just arrived existed before."""
         self._idle: dict[str, None] = {}
-        """Clients that are away and for whom nothing is kept; the first has been away for longest."""
+        """Absent clients whose sessions are empty; the one absent longest comes first."""
         self._wills: dict[str, packets.Will] = {}
         """Wills of clients that are away, until their delay is over."""
         self._subscribing = Subscribing(self)
@@ -250,23 +253,23 @@ class Endpoint:
 
     def _restore(self) -> None:
         self.packets_per_turn = 0
-        """What is taken of all clients together in one turn; 0, as for what comes from the journal: all."""
+        """Limit of packets taken of all clients in one turn; 0: no limit, as for input from the journal."""
         self.packets_max = UNLIMITED
         self.unread: dict[int, None] = {}
         self.auths: list[tuple[int, packets.Auth]] = []
-        """Clients that prove anew who they are: what they say is for whoever can check it."""
+        """Packets of clients that re-authenticate, for the authenticator."""
         self.traffic = Traffic()
         self.unfinished: Mapping[int, object] = self._subscribing.unfinished
         self._attributes: dict[bytes, tuple[str, bytes]] = {}
         self._unpacked: tuple[bytes, MqttSession, list[Recall]] | None = None
-        """The last capsule that was looked at, and what was in it: most often its session arrives next."""
+        """The last unpacked capsule and its content: usually its session arrives next."""
         self.ahead: dict[int, None] = {
             one.connection: None for one in self.sessions.awake() if one.copied_from and one.connection
         }
         self.holdings = Holdings(self.sessions.held())
         wills = [*self._wills.values(), *(one.connect.will for one in self.connections.values())]
         self._wills_bytes = sum(map(will_bytes, wills))
-        """Memory of the wills of all clients, away or here."""
+        """Memory of all wills, of connected and absent clients."""
         for connection in (*self.connections.values(), *self._attaching.values()):
             connection.access = self.access.of(connection.identity)
 
@@ -298,7 +301,7 @@ class Endpoint:
             will = None
         self._remove(session)
         recalls = self.keeper.take_recalls(client)
-        # A session that its client has never seen is new wherever it arrives.
+        # A session unknown to its client is new wherever it arrives.
         return session.pack(will, at, recalls) if self._present.pop(client, True) else b""
 
     def copy(self, client: str) -> bytes:
@@ -312,7 +315,7 @@ class Endpoint:
         if connection is None or client in self.sessions or PROVISIONAL + client in self.sessions:
             return False
         if not capsule or not self.can_unpack(client, capsule):
-            return False  # It is the word of another broker, which may be wrong.
+            return False  # The capsule is another broker's claim, and may be wrong.
         session, _ = self._take_unpacked(client, capsule, connection.identity.owner)
         expiry_s, will = session_expiry_of(connection.connect, self.settings), connection.connect.will
         if session.is_over(self.now) or (will is not None and min(will.delay, expiry_s)):
@@ -326,7 +329,7 @@ class Endpoint:
         self.sessions[client] = session
         self._count(session, +1)
         if len(self.sessions) > self.settings.sessions_max or self._has_too_many(session.owner):
-            self._remove(session)  # Whether there is room for it is decided when it comes.
+            self._remove(session)  # Room is checked when the session arrives.
             return False
         session.copied_from, session.again_to = capsule, SEQUENCE_MAX
         self._present[client] = True
@@ -353,7 +356,7 @@ class Endpoint:
             self._present.pop(client, None)
 
     def can_unpack(self, client: str, capsule: bytes) -> bool:
-        """Whether a capsule can be unpacked: it may come from a broker that is not to be trusted."""
+        """True if a capsule can be unpacked: it may come from an untrusted broker."""
         try:
             if capsule:
                 self._unpacked = capsule, *MqttSession.unpack(client, capsule)
@@ -385,7 +388,7 @@ class Endpoint:
             self.ahead.pop(former.connection, None)
             in_vain = self.connections.get(former.connection)
             if capsule and reads_on and former.is_copied_from(capsule):
-                # The client reads on: this is the session that it has read from.
+                # The client reads on: its copy was of this session.
                 session, in_vain, former.copied_from = former, None, b""
             elif capsule:
                 session.expiry_s, session.since = former.expiry_s, former.since
@@ -393,7 +396,7 @@ class Endpoint:
         self._count(session, +1)
         self.keeper.resume_recalls(client, recalls)
         if session.will is not None:
-            # Whoever comes for the session makes it void, and whoever ends it publishes it.
+            # A client that returns cancels the will; the end of the session publishes it.
             self._keep_will(client, session.will)
             session.will = None
             session.will_timer = self.timers.set(session.will_at, ("will", client))
@@ -402,19 +405,20 @@ class Endpoint:
         session.since = self.now if is_coming else session.since or self.now
         stand_in = self.sessions.get(PROVISIONAL + client)
         if stand_in is not None and stand_in.owner == owner:
-            # The client was here meanwhile, or still is: its session has not been without it for longer.
+            # The client was or is connected here, so its session has not been without it for longer.
             session.since = self.now if stand_in.connection else max(session.since, stand_in.since)
         if not is_coming:
             if not capsule:
-                # The client did not wait so long. It comes again, and must not have to wait as long again.
+                # The client left before this. When it returns, it must not have to wait as long again.
                 session.expiry_s = max(UNUSED_S, stand_in.expiry_s if stand_in is not None else 0)
             is_full = len(self.sessions) > self.settings.sessions_max
             if is_full and not self._make_room():
-                # Its client said that it comes here: it may do so for a while.
+                # The client announced its move here: the session may exceed the limit for a while.
                 session.expiry_s = min(session.expiry_s, EXPIRY_WHERE_FULL_S)
             self._begin_expiry(session)
             if self._has_too_many(owner):
-                # It was pushed here while its client is away: another broker's quota is not this one's.
+                # The session was sent here while its client is absent: another broker's quota does not count
+                # here.
                 self.traffic.notes.append(Note("ended", 0, client, f"too many sessions of {owner}"))
                 self.inputs.append(SessionOver(client))
             if session.is_idle:
@@ -422,9 +426,9 @@ class Endpoint:
         if stand_in is not None:
             self._reunite(client, session, stand_in)
             if not (is_coming and self._attaching[client].connect.clean_start):
-                self._present[client] = True  # The client has seen it: by way of its stand-in.
+                self._present[client] = True  # The client has seen the session, by way of its stand-in.
         if in_vain is not None:
-            # What it has read was of an old copy. It connects again, and its session is here then.
+            # The client read an outdated copy. It reconnects, and its session is here then.
             in_vain.session, session.connection = session, in_vain.id
             self._end(in_vain, Reason.ADMINISTRATIVE_ACTION, OLD_COPY)
 
@@ -434,7 +438,7 @@ class Endpoint:
         self.holdings.count_subscriptions(session.owner, session.subscriptions_bytes - before)
 
     def unsubscribe(self, session: MqttSession, name: str) -> Subscription | None:
-        """Remove a subscription; what was removed."""
+        """Remove and return a subscription."""
         before = session.subscriptions_bytes
         subscription = session.unsubscribe(name)
         self.holdings.count_subscriptions(session.owner, session.subscriptions_bytes - before)
@@ -459,16 +463,17 @@ class Endpoint:
         return session is not None and session.connection != 0
 
     def _join_groups(self, session: MqttSession) -> None:
-        """Say of its shared subscriptions where it is, and whether it is connected."""
+        """Report the location and connection state of the session's client to its groups."""
         for subscription in session.subscriptions.values():
             if subscription.group:
                 self.keeper.join(session.client, subscription)
                 if not self._may_hold(session, subscription):
-                    # Whoever is given what it may not receive keeps that from the rest of the group.
+                    # A member that may not receive notifications would withhold them from the rest of the
+                    # group.
                     self.keeper.leave(session.client, subscription)
 
     def _access_of(self, session: MqttSession) -> ClientAccess:
-        """What the rules say for the client of a session, also in its absence."""
+        """Return the access rules for the client of a session, even in its absence."""
         connection = self._attaching.get(session.client) or self.connections.get(session.connection)
         if connection is not None:
             return connection.access
@@ -508,14 +513,14 @@ class Endpoint:
 
     def outlasts_connection(self, client: str) -> bool:
         if self.sessions.is_asleep(client):
-            return True  # One that does not is never put to sleep.
+            return True  # A client with other options is never put to sleep.
         session = self.sessions.get(client)
         return session is None or bool(session.expiry_s)
 
     def not_located(self, client: str) -> None:
         connection = self._attaching.get(client)
         if connection is not None:
-            # The link is most often back in a moment, and then the client gets its own session.
+            # The link usually returns in a moment, and then the client gets its own session.
             self.timers.set(self.now + STAND_IN_AFTER_S, ("stand in", connection.id))
 
     def ended(self, client: str) -> None:
@@ -535,7 +540,7 @@ class Endpoint:
     # --- connecting ---
 
     def set_access(self, rules: AccessRules) -> None:
-        """Other rules from now on, also for those who are here: connected, away, or in a group."""
+        """Apply new rules, also to clients that are connected, absent, or in a group."""
         before = {session.client: self._groups_of(session) for session in self.sessions.awake()}
         self.access = Access(rules)
         for connection in list(self.connections.values()):
@@ -553,20 +558,20 @@ class Endpoint:
                 self._join_groups(session)
 
     def _groups_of(self, session: MqttSession) -> list[str]:
-        """The shared subscriptions that bring something to the session."""
+        """Return the shared subscriptions that deliver to the session."""
         groups = [one for one in session.subscriptions.values() if one.group]
         return [one.name for one in groups if self._may_hold(session, one)]
 
     def _deny(self, action: str, connection: MqttConnection, text: str) -> None:
-        """End a connection because of what the rules say."""
+        """End a connection that the rules deny."""
         self.traffic.denied[action] += 1
         self._end(connection, Reason.NOT_AUTHORIZED, text)
 
     def revoke(
         self, owners: Collection[str], connections: Collection[int], why: str, by_operator: bool = False
     ) -> None:
-        """End the sessions of these owners, and these connections: they are not entitled to them any more,
-        or an operator says so."""
+        """End the sessions of these owners, and these connections: their rights have ended, or an operator
+        decided so."""
         owners, connections = dict.fromkeys(owners), dict.fromkeys(connections)
         reason = Reason.ADMINISTRATIVE_ACTION if by_operator else Reason.NOT_AUTHORIZED
         for connection in list(self.connections.values()):
@@ -589,7 +594,7 @@ class Endpoint:
         return connection is not None and connection.is_slow
 
     def connected(self, id: int, connect: packets.Connect, identity: Identity) -> None:
-        """A CONNECT was accepted as far as passwords go. The client id is that of the identity."""
+        """Handle a CONNECT after authentication. The client id is that of the identity."""
         client = identity.client
         connection = MqttConnection(id, connect, identity, self.access.of(identity), self.qos_max)
         self.connections[id] = connection
@@ -633,7 +638,7 @@ class Endpoint:
         self.timers.set(self.now + self.settings.locate_timeout_s, ("locate", id))
 
     def _others_of(self, client: str) -> list[MqttConnection | None]:
-        """The connections that this client may still have here."""
+        """Return other connections of this client here."""
         found: list[MqttConnection | None] = []
         for name in (client, PROVISIONAL + client):
             if name in self._attaching or name in self.sessions:
@@ -650,7 +655,7 @@ class Endpoint:
         session.again_to, connection.request = message.copied, message.accepted
         if connection.session is session:
             self._present.pop(client, None)
-            return  # It has been served from a copy.
+            return  # A copy has served the client.
         self._attaching.pop(client, None)
         self._pop_will(client)
         self._idle.pop(client, None)
@@ -677,7 +682,7 @@ class Endpoint:
         self._join_groups(session)
         session.expiry_s = session_expiry_of(connection.connect, self.settings)
         connection.session = session
-        # If no CONNACK told of a stand-in, its client would take it for the session that it stands for.
+        # If no CONNACK announced a stand-in, its client would take it for the real session.
         present = self._present.pop(client, True) and not (connection.is_provisional and session.is_unused)
         session.told = self._name_of(connection)
         answer = acceptance(connection, present, self.settings, session.told)
@@ -688,13 +693,13 @@ class Endpoint:
         self.note(connection, "connected", "with its session" if present else "with a new session")
 
     def _name_of(self, connection: MqttConnection) -> str:
-        """What CONNACK tells a client that says what it has: no other connection of it is called so."""
+        """Return the unique name of the connection, for clients that report what they have received."""
         if connection.has is None or connection.is_provisional:
             return ""
         return f"{connection.id:x}-{int(self.now * 1_000_000):x}"
 
     def _make_room(self) -> bool:
-        """End a session for which nothing is kept, the one whose client has been away for longest."""
+        """End the empty session whose client has been absent for longest."""
         idle = next(iter(self._idle), None)
         if idle is not None:
             del self._idle[idle]
@@ -702,7 +707,7 @@ class Endpoint:
         return idle is not None
 
     def _on_not_located(self, connection: MqttConnection) -> None:
-        """A broker that may hold the session has not answered in time."""
+        """Handle the timeout of a broker that may hold the session."""
         if self.settings.serves_unreachable and not connection.is_provisional:
             self._serve(connection)
         else:
@@ -714,7 +719,7 @@ class Endpoint:
         return f"the session may be at {names} or behind, and there was no answer from there"
 
     def _serve(self, connection: MqttConnection) -> None:
-        """The session cannot be found now: begin (or go on with) one that stands for it."""
+        """Serve the client from a stand-in, new or existing: its session cannot be found now."""
         client, id = connection.client, connection.id
         name = PROVISIONAL + client
         self._attaching.pop(client, None)
@@ -728,9 +733,9 @@ class Endpoint:
         self.timers.set(self.now + self.settings.locate_timeout_s, ("locate", id))
 
     def _reunite(self, client: str, session: MqttSession, stand_in: MqttSession) -> None:
-        """The session has come after all: what its stand-in has goes over, and the client connects again.
+        """Merge the stand-in into the session that has arrived; the client reconnects.
 
-        Not if another user had the client id meanwhile: then the stand-in ends, with all it has.
+        If another user had the client id meanwhile, the stand-in ends without merging.
         """
         name = stand_in.client
         if stand_in.owner != session.owner:
@@ -740,8 +745,8 @@ class Endpoint:
             if subscription.name not in session.subscriptions:
                 self.subscribe(session, subscription)
         self.keeper.resume_recalls(client, self.keeper.take_recalls(name))
-        # It must not end with its connection, before what it has went over. If the session has moved on
-        # already, it waits here for as long as its client allowed, and no longer.
+        # The stand-in must outlive its connection until merged. If the session has moved on already, it waits
+        # here for as long as its client allowed, and no longer.
         stand_in.expiry_s = max(stand_in.expiry_s, GOES_OVER_S)
         for connection in (self._attaching.get(name), self._connection_of(name)):
             if connection is not None:
@@ -755,7 +760,7 @@ class Endpoint:
         self.inputs.append(SessionsMerged(name, client))
 
     def _end_stand_in(self, client: str) -> None:
-        """The session turned out to be another user's: whoever stood in for it gets nothing of it."""
+        """End the stand-in: the session turned out to be another user's."""
         name = PROVISIONAL + client
         if name not in self.sessions:
             return
@@ -768,9 +773,9 @@ class Endpoint:
     # --- reading ---
 
     def read(self, id: int, data: bytes) -> bytes | None:
-        """Bytes of a connection; gives what of them must be in the journal, whole packets.
+        """Take bytes of a connection; returns the whole packets that must be journalled.
 
-        None if nothing must be. No bytes stand for going on with a packet that was begun.
+        None if there are none. Empty input continues with a packet that was begun.
         """
         connection = self.connections.get(id)
         if connection is None:
@@ -803,7 +808,7 @@ class Endpoint:
         return attributes
 
     def _named(self, topic: bytes) -> tuple[str, bytes]:
-        """The name of a topic, checked, and the attributes of what is published under it."""
+        """Return the checked name of a topic, and the attributes of publishes under it."""
         known = self._attributes.get(topic)
         if known is None:
             name = decode_topic(topic)
@@ -824,12 +829,12 @@ class Endpoint:
         return [self._move(connection, payload) for payload in payloads]
 
     def _move(self, connection: MqttConnection, payload: bytes) -> Refusal | None:
-        """A client says where it is, or what else of its own state has changed."""
+        """Handle a client's report of its location or other state."""
         try:
             values = read_move(payload)
         except InputError as error:
             return Refusal(Reason.IMPLEMENTATION_SPECIFIC_ERROR, str(error))
-        # Also one that will be refused: the core writes down that it was.
+        # Refused moves, too: the core records them.
         connection.is_durable = True
         connection.request += 1
         connection.asked += 1
@@ -838,7 +843,7 @@ class Endpoint:
         return Refusal(Reason.IMPLEMENTATION_SPECIFIC_ERROR, refusal) if refusal else None
 
     def _steer(self, connection: MqttConnection, payload: bytes) -> Refusal | None:
-        """A client says what it hears of the network. The answer promises nothing, so nothing is kept."""
+        """Handle a client's signals. The answer is QoS 0, so nothing is stored."""
         try:
             said = payload.decode()
         except UnicodeDecodeError:
@@ -867,7 +872,7 @@ class Endpoint:
             self.traffic.denied["publish"] += len(bodies) - len(permitted)
             self.note(connection, "denied", f"publish to {name}, because of its content")
         if permitted and self.keeper.tells_place(name):
-            connection.is_durable = True  # Also with QoS 0: where the client is must survive a crash.
+            connection.is_durable = True  # With QoS 0, too: the client's location must survive a crash.
         return permitted
 
     def described(self, block: bytes) -> Described:
@@ -913,7 +918,7 @@ class Endpoint:
             self._answer(connection, packets.Pubrel(packet.packet_id), PUBREL, known)
 
     def _answer(self, connection: MqttConnection, packet: Packet, start: bytes, known: bool) -> None:
-        """PUBREL or PUBCOMP; in MQTT 5 it says if the packet id was not known."""
+        """Send PUBREL or PUBCOMP; in MQTT 5 with a reason if the packet id was unknown."""
         if known or connection.version == 4:
             connection.out.append(start + packet.packet_id.to_bytes(2, "big"))  # type: ignore[union-attr]
         else:
@@ -939,7 +944,7 @@ class Endpoint:
         self._elsewhere = None
 
     def refuse_all(self, why: str) -> None:
-        """Close all connections, and refuse new ones, because nothing can be promised; "" serves again."""
+        """Close all connections and refuse new ones, for this reason; "" serves again."""
         self._refuses = why
         for connection in list(self.connections.values()) if why else ():
             reason = Reason.SERVER_BUSY if connection.session is not None else Reason.SERVER_UNAVAILABLE
@@ -961,7 +966,7 @@ class Endpoint:
         self._drop(connection, with_will=packet.reason != Reason.NORMAL_DISCONNECTION)
 
     def closed(self, id: int) -> None:
-        """The connection is gone, and the client said nothing."""
+        """Handle a connection that ended without DISCONNECT."""
         connection = self.connections.get(id)
         if connection is not None and not self._take_last_words(connection):
             self.note(connection, "disconnected", "connection lost")
@@ -990,21 +995,21 @@ class Endpoint:
         reference: str | None = None,
         with_will: bool = True,
     ) -> None:
-        """Close a connection from this side, and say why where the client can understand it."""
+        """Close a connection from this side, with the reason where the client can understand it."""
         if with_will and self._take_last_words(connection):
-            return  # It has left already.
+            return  # The client has left already.
         told = text if connection.connect.request_problem_information and text else None
         kind: type[packets.Connack | packets.Disconnect] = packets.Disconnect
         if connection.session is None:
-            # A CONNACK cannot say that another connection of the same client came first.
+            # A CONNACK cannot name a takeover by another connection of the same client.
             reason = reason if reason in IN_CONNACK else Reason.SERVER_BUSY
             kind = packets.Connack
         elif reason not in IN_SERVER_DISCONNECT:
-            # That of a second CONNECT, which is not allowed whatever it says.
+            # The reason for a second CONNECT, which is never allowed.
             reason = Reason.PROTOCOL_ERROR
         if kind is packets.Connack or connection.version == 5:
             size_max = connection.connect.maximum_packet_size or UNLIMITED
-            # The one with all of it, or the one without a text, if the client takes either.
+            # The complete answer, or one without text, if the client accepts either.
             for answer in (_ending(kind, reason, told, reference, connection.version),
                            _ending(kind, reason, None, None, connection.version)):  # fmt: skip
                 if len(answer) <= size_max:
@@ -1031,7 +1036,7 @@ class Endpoint:
             return
         connection.session = None
         if self.sessions.get(client) is not session:
-            return  # It has gone to another broker, or is over: then so has its will.
+            return  # The session, with its will, has moved to another broker or ended.
         will, at = self._will_of(connection, session) if with_will else (None, 0.0)
         session.connection, session.since = 0, self.now
         self.sessions.left(session)
@@ -1049,14 +1054,14 @@ class Endpoint:
             session.will_timer = self.timers.set(at, ("will", client))
 
     def _begin_expiry(self, session: MqttSession) -> None:
-        """The session ends this many seconds after its connection did."""
+        """Start the timer that ends the session this many seconds after its connection."""
         if not session.expiry_s:
             self.inputs.append(SessionOver(session.client))
         elif session.expiry_s != NEVER:
             session.timer = self.timers.set(session.since + session.expiry_s, ("expiry", session.client))
 
     def _take_will(self, session: MqttSession) -> tuple[packets.Will | None, float]:
-        """What is to be published for this client, and when: of the connection that it had, or has."""
+        """Take the will of the client's current or last connection, with its time."""
         connection = self.connections.get(session.connection)
         if connection is not None:
             return self._will_of(connection, session)
@@ -1073,7 +1078,7 @@ class Endpoint:
         return will
 
     def _will_of(self, connection: MqttConnection, session: MqttSession) -> tuple[packets.Will | None, float]:
-        """The will of a connection that ends now, and when it is to be published."""
+        """Return the will of a connection that ends now, and when it is to be published."""
         will = connection.connect.will
         last_words = connection.last_words() if will is not None else None
         if will is None or (last_words is not None and last_words.reason == Reason.NORMAL_DISCONNECTION):
@@ -1081,7 +1086,7 @@ class Endpoint:
         return will, self.now + min(will.delay, session.expiry_s)
 
     def _publish_will(self, session: MqttSession, will: packets.Will) -> None:
-        """Publish what the rules of now allow, here where the session is now."""
+        """Publish a will as the current rules allow, at the broker of the session."""
         if not _may_publish(self._access_of(session), will):
             self.traffic.denied["will"] += 1
             self.traffic.notes.append(Note("denied", 0, session.client, f"its will to {will.topic}"))
@@ -1119,10 +1124,10 @@ class Endpoint:
                         if will is not None:
                             self._publish_will(session, will)
 
-    # --- what the core wants done ---
+    # --- effects of the core ---
 
     def perform(self, effects: Effects) -> None:
-        """Into the connections; what is written is collected from them when the turn is over."""
+        """Apply effects to the connections; output is collected at the end of the turn."""
         to_clients, effects.to_clients = effects.to_clients, []
         closes, effects.client_closes = effects.client_closes, []
         welcomed = []
@@ -1137,7 +1142,7 @@ class Endpoint:
                     if left_out:
                         self.traffic.left_out[message.burst.marks[0] & QOS] += left_out
             elif type(message) is Welcome:
-                # The session may have been called away again within the same step.
+                # The session may have been called away in the same step.
                 if connection.client in self.sessions:
                     self._on_welcome(connection, message)
                     welcomed.append(connection)
@@ -1148,7 +1153,7 @@ class Endpoint:
                 self._end_stand_in(client)
             connection = self.connections.get(id)
             if connection is not None:
-                # Whatever it sent in this turn came too late: no answer may say otherwise.
+                # Packets of this turn came too late: no answer may say otherwise.
                 connection.out.clear()
                 if why == NOT_THE_OWNER:
                     self._end(connection, Reason.NOT_AUTHORIZED, NOT_YOURS)
@@ -1175,7 +1180,7 @@ def _ending(
     reference: str | None,
     version: packets.Version,
 ) -> bytes:
-    """The last packet to a client: thousands get the same when a broker is drained."""
+    """Return the last packet to a client; cached, because a drained broker sends it to thousands."""
     return write(kind(reason=reason, reason_string=told, server_reference=reference), version)
 
 

@@ -1,4 +1,4 @@
-"""What each owner holds at a broker: sessions, and memory of their subscriptions."""
+"""Quotas of owners at a broker: sessions, and memory of their subscriptions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from roamcast.mqtt.server.access import ANONYMOUS
 
 SHARE_OF_ONE_OWNER = 2
-"""One owner may hold 1/N of what the broker allows in all: it must leave room for others."""
+"""One owner may hold 1/N of the broker's limit, so that others have room."""
 
 
 class Holdings:
-    """Counted by owner; anonymous clients are many, so they share no limit of an owner."""
+    """Counts per owner; anonymous clients are many, so they are exempt from the limit of an owner."""
 
     def __init__(self, sessions: Iterable[tuple[str, int]] = ()) -> None:
-        """`sessions`: the owner of each, and the memory of its subscriptions."""
+        """`sessions`: owner and memory of subscriptions of each session."""
         self.subscription_bytes = 0
         self._sessions: dict[str, int] = {}
         self._subscription_bytes: dict[str, int] = {}
@@ -22,7 +22,7 @@ class Holdings:
             self.count_session(owner, size_bytes, +1)
 
     def count_session(self, owner: str, subscription_bytes: int, change: int) -> None:
-        """A session comes (+1) or goes (-1) with the subscriptions that it has."""
+        """Count a session that arrives (+1) or leaves (-1), with its subscriptions."""
         _add(self._sessions, owner, change)
         self.count_subscriptions(owner, change * subscription_bytes)
 
@@ -35,7 +35,7 @@ class Holdings:
         return _is_one(owner) and self._sessions.get(owner, 0) > most
 
     def has_room_for(self, owner: str, size_bytes: int, in_all: int) -> bool:
-        """True if the owner may have a subscription that takes so much memory."""
+        """True if the owner may have a subscription of this size."""
         of_owner = self._subscription_bytes.get(owner, 0) + size_bytes
         is_within_share = not _is_one(owner) or of_owner <= in_all // SHARE_OF_ONE_OWNER
         return is_within_share and self.subscription_bytes + size_bytes <= in_all

@@ -1,4 +1,4 @@
-"""From bursts to the bytes of PUBLISH packets, many at once."""
+"""Bulk encoding of bursts as PUBLISH packets."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TOPICS_KEPT_MAX = 4096
 TOPIC_BYTES_KEPT_MAX = 512
 WRITERS_KEPT_MAX = 4096
 WRITER_BYTES_KEPT_MAX = 1024
-"""What is longer is not remembered."""
+"""Longer topics and properties are not cached."""
 APART_BYTES = 16_384
-"""A payload of this size is not copied for each client: what waits for many of them is there once."""
+"""A payload of this size is not copied for each client: all of them share one object."""
 
 
 class Encoder:
-    """Writes bursts; the same burst for several clients is written once, where it can be."""
+    """Encodes bursts; the same burst for several clients is encoded once, where possible."""
 
     __state__ = State(
         "mqtt-encoder", derived=("_bursts", "_plans", "_topics", "_writers", "is_mute", "written")
@@ -36,23 +36,23 @@ class Encoder:
 
     def _restore(self) -> None:
         self.is_mute = False
-        """True where nobody would read what is written: at a follower, and while a journal is replayed. The
-        state does not depend on it."""
+        """True where output is never read: at a follower, and during a replay. The state does not depend on
+        it."""
         self._topics: dict[bytes, str] = {}
         self._writers: dict[tuple[bytes, bytes, int, int, Options, int], FrameWriter] = {}
         self._plans: dict[tuple[int, Options], Plans] = {}
-        """How to send to clients that want everything in one way, by the version of MQTT and that way."""
+        """Plans for clients whose subscriptions all have the same options, by MQTT version and options."""
         self.written: dict[tuple[int, int, int], bytes] = {}
         self._bursts: list[tuple[Burst, FrameWriter]] = []
-        """Keeps them alive while their ids are keys."""
+        """Keeps the bursts alive while their ids are keys."""
 
     def forget(self) -> None:
-        """The turn is over: what was written in it is not asked for again."""
+        """Clear the cache at the end of a turn."""
         self.written.clear()
         self._bursts.clear()
 
     def plans_of(self, version: int, options: Options) -> Plans:
-        """What is remembered for all clients of this version that want everything with these options."""
+        """Return the plans shared by all clients of this version with these options."""
         return self._plans.setdefault((version, options), {})
 
     def topic_of(self, attributes: bytes) -> str:
@@ -66,7 +66,7 @@ class Encoder:
         return topic
 
     def write(self, burst: Burst, writer: FrameWriter, packet_id: int) -> tuple[bytes, ...]:
-        """The PUBLISH packets of a burst, with consecutive packet ids, in one part or more."""
+        """Return the PUBLISH packets of a burst, with consecutive packet ids, in one part or more."""
         if self.is_mute:
             return ()
         if burst.count == 1:
@@ -84,14 +84,15 @@ class Encoder:
     def again(
         self, burst: Burst, version: int, qos: int, options: Options, packet_id: int, now: float
     ) -> bytes:
-        """As it was sent before, with the same packet id, marked as sent again."""
+        """Return a message for resending: with the same packet id, marked as duplicate."""
         frames = self.writer(burst, version, qos, options, now).write(burst.bodies, packet_id)
         return bytes((frames[0] | 0x08,)) + frames[1:]
 
     def writer(
         self, burst: Burst, version: int, qos: int, options: Options, now: float, alias: int = 0
     ) -> FrameWriter:
-        """An alias stands for the topic; a negative one is told together with it, and stands for it then."""
+        """Return a writer. An alias replaces the topic; a negative alias is announced together with the
+        topic."""
         marks = burst.marks
         is_long = len(marks) + len(burst.attributes) > WRITER_BYTES_KEPT_MAX
         if is_long or marks[0] & EXPIRY or options.identity:
@@ -109,7 +110,7 @@ class Encoder:
     ) -> FrameWriter:
         flags = burst.marks[0]
         retain = bool(flags & RETAINED) or (options.retain_as_published and bool(flags & RETAIN))
-        # What is retained names the subscription that asked for it already, and no other.
+        # A retained message carries the identifier of the subscription that requested it, and no other.
         identifiers = () if flags & RETAINED else options.identifiers
         block = _amended(burst.marks[1:], identifiers, age_s) if version == 5 else b""
         if options.identity and version == 5:
@@ -123,7 +124,7 @@ class Encoder:
 
 
 def _amended(block: bytes, identifiers: Sequence[int], age_s: int) -> bytes:
-    """Properties with the subscription identifiers, and with what is left of the expiry."""
+    """Return properties with the subscription identifiers, and with the remaining expiry."""
     if age_s > 0:
         found = properties.publish_properties(block, from_client=False)
         if found is not None and found.message_expiry is not None:
@@ -134,12 +135,12 @@ def _amended(block: bytes, identifiers: Sequence[int], age_s: int) -> bytes:
 
 
 def identified(*identifiers: int) -> bytes:
-    """Subscription identifiers as they stand among the properties."""
+    """Encode subscription identifiers as properties."""
     return b"".join(b"\x0b" + write_variable(one) for one in identifiers)
 
 
 def runs_of(burst: Burst, runs: Sequence[tuple[int, int]]) -> list[tuple[int, Burst]]:
-    """The burst cut where its packet ids are: (packet id, part)."""
+    """Cut the burst at the borders of its packet id runs: (packet id, part)."""
     if len(runs) == 1:
         return [(runs[0][0], burst)]
     parts, start = [], 0

@@ -1,4 +1,5 @@
-"""Timers as data: a heap of (time, order, what), where what is a tuple of plain values."""
+"""Timers as data: a heap of (time, order, key), where the key is a tuple of plain
+values."""
 
 from __future__ import annotations
 

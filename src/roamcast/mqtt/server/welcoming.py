@@ -1,4 +1,4 @@
-"""What a CONNECT asks for and what it gets: session expiry, keep-alive, limits."""
+"""Negotiation of a CONNECT: session expiry, keep-alive, limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def check_topic_size(
     topic: str, settings: EndpointSettings, reason: Reason = Reason.TOPIC_NAME_INVALID
 ) -> None:
-    """Refuse topics, and topic filters, that are longer or deeper than is allowed."""
+    """Refuse topics and topic filters that are too long or too deep."""
     longest, deepest = settings.topic_bytes_max, settings.topic_levels_max
     if len(topic.encode()) > longest:
         raise PacketError(reason, f"a topic of more than {longest} bytes")
@@ -33,7 +33,7 @@ def check_topic_size(
 
 
 def will_bytes(will: Will | None) -> int:
-    """Memory that a will takes."""
+    """Return the memory of a will."""
     if will is None:
         return 0
     described = will.properties
@@ -46,7 +46,7 @@ def will_bytes(will: Will | None) -> int:
 
 
 def check_will(connect: Connect, settings: EndpointSettings, wills_bytes: int) -> None:
-    """PacketError if the will asks for what there is not: the client is refused, not only its will."""
+    """Raise PacketError if the will is not supported: the client is refused, not only its will."""
     will = connect.will
     if will is None:
         return
@@ -60,21 +60,22 @@ def check_will(connect: Connect, settings: EndpointSettings, wills_bytes: int) -
 
 
 def session_expiry_of(connect: Connect, settings: EndpointSettings) -> int:
-    """Seconds that the session outlives its connection."""
+    """Return how many seconds the session outlives its connection."""
     if connect.version == 4:
         return 0 if connect.clean_start else settings.session_expiry_v3_s
     return min(connect.session_expiry or 0, settings.session_expiry_max_s)
 
 
 def keep_alive_of(connect: Connect, longest_s: int) -> int:
-    """Seconds of silence that are agreed on; a client of MQTT 3.1.1 cannot be told other than its own."""
+    """Return the keep-alive in seconds; a client of MQTT 3.1.1 cannot be given another one than its own."""
     asked = connect.keep_alive
     is_too_long = longest_s and (asked == 0 or asked > longest_s)
     return longest_s if is_too_long and connect.version == 5 else asked
 
 
 def refused(connect: Connect, reason: Reason, text: str, reference: str = "") -> bytes:
-    """A CONNACK that lets nobody in: with a text if the client takes so much; empty if it takes neither."""
+    """Return a refusing CONNACK: without the text if that is too large for the client; empty if still too
+    large."""
     size_max = connect.maximum_packet_size
     for told in (text, None):
         where = reference or None
@@ -87,7 +88,8 @@ def refused(connect: Connect, reason: Reason, text: str, reference: str = "") ->
 def acceptance(
     connection: MqttConnection, present: bool, settings: EndpointSettings, told: str = ""
 ) -> Connack:
-    """`told` is the name of the connection, for clients that say what they have."""
+    """Return an accepting CONNACK; `told` names the connection, for clients that report what they have
+    received."""
     connect = connection.connect
     expiry_s = session_expiry_of(connect, settings)
     keep_alive_s = keep_alive_of(connect, settings.keep_alive_max_s)
@@ -110,7 +112,7 @@ def acceptance(
     )
     if connection.takes(answer):
         return answer
-    # What a client need not know as long as it does not overdo it is left out.
+    # Limits that a client need not know unless it exceeds them are left out.
     return replace(
         answer,
         user_properties=(),
