@@ -1,11 +1,10 @@
-"""What a broker asks of a peer on behalf of everyone behind it: one class per routing strategy.
+"""The filters that a broker forwards to a peer: one class per routing strategy.
 
-For each peer a broker collects the filters that arrived over its other
-interfaces and forwards a reduced set of them. `simple` reduces nothing,
-`identity` forwards equal filters once, `covering` only those that no other
-covers, `merging` also unites filters that have a perfect merger, and `lazy_merging`
-takes back later what is no longer wanted. Each class answers a change of the
-collected filters with the change of the forwarded set.
+For each peer a broker collects the filters that arrived over its other interfaces and forwards
+a reduced set of them. `simple` reduces nothing, `identity` forwards equal filters once,
+`covering` only those that no other covers, `merging` also unites filters that have a perfect
+merger, and `lazy_merging` withdraws filters later, in batches. Each class answers a change of
+the collected filters with the change of the forwarded set.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ FORWARDS_ALL = "simple"
 
 
 class ReducedTable(MatchingTable):
-    """A matching table that holds, of what came from one peer, only what the strategy leaves of it.
+    """A matching table that holds of a peer's entries only the strategy's reduced set.
 
     (Fiege et al., section 2.2: a filter replaces those that it covers and that are assigned to the same
     link.) Local owners keep theirs: what a client wants is told to its front filter by filter.

@@ -1,4 +1,4 @@
-"""What changes in what is forwarded to a peer."""
+"""Changes of the set of filters forwarded to a peer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from roamcast.protocol.messages import Entry
 
 
 class Change(NamedTuple):
-    """What to tell the peer; additions first."""
+    """Filters to add and remove at the peer; additions first."""
 
     subscribe: tuple[Entry, ...] = ()
     unsubscribe: tuple[Entry, ...] = ()

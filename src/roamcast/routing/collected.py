@@ -1,8 +1,8 @@
-"""What each interface has asked for: its entries, reference-counted.
+"""Entries that each interface has subscribed, reference-counted.
 
-A client that is away has asked for a few filters, once each, and for nobody else. Its entries are kept as
-one text until something else is asked of them: that takes a tenth of the memory of filters in a dictionary.
-How entries are kept depends on what they are, and not on what happened to them before.
+An absent client mostly has a few filters, once each. Its entries are stored as one text until other
+operations need them: that takes a tenth of the memory of filters in a dictionary. The form depends only on
+the entries, not on their history.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from roamcast.routing.matching import Interface, Owner
 from roamcast.state import State
 
 SHORT_MAX = 16
-"""Entries that are kept as one text, at most: to change one of them, all are gone through."""
+"""Maximum of entries stored as one text, because a change goes through all of them."""
 END = "\0"
-"""Behind each filter in such a text. No topic has it; filters that do are kept otherwise."""
+"""Separator behind each filter in such a text. No topic contains it; other filters with it are stored
+otherwise."""
 
 _NOTHING: Mapping[Entry, int] = {}
 
 
 class Collected:
-    """Entries by interface, each interface's in the order in which they came."""
+    """Entries by interface, in order of arrival."""
 
     __state__ = State("collected", saved=("_entries", "_short"), derived=("_owners",))
 
     def __init__(self) -> None:
         self._entries: dict[Interface, dict[Entry, int]] = {}
         self._short: dict[Owner, str] = {}
-        """Of local owners: a few filters, once each, in the name of the owner's client."""
+        """Local owners to a few filters, once each, all with the owner's client as subscriber."""
         self._restore()
 
     def _restore(self) -> None:
@@ -39,29 +40,30 @@ class Collected:
 
     @classmethod
     def of_entries(cls, entries: dict[Interface, dict[Entry, int]]) -> Collected:
-        """Of an older snapshot's entries, which are not there yet; `shorten` is called when they are."""
+        """Make from entries of an older snapshot, which are not filled yet; `shorten` is called
+        afterwards."""
         self = cls()
         self._entries = entries
         return self
 
     def shorten(self) -> None:
-        """Keep as one text whatever can be; entries that were changed since have been looked at."""
+        """Store all entries as text where possible; later changes do that for their own entries."""
         for interface in list(self._entries):
             self._shorten(interface)
         self._restore()
 
     def __len__(self) -> int:
-        """Entries of all interfaces."""
+        """Number of entries of all interfaces."""
         return sum(map(len, self._entries.values())) + sum(one.count(END) for one in self._short.values())
 
     def __iter__(self) -> Iterator[tuple[Interface, Iterable[Entry]]]:
-        """Each interface and its entries."""
+        """Iterate over the interfaces with their entries."""
         yield from self._entries.items()
         for owner, short in self._short.items():
             yield owner, _read(owner, short)
 
     def of(self, interface: Interface) -> Mapping[Entry, int]:
-        """What an interface has asked for, and how often."""
+        """Return an interface's entries with their counts."""
         short = self._short.get(interface)  # type: ignore[arg-type]
         if short is None:
             return self._entries.get(interface, _NOTHING)
@@ -74,7 +76,7 @@ class Collected:
         return entry[1] == interface[0] and f"{END}{entry[0].text}{END}" in END + short
 
     def holder(self, filters: Iterable[Filter], subscriber: str) -> Interface | None:
-        """The first interface that has one of these filters in the name of the subscriber."""
+        """Return the first interface with one of these filters for the subscriber."""
         entries = [(filter, subscriber) for filter in filters]
         for interface, collected in self._entries.items():
             if any(entry in collected for entry in entries):
@@ -85,11 +87,11 @@ class Collected:
         return None
 
     def same(self, interface: Interface) -> Interface:
-        """The one object that stands for this interface, if it has asked for anything."""
+        """Return the stored object equal to this interface, if it has entries."""
         return self._owners.get(interface, interface)
 
     def add(self, interface: Interface, entry: Entry) -> int:
-        """One more; how many there are now."""
+        """Add an entry; returns its count."""
         filter, subscriber = entry
         short = self._short.get(interface, "")  # type: ignore[arg-type]
         if short or interface not in self._entries:
@@ -104,7 +106,7 @@ class Collected:
         return count
 
     def remove(self, interface: Interface, entry: Entry) -> int:
-        """One less; how many are left. KeyError if there is none."""
+        """Remove an entry; returns the remaining count. KeyError if there is none."""
         short = self._short.get(interface)  # type: ignore[arg-type]
         if short is not None:
             if not self.has(interface, entry):
@@ -131,7 +133,7 @@ class Collected:
         self._short.pop(interface, None)  # type: ignore[arg-type]
 
     def _shorten(self, interface: Interface) -> None:
-        """Keep entries as one text, if they can be."""
+        """Store an interface's entries as text, if possible."""
         entries = self._entries[interface]
         if isinstance(interface, str) or len(entries) > SHORT_MAX:
             return

@@ -12,7 +12,7 @@ from roamcast.state import State
 
 
 class Node:
-    """A filter, and those that are not forwarded because it, or what stands above it, is."""
+    """A filter, with the filters below that are not forwarded because this one, or one above it, is."""
 
     __slots__ = ("above", "below", "filter")
 
@@ -32,9 +32,9 @@ class Node:
 class CoveringAggregate:
     """Only filters that no other collected filter covers are forwarded.
 
-    Collected filters stand in trees, each below one that covers it; the roots are
-    forwarded. Removing one brings its place to those directly below it: below a root
-    these are looked at anew, with all that is below them.
+    Collected filters form trees, each below one that covers it; the roots are forwarded. When a filter is
+    removed, the filters directly below it take its place: below a root these are placed anew, with everything
+    below them.
     """
 
     __state__ = State("covering-aggregate", saved=("_counts", "_nodes", "_roots"), derived=("_index", "_net"))
@@ -48,7 +48,7 @@ class CoveringAggregate:
     def _restore(self) -> None:
         self._index = CoverIndex()
         self._net: dict[Filter, int] = {}
-        """How often each filter came and went as a root since the change began."""
+        """Net number of times that each filter became a root since the change began."""
         for filter in self._roots:
             self._index.add(filter)
 
@@ -101,7 +101,7 @@ class CoveringAggregate:
         return Node(filter)
 
     def _place(self, node: Node) -> None:
-        """Find the place of a node that stands nowhere."""
+        """Find a place for a node that has none."""
         cover = self._index.first_covering(node.filter)
         if cover is None:
             self._settle(node)
@@ -112,12 +112,12 @@ class CoveringAggregate:
         root.put_below(node)
 
     def _settle(self, node: Node) -> None:
-        """A node that nothing covers becomes a root."""
+        """Make an uncovered node a root."""
         self._absorb(node)
         self._add_root(node)
 
     def _absorb(self, node: Node) -> None:
-        """Roots that a new root covers stand below it from now on."""
+        """Move roots that a new root covers below it."""
         for covered in self._index.covered_by(node.filter):
             other = self._roots[covered]
             self._remove_root(other)

@@ -37,17 +37,17 @@ from roamcast.state import State
 
 
 class Instances(Protocol):
-    """How variables may change, which the core does not know."""
+    """Rules by which variables change; the core does not know them."""
 
     def instance(self, filter: Filter, whereabouts: Whereabouts, exact: bool) -> Filter:
-        """The plain filter: for where the client is, or for wherever it may be by now."""
+        """Return the plain filter: for the client's current state, or for any that it may have by now."""
 
     def is_same(self, filters: Iterable[Filter], old: Whereabouts, new: Whereabouts) -> bool:
-        """Whether the wide instances of these filters are the same here and at every broker beyond."""
+        """True if the wide instances of these filters are the same here and at every broker beyond."""
 
 
 class Wide:
-    """Where nothing is known of how variables may change, every value is possible."""
+    """Rule for unknown variables: every value is possible."""
 
     __state__ = State("wide")
 
@@ -69,18 +69,18 @@ class Dependents:
         self._instances = instances
         self._known: dict[str, Whereabouts] = {}
         self._heard: dict[str, tuple[str, float]] = {}
-        """From which peer, and how far that is from the client."""
+        """Client to the peer that reported it, and the distance of that peer from the client."""
         self._here: dict[str, None] = {}
-        """Clients whose session is here: nobody else knows better."""
+        """Clients whose session is here, where the state is authoritative."""
         self._entries: dict[str, dict[Filter, dict[Interface, int]]] = {}
-        """Client to its filters, and which interfaces want them, reference-counted."""
+        """Client to its filters, with their interfaces, reference-counted."""
         self._made: dict[tuple[Filter, bool], Filter] = {}
-        """The instances in the table: of which filter, and whether for local owners."""
+        """Instances in the table, by filter and whether for local owners."""
         self._uses: Counter[str] = Counter()
         self._unused: dict[str, None] = {}
 
     def __bool__(self) -> bool:
-        """Whether anything here depends on anyone."""
+        """True if any entry depends on a client."""
         return bool(self._known)
 
     # --- entries ---
@@ -119,7 +119,7 @@ class Dependents:
         return widest(filter) if whereabouts is None else self._instances.instance(filter, whereabouts, exact)
 
     def local(self, filter: Filter) -> Filter:
-        """What a filter of a local owner matches at present."""
+        """Return what a filter of a local owner matches at present."""
         return self._made.get((filter, True), filter)
 
     # --- whereabouts ---
@@ -128,12 +128,12 @@ class Dependents:
         return self._known.get(client)
 
     def heard_from(self, client: str) -> str | None:
-        """The peer that told what is known here, if one did."""
+        """Return the peer that reported the client; None if none did."""
         heard = self._heard.get(client)
         return None if heard is None else heard[0]
 
     def locate(self, whereabouts: Whereabouts) -> bool:
-        """The session is here and says so; whether those further away must hear it."""
+        """Set the state of a client whose session is here; returns whether brokers beyond must be told."""
         client = whereabouts.client
         if client not in self._here:
             self._here[client] = None
@@ -142,13 +142,13 @@ class Dependents:
         return self._exchange(whereabouts)
 
     def depart(self, client: str) -> None:
-        """The session is no longer here."""
+        """Note that the client's session is no longer here."""
         if client in self._here:
             del self._here[client]
             self.use(client, -1)
 
     def learn(self, whereabouts: Whereabouts, peer: str, round_trip_s: float) -> bool:
-        """Take in a peer's news, unless it is old; whether those further away must hear it, too."""
+        """Apply a peer's news, unless outdated; returns whether brokers beyond must be told."""
         client = whereabouts.client
         known = self._known.get(client)
         distance_s = whereabouts.distance_s + round_trip_s
@@ -156,16 +156,16 @@ class Dependents:
             if client in self._here or whereabouts.number < known.number:
                 return False
             if whereabouts.number == known.number and distance_s <= known.distance_s:
-                # The same on another way; what was sent on the longer one may still come.
+                # The same news on another way; messages sent on the longer way may still arrive.
                 return False
-        # Those behind the peer that told it before are further away now, though this broker may not be.
+        # Brokers behind the former peer are further away now, though this broker may not be.
         is_elsewhere = self.heard_from(client) != peer
         self._heard[client] = (peer, whereabouts.distance_s)
         changes = self._exchange(msgspec.structs.replace(whereabouts, distance_s=distance_s))
         return changes or is_elsewhere
 
     def hear_of(self, whereabouts: Whereabouts) -> bool:
-        """News by the way, of a client that stays where it is for now: its distance is as it was."""
+        """Apply news of a client that does not move now: its distance is unchanged."""
         known = self._known.get(whereabouts.client)
         if known is not None and whereabouts.number <= known.number:
             return False
@@ -173,7 +173,7 @@ class Dependents:
         return self._exchange(msgspec.structs.replace(whereabouts, distance_s=distance_s))
 
     def measure(self, peer: str, round_trip_s: float) -> list[str]:
-        """The way to a peer takes this long: those clients behind it for whom that changes anything."""
+        """Set the round trip to a peer; returns the clients behind it that this affects."""
         changed = []
         for client, (heard_from, distance_s) in list(self._heard.items()):
             known = self._known[client]
@@ -183,7 +183,7 @@ class Dependents:
         return changed
 
     def _exchange(self, new: Whereabouts) -> bool:
-        """Put the instances for the new whereabouts in place of the old ones."""
+        """Replace the instances by those for the new state."""
         client = new.client
         old = self._known.get(client)
         filters = self._entries.get(client, {})
@@ -207,17 +207,18 @@ class Dependents:
                     self._table.add(new, interface)
                     self._table.remove(old, interface)
 
-    # --- how long they are needed ---
+    # --- when state can be forgotten ---
 
     def use(self, client: str, change: int) -> None:
-        """Something here needs to know where the client is, or does not any more."""
+        """Count the uses of a client's state here."""
         self._uses[client] += change
         if not self._uses[client]:
             del self._uses[client]
             self._unused[client] = None
 
     def forget_unused(self) -> None:
-        """Called when a change is complete: until then what is given up may be taken up again."""
+        """Forget unused state; called after a change is complete, because state given up may be needed again
+        until then."""
         if self._unused:
             for client in self._unused:
                 if client not in self._uses:

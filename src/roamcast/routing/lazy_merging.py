@@ -1,12 +1,12 @@
-"""The routing strategy `lazy_merging`: imperfect, because what nobody wants any more is taken back later.
+"""The routing strategy `lazy_merging`: imperfect merging, because filters are withdrawn later.
 
-With `merging`, a filter that goes makes the broker say a merged filter anew, and the next one that comes
-makes it say that anew again. Here a filter that goes stays as a ghost: the peer still sends what it matches,
-and nobody is told. If the filter comes back, as a client's does that moves, nothing is said either. When
-there are more ghosts than filters that are wanted, all of them go at once, in one change.
+With `merging`, each removed or added filter can make the broker replace a merged filter at the peer. Here a
+removed filter stays as a ghost: the peer still sends matching notifications, and no update is sent. If the
+filter comes back, as with a moving client, no update is needed either. When there are more ghosts than wanted
+filters, all ghosts are removed in one change.
 
 So at most half of the collected filters are ghosts, and every change pays for itself: a purge touches as many
-filters as have gone since the last one. The price is notifications that cross a link for nobody.
+filters as have gone since the last one. The price is notifications that cross a link without a subscriber.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LazyMergingAggregate(MergingAggregate):
     def __init__(self) -> None:
         super().__init__()
         self._ghosts: dict[Filter, None] = {}
-        """Filters that are forwarded, alone or merged, and that nobody wants."""
+        """Filters that are still forwarded, alone or merged, without a subscriber."""
 
     def add(self, entry: Entry) -> Change:
         filter = entry[0]
@@ -36,7 +36,8 @@ class LazyMergingAggregate(MergingAggregate):
 
     def remove(self, entry: Entry) -> Change:
         filter = entry[0]
-        if self._counts[filter] > 1 or filter.own:  # What follows a client is not kept without it.
+        # A filter on a client's state is not kept without the client.
+        if self._counts[filter] > 1 or filter.own:
             return super().remove(entry)
         del self._counts[filter]
         self._ghosts[filter] = None

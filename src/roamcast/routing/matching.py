@@ -1,13 +1,12 @@
 """The matching table: which interfaces want a notification.
 
-Most filters of a broker ask for one topic. For these the table keeps the topic and who wants it, and no
-filter; all others are in an index.
+Most filters of a broker ask for one topic. For these the table keeps the topic and its interfaces,
+without a filter; all others are in an index.
 
-Routes are remembered under the bytes of a burst's attributes. Where the access
-side keeps further attributes in the bodies (user properties, fields of a JSON
-payload), a filter that asks for those is not decided by these bytes: it waits in
-a group under the part of it that is, and the bodies are looked into only when
-some notification meets that part.
+Routes are remembered under the bytes of a burst's attributes. Where the access side keeps further
+attributes in the bodies (user properties, fields of a JSON payload), these bytes do not decide a filter
+on those attributes. Such a filter is grouped under its decidable part, and bodies are decoded only when
+a notification matches that part.
 """
 
 from __future__ import annotations
@@ -28,46 +27,46 @@ Owner = tuple[Any, ...]
 Interface = str | Owner
 
 Wanting = Interface | dict[Interface, int]
-"""Who wants one thing: an interface that wants it once, or interfaces with their counts. Most things are
-wanted by one, and a dictionary takes 200 bytes."""
+"""The interfaces of one entry: a single interface with count one, or interfaces with their counts. Most
+entries have one, and a dictionary takes 200 bytes."""
 
 Group = FilterIndex[Filter]
-"""Filters with the same decided part: the rest of each, which the full attributes decide. A filter's label
-is its interface if it has only one, and else the filter itself."""
+"""Filters with the same decidable part: the rest of each, to be decided by the full attributes. A filter's
+label is its interface if it has only one, and else the filter itself."""
 
 Route = tuple[tuple[str, ...], tuple[Owner, ...], tuple[Group, ...]]
-"""The peers and the local owners that want a notification, and who else may want it."""
+"""The peers and the local owners that want a notification, and the groups still to be decided."""
 
 Contents = Callable[[Burst], Sequence[Attributes]]
-"""What the bodies of a burst add to its attributes, for each notification everything together."""
+"""Returns, for each notification of a burst, its attributes including those of its body."""
 
 ROUTES_KEPT_MAX = 4096
-"""Remembered routes per broker; past that the memory starts afresh."""
+"""Cached routes per broker; beyond that the cache is cleared."""
 
 ROUTES_CHECKED_MAX = 128
-"""Number of remembered routes up to which a change of the table drops only those it touches."""
+"""Number of cached routes up to which a change of the table drops only those it affects."""
 
 PARTS_KEPT_MAX = 65_536
-"""Remembered sets of labels that the full attributes met, and where these lead."""
+"""Cached sets of matching labels, with their interfaces."""
 
 
 class Part(NamedTuple):
-    """Who wants a notification, once its full attributes are known."""
+    """The interfaces for notifications with the same full attributes."""
 
     peers: tuple[str, ...]
     owners: tuple[Owner, ...]
     clients: tuple[str, ...]
-    """Those of the owners that are clients, each once."""
+    """The owners that are clients, each once."""
     collectors: tuple[Owner, ...]
-    """Those that are not: their first element is empty."""
+    """The owners that are not clients: their first element is empty."""
 
 
 Parts = dict[tuple[Hashable, ...], Part]
-"""By the labels met, for notifications of one route."""
+"""Parts by the matching labels, for notifications of one route."""
 
 
 def _more(wanting: Wanting | None, interface: Interface) -> tuple[Wanting, bool]:
-    """Who wants it when one more does, and whether that interface did not before."""
+    """Add one count for an interface; returns the interfaces, and whether this one is new."""
     if wanting is None:
         return interface, True
     if not isinstance(wanting, dict):
@@ -77,7 +76,7 @@ def _more(wanting: Wanting | None, interface: Interface) -> tuple[Wanting, bool]
 
 
 def _less(wanting: Wanting, interface: Interface) -> tuple[Wanting | None, bool]:
-    """Who wants it when one less does, and whether that interface does not any more."""
+    """Remove one count for an interface; returns the interfaces, and whether this one is gone."""
     if not isinstance(wanting, dict):
         if wanting != interface:
             raise KeyError(interface)
@@ -93,20 +92,20 @@ def _less(wanting: Wanting, interface: Interface) -> tuple[Wanting | None, bool]
 
 
 def _each(wanting: Wanting | None) -> Iterable[Interface]:
-    """Those who want it."""
+    """Return the interfaces."""
     if wanting is None:
         return ()
     return wanting if isinstance(wanting, dict) else (wanting,)
 
 
 def _lift_1(fields: dict[str, Any]) -> None:
-    """The index follows from the interfaces, and topics are taken out of these by `_restore`."""
+    """The index follows from the interfaces, and `_restore` takes topics out of these."""
     del fields["_index"]
     fields["_topics"] = {}
 
 
 class MatchingTable:
-    """Filter to interfaces, reference-counted, with the route of each kind of notification remembered."""
+    """Filters to interfaces, reference-counted, with cached routes."""
 
     __state__ = State(
         "matching-table",
@@ -120,9 +119,9 @@ class MatchingTable:
         """`outside` names the attributes that are not in the bodies; None: none is in the bodies."""
         self._outside = outside
         self._topics: dict[str, Wanting] = {}
-        """Who wants the notifications of one topic: those with one value of the attribute `_alone`."""
+        """Interfaces by topic: by one value of the attribute `_alone`."""
         self._interfaces: dict[Filter, Wanting] = {}
-        """Who wants what other filters match."""
+        """Interfaces of the other filters."""
         self._groups: dict[Filter, Group] = {}
         self._group_index: FilterIndex[Filter] = FilterIndex()
         self._restore()
@@ -130,19 +129,19 @@ class MatchingTable:
     def _restore(self) -> None:
         self.routes: dict[bytes, Route] = {}
         self._alone = next(iter(self._outside)) if self._outside and len(self._outside) == 1 else None
-        """The attribute outside the bodies, if there is only one: a topic."""
+        """The only attribute outside the bodies, if there is just one: the topic."""
         self._routes_of: dict[Any, dict[bytes, None]] = {}
-        """The remembered routes by the value of this attribute."""
+        """Cached routes by the value of this attribute."""
         self._parts: dict[tuple[tuple[str, ...], tuple[Owner, ...]], Parts] = {}
-        """By the peers and owners that want all of a route's notifications."""
+        """Parts by the peers and owners that want all notifications of a route."""
         self._parts_kept = 0
         self._index: FilterIndex[Filter] = FilterIndex()
         self._divisions: dict[Filter, tuple[Filter, Filter]] = {}
-        """The filters of groups: what of each the attributes outside the bodies decide, and the rest."""
+        """Filters of groups: their decidable part, and the rest."""
         for filter, wanting in list(self._interfaces.items()):
             topic = self._topic_of(filter)
             if isinstance(wanting, dict) and list(wanting.values()) == [1]:
-                (self._interfaces[filter],) = wanting  # In older snapshots.
+                (self._interfaces[filter],) = wanting  # Found in older snapshots.
             if topic is not None:
                 self._topics[topic] = self._interfaces.pop(filter)
                 continue
@@ -214,7 +213,7 @@ class MatchingTable:
             self._leave(divided[0], filter)
 
     def _changed(self, filter: Filter) -> None:
-        """Other interfaces want it now: forget the routes that it is part of."""
+        """Drop the cached routes that a changed filter affects."""
         divided = self._divisions.get(filter)
         if divided is not None:
             self._label(filter)
@@ -223,13 +222,14 @@ class MatchingTable:
             self._forget_routes(filter if divided is None else divided[0])
 
     def _label(self, filter: Filter) -> None:
-        """Say in its group where a filter leads: a place that many lead to is then found once."""
+        """Label a filter in its group by its interface, so that filters with the same interface are found
+        once."""
         interfaces = list(_each(self._interfaces[filter]))
         label = filter if len(interfaces) > 1 else interfaces[0]
         self._groups[self._divisions[filter][0]].label(filter, label)
 
     def _divided(self, filter: Filter) -> tuple[Filter, Filter] | None:
-        """What of a filter the attributes outside the bodies decide, and the rest; None if that is all."""
+        """Return the decidable part of a filter, and the rest; None if all of it is decidable."""
         outside = self._outside
         if outside is None:
             return None
@@ -287,11 +287,11 @@ class MatchingTable:
     def split(
         self, burst: Burst, route: Route, contents: Sequence[Attributes]
     ) -> list[tuple[Burst, tuple[str, ...], tuple[Owner, ...]]]:
-        """The runs of a burst that take the same way."""
+        """Return the runs of a burst that have the same route."""
         ways = []
         start, current = 0, None
         for position, part in enumerate(self._parts_of(route, contents)):
-            # Not by identity: whether the same one was remembered may not decide what stays together.
+            # Not by identity: the cache may not influence the result.
             if part != current:
                 if current is not None:
                     ways.append((burst.part(start, position), current.peers, current.owners))
@@ -303,7 +303,7 @@ class MatchingTable:
     def gather(
         self, burst: Burst, route: Route, contents: Sequence[Attributes]
     ) -> list[tuple[Burst, tuple[str, ...], tuple[Owner, ...]]]:
-        """What each peer, client and collector wants of a burst without numbers, all of it together."""
+        """Return, for each peer, client and collector, all that it wants of a burst without numbers."""
         peers: dict[str, list[int]] = {}
         clients: dict[str, list[int]] = {}
         collectors: dict[Owner, list[int]] = {}
@@ -324,7 +324,7 @@ class MatchingTable:
         return ways
 
     def _parts_of(self, route: Route, contents: Sequence[Attributes]) -> list[Part]:
-        """Who wants each of the notifications with these attributes."""
+        """Return the interfaces for each notification with these attributes."""
         peers, owners, groups = route
         known = self._parts.setdefault((peers, owners), {})
         if len(groups) == 1:
@@ -344,7 +344,7 @@ class MatchingTable:
         return parts
 
     def _part(self, peers: tuple[str, ...], owners: tuple[Owner, ...], labels: Iterable[Any]) -> Part:
-        """What these labels lead to, and what wants it anyway."""
+        """Return the interfaces of these labels, together with the unconditional ones."""
         wanted: dict[Any, Any] = {**dict.fromkeys(peers), **dict.fromkeys(owners)}
         for label in labels:
             wanted.update(
@@ -377,7 +377,7 @@ class MatchingTable:
                         del self._routes_of[decoded.get(self._alone)][attributes]
 
     def _forget_topic(self, topic: str) -> None:
-        """A client that moves changes the routes of its own topics, and nobody else's."""
+        """Drop the cached routes of one topic, so that a client that moves affects only its own topics."""
         if self.routes:
             for attributes in self._routes_of.pop(topic, ()):
                 del self.routes[attributes]
@@ -387,7 +387,8 @@ class MatchingTable:
         self._routes_of.clear()
 
     def _topic_of(self, filter: Filter) -> str | None:
-        """The one value of the attribute outside the bodies that meets the filter; None if others may."""
+        """Return the only value of the outside attribute that matches the filter; None if others may
+        match."""
         expression = filter.expression
         if type(expression) is Compare and expression.operator == "=" and expression.name == self._alone:
             return expression.value if type(expression.value) is str else None
@@ -395,13 +396,13 @@ class MatchingTable:
 
 
 def _sorted_out(wanted: Iterable[Interface]) -> tuple[tuple[str, ...], tuple[Owner, ...]]:
-    """The peers and the local owners."""
+    """Split interfaces into peers and local owners."""
     peers = tuple(sorted(one for one in wanted if isinstance(one, str)))
     return peers, tuple(one for one in wanted if not isinstance(one, str))
 
 
 def _joined_labels(met: Iterable[tuple[Hashable, ...]]) -> tuple[Hashable, ...]:
-    """Those of all groups together, each once."""
+    """Return the labels of all groups together, each once."""
     return tuple(dict.fromkeys(chain.from_iterable(met)))
 
 

@@ -1,9 +1,9 @@
-"""The routing strategy `merging`: covering, and filters whose union is itself a filter are forwarded as that.
+"""The routing strategy `merging`: covering, plus merging of filters whose union is a filter.
 
-What was united is kept as a line: filters that differ in one attribute only, each of which touches the
-next one there, or lists of values of that attribute. A line may be a part of another line, in another
-attribute. When a part goes, its line is what the other parts are: mostly the same, else shorter, or two;
-only then the lines that it is part of fall apart, and what they held finds new places.
+A union is kept as a line: filters that differ in one attribute only, each of which touches the next one
+there, or lists of values of that attribute. A line may be a part of another line, in another attribute.
+When a part is removed, its line becomes the union of the other parts: mostly unchanged, else shorter, or
+split in two; only then the lines above it are dissolved, and their parts are placed anew.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ class Part(Node):
         self.line: Line | None = None
 
     def values(self, name: str) -> ValueSet:
-        """Of a single box: what it says about an attribute."""
+        """Return the values of a single box for an attribute."""
         assert self.filter.boxes
         return self.filter.boxes[0][name]
 
 
 class Line(Part):
-    """The union of its parts. Those of ranges are sorted, none covers another, and each touches the next."""
+    """The union of its parts. Parts that are ranges are sorted, none covers another, and each touches the
+    next."""
 
     __slots__ = ("is_range", "name", "parts")
 
@@ -58,7 +59,7 @@ class Line(Part):
         return _ends(part, self.name)[1]
 
     def enter(self, part: Part) -> None:
-        """One more; where one part covers another, that stands below it from now on."""
+        """Add a part; a part that another one covers is placed below it."""
         part.line = self
         if not self.is_range:
             self.parts.append(part)
@@ -76,19 +77,19 @@ class Line(Part):
         self.parts[first:last] = [part]
 
     def covering(self, filter: Filter) -> Part | None:
-        """One of the parts that covers this filter."""
+        """Return a part that covers this filter."""
         if not self.is_range:
             return next((part for part in self.parts if part.filter.covers(filter)), None)
         shape = shape_of(filter.boxes[0][self.name]) if filter.boxes and len(filter.boxes) == 1 else None
         if shape is None or shape.ends is None:
             return None
-        # The one that reaches furthest of those that begin early enough.
+        # The furthest-reaching part of those that begin early enough.
         place = bisect_right(self.parts, shape.ends[0], key=self.low)
         part = self.parts[place - 1] if place else None
         return part if part is not None and part.filter.covers(filter) else None
 
     def without(self, part: Part) -> list[list[Part]] | None:
-        """Take a part out: what is left, as parts that belong together; None if all is as it was."""
+        """Remove a part; returns the remaining groups of parts, or None if the union is unchanged."""
         is_range = self.is_range
         place = bisect_left(self.parts, self.low(part), key=self.low) if is_range else self.parts.index(part)
         left, right = self.parts[:place], self.parts[place + 1 :]
@@ -124,7 +125,7 @@ class MergingAggregate(CoveringAggregate):
         self._mergers.remove(node.filter)
 
     def _place_below(self, root: Node, node: Node) -> None:
-        """As far down as can be told at once: there it stays when what is above falls apart."""
+        """Place a node as far down as is known at once; it stays there when what is above is dissolved."""
         while isinstance(root, Line):
             part = root.covering(node.filter)
             if part is None:
@@ -133,7 +134,7 @@ class MergingAggregate(CoveringAggregate):
         root.put_below(node)
 
     def _settle(self, node: Node) -> None:
-        """A node that nothing covers takes in what it covers and unites with what it can."""
+        """Place an uncovered node: it takes in what it covers and merges with what it can."""
         self._absorb(node)
         while (merger := self._mergers.find(node.filter)) is not None:
             other = self._roots[merger.other]
@@ -147,7 +148,7 @@ class MergingAggregate(CoveringAggregate):
     def _withdraw(self, node: Node) -> None:
         assert isinstance(node, Part)
         loose: list[Node] = []
-        # Up along the lines, as far as they change by it.
+        # Up along the lines, as far as they change.
         while node.line is not None:
             line = node.line
             groups = line.without(node)
@@ -158,20 +159,20 @@ class MergingAggregate(CoveringAggregate):
             node = line
         else:
             self._withdraw_whole(node, loose)
-        # What came last is the widest, and covers or unites with what came before.
+        # The last one is the widest, and covers or merges with earlier ones.
         for one in reversed(loose):
             one.above = None
             self._place(one)
 
     def _withdraw_whole(self, node: Node, loose: list[Node]) -> None:
-        """Of a node that is not part of a line."""
+        """Withdraw a node that is not part of a line."""
         if node.above is None:
             self._remove_root(node)
             loose += _taken_from(node)
             return
         above = node.above
         del above.below[node]
-        # Whatever has been taken out of it, what is above covers that as well.
+        # The node above covers everything that was taken out, too.
         for one in (*loose, *_taken_from(node)):
             above.put_below(one)
         loose.clear()
@@ -189,7 +190,7 @@ def _taken_from(node: Node) -> list[Node]:
 
 
 def _joined(one: Part, other: Part, merger: Merger) -> Line:
-    """The line of two nodes; one that is such a line already grows."""
+    """Return the line of two nodes; an existing line grows."""
     name = merger.name
     values = union(one.values(name), other.values(name))
     shape = None if values is None else shape_of(values)
@@ -216,7 +217,7 @@ def _is_line(node: Part, name: str, is_range: bool) -> TypeGuard[Line]:
 
 
 def _pieces(line: Line, groups: list[list[Part]]) -> list[Node]:
-    """The nodes that a line becomes when only these parts of it are left."""
+    """Return the nodes that remain of a line when only these parts are left."""
     pieces: list[Node] = []
     for parts in groups:
         for part in parts:
@@ -231,12 +232,12 @@ def _pieces(line: Line, groups: list[list[Part]]) -> list[Node]:
 
 
 def _together(line: Line, parts: list[Part]) -> ValueSet | None:
-    """What the parts of a line that belong together say about its attribute."""
+    """Return the union of the line's attribute values over connected parts."""
     sets = [part.values(line.name) for part in parts]
     if line.is_range:
         low, high = line.low(parts[0]), line.high(parts[-1])
         return ValueSet(numbers=(low, high)) if sets[0].numbers else ValueSet(strings=(low, high))
-    # Two and two, because long ones take longer.
+    # Pairwise, because long lists take longer.
     while len(sets) > 1:
         joined = [union(one, other) for one, other in zip(sets[::2], sets[1::2], strict=False)]
         if None in joined:

@@ -1,22 +1,24 @@
-"""Reverse-path forwarding over an acyclic overlay: who wants what, and who must be told.
+"""Reverse-path forwarding over an acyclic overlay: subscriptions by interface, and
+updates to peers.
 
 The matching table says which interfaces want a notification; an interface is a
 peer (its id) or a local owner (a tuple, whatever the mobility protocol uses).
 A routing strategy decides what is forwarded of it to the peers. With
 advertisements, a subscription travels only towards publishers that may match it.
 
-Some protocols must know whose subscription an entry is, which a filter that covers
-or unites others has forgotten. For them there is a location table, too: (filter,
-subscriber) to next hop. It is what every strategy collects from its peers, only that
-each entry is forwarded, with its subscriber. The strategy then reduces the matching
-table, link by link, and not what is forwarded.
+Some protocols must know whose subscription an entry is, which is lost when filters
+are covered or merged. For them there is a location table, too: (filter, subscriber)
+to next hop. It holds what every strategy collects from its peers, but each entry is
+forwarded with its subscriber. The strategy then reduces the matching table, link by
+link, and not what is forwarded.
 
 Settling: a broker may ask a peer, with an update, to say when every broker
 behind it knows of all updates so far. The answers are gathered over the tree,
 so the question is answered when the furthest broker has it.
 
-Filters that depend on a client's own state travel as they are, and with them what
-is known of that client; each broker makes of them what it needs (`dependents.py`).
+Filters that depend on a client's own state travel unchanged, together with the
+known state of that client; each broker derives the plain filter it needs
+(`dependents.py`).
 """
 
 from __future__ import annotations
@@ -47,18 +49,18 @@ from roamcast.routing.matching import Interface, MatchingTable, Owner, Route
 from roamcast.state import State
 
 Token = tuple[Any, ...]
-"""What a caller gets back when something it asked for has settled."""
+"""Value that a caller gets back when its request has settled."""
 
 
 class _Answer(NamedTuple):
-    """Then answer the peer that asked."""
+    """Continuation: answer the peer that asked."""
 
     peer: str
     message: Settled
 
 
 class _Finish(NamedTuple):
-    """Then an unsubscription takes effect."""
+    """Continuation: an unsubscription takes effect."""
 
     owner: Owner
     filter: Filter
@@ -71,7 +73,7 @@ _Then = _Answer | _Finish | Token
 
 
 class _PeerState:
-    """What was agreed with one peer, and what is about to be said to it."""
+    """State agreed with one peer, and changes about to be sent to it."""
 
     __state__ = State(
         "router-peer",
@@ -84,11 +86,11 @@ class _PeerState:
     def __init__(self, aggregate: Aggregate | None) -> None:
         self.aggregate = aggregate
         self.advertised: dict[Filter, int] = {}
-        """What may come from behind the peer."""
+        """Advertisements from behind the peer."""
         self.spread: dict[Filter, int] = {}
         """Advertisements from elsewhere, reference-counted; equal ones are forwarded once."""
         self.depending: dict[str, int] = {}
-        """How many of the forwarded filters depend on the own state of a client."""
+        """Client to the number of forwarded filters that depend on its state."""
         self.staged: list[Change] = []
         self.staged_whereabouts: dict[str, None] = {}
         self.staged_advertise: list[Filter] = []
@@ -99,13 +101,13 @@ class _PeerState:
         self.settled = 0
 
     def wants(self, filter: Filter, uses_advertisements: bool) -> bool:
-        """Whether the peer must hear of a filter that came from elsewhere."""
+        """True if the peer must be told of a filter from elsewhere."""
         if self.aggregate is None:
             return False
         return not uses_advertisements or _overlaps_any(self.advertised, filter)
 
     def stage(self, change: Change) -> None:
-        """The forwarded set has changed."""
+        """Stage a change of the forwarded set."""
         if change is NO_CHANGE:
             return
         self.staged.append(change)
@@ -129,7 +131,7 @@ class _PeerState:
         )
 
     def take_update(self, cause: Cause, flush: bool, dependents: Dependents) -> Update:
-        """What is staged, as one update; nothing is staged any more."""
+        """Return and clear the staged changes, as one update."""
         change = _joined(self.staged)
         whereabouts: tuple[Whereabouts, ...] = ()
         if self.staged_whereabouts:
@@ -149,7 +151,7 @@ def _lift_barrier_1(fields: dict[str, Any]) -> None:
 
 
 class _Barrier:
-    """Something that waits until peers have settled, and what to do then, as data."""
+    """Peers that must settle, and the continuation, as data."""
 
     __slots__ = ("is_strict", "then", "waiting")
 
@@ -159,7 +161,7 @@ class _Barrier:
         self.waiting = waiting
         self.then = then
         self.is_strict = is_strict
-        """Whether it waits for peers whose links are down, too."""
+        """True to wait for peers whose links are down, too."""
 
 
 def _lift_1(fields: dict[str, Any]) -> None:
@@ -201,28 +203,30 @@ class Router:
         self.table = ReducedTable(strategy, outside) if reduces else MatchingTable(outside)
         self.dependents = Dependents(self.table, instances or Wide())
         self._round_trips_s: dict[str, float] = {}
-        """Over the links to the peers, as measured; until then they may take for ever."""
+        """Measured round trips to peers; infinite until measured."""
         self.connect(send, settled)
         self._peers: dict[str, _PeerState] = {}
         self._collected = Collected()
         self._ahead: dict[tuple[str, Entry], int] = {}
-        """Unsubscriptions of peers that came ahead of what they take back (see `end_relocation`)."""
+        """Unsubscriptions of peers that arrived before the subscription they remove (see
+        `end_relocation`)."""
         self._diverted: dict[str, Interface] = {}
-        """Subscribers on the move, and where what they want goes, whoever else has entries of theirs."""
+        """Moving subscribers to the interface that gets their notifications, whatever other entries they
+        have."""
         self._local_advertisements: dict[Filter, int] = {}
         self._barriers: list[_Barrier] = []
         self._unheard: dict[str, None] = {}
-        """Peers whose links are down: what they must know is sent, and nobody waits until they do."""
+        """Peers whose links are down: updates are sent to them, but not waited for."""
 
     def _restore(self) -> None:
         self._collected.shorten()
 
     def connect(self, send: Callable[[str, Message], None], settled: Callable[[Token], None]) -> None:
-        """Say where updates go and who hears that something has settled; to be said again after thawing."""
+        """Set the functions that send updates and report settlement; repeated after thawing."""
         self._send = send
         self._settled = settled
         self._ways: dict[str, dict[Interface, int]] | None = None
-        """Where entries of each client came from, and how many; None until `way_to` is first asked."""
+        """Client to the interfaces of its entries, with counts; None until `way_to` is first called."""
         self._client_named: Callable[[str], str] = str
 
     # --- the overlay ---
@@ -240,21 +244,22 @@ class Router:
     def size(self) -> int:
         """Entries of the routing table: a filter, where it came from and, if that is kept, whose it is.
 
-        Where both tables are kept, this is the location table; `len(router.table)` is the other one.
+        If both tables are kept, this is the size of the location table; `len(router.table)` is that of the
+        other.
         """
         return len(self._collected)
 
     def collected(self, peer: str) -> Mapping[Entry, int]:
-        """What a peer has subscribed to, and how often."""
+        """Return what a peer has subscribed to, with counts."""
         return self._collected.of(peer)
 
     def advertised(self, peer: str) -> Mapping[Filter, int]:
-        """What a peer has advertised, and how often."""
+        """Return what a peer has advertised, with counts."""
         state = self._peers.get(peer)
         return state.advertised if state is not None else {}
 
     def forwarded(self, peer: str) -> list[Entry]:
-        """What a peer was asked for."""
+        """Return the filters forwarded to a peer."""
         state = self._peers.get(peer)
         return state.aggregate.forwarded() if state is not None and state.aggregate is not None else []
 
@@ -262,7 +267,7 @@ class Router:
         return peer in self._peers
 
     def add_peer(self, peer: str) -> None:
-        """A new neighbour: it learns what everyone else here wants and offers."""
+        """Add a neighbour, and send it all subscriptions and advertisements from elsewhere."""
         aggregate = AGGREGATES[self._forwards]() if self._forwards in AGGREGATES else None
         state = _PeerState(aggregate)
         state.spread = dict(self._local_advertisements)
@@ -281,7 +286,7 @@ class Router:
     def link_changed(self, peer: str, is_up: bool) -> None:
         """Settle without a peer while its link is down.
 
-        Whatever happens meanwhile happens on this side of the link, and the peer hears of it in order.
+        Changes made meanwhile on this side of the link reach the peer later, in order.
         """
         if is_up:
             self._unheard.pop(peer, None)
@@ -290,7 +295,8 @@ class Router:
             self._settle(peer, None, is_down=True)
 
     def remove_peer(self, peer: str) -> None:
-        """A neighbour is gone for good: what it wanted and offered is taken back, and nobody waits for it."""
+        """Remove a neighbour for good: its subscriptions and advertisements are withdrawn, and nothing waits
+        for it."""
         for entry, count in list(self._collected.of(peer).items()):
             for _ in range(count):
                 self._release(peer, entry)
@@ -309,11 +315,12 @@ class Router:
 
     @property
     def known_routes(self) -> Mapping[bytes, Route]:
-        """Routes that were looked up before; `route` finds the others."""
+        """Cached routes; `route` computes others."""
         return {} if self.strategy == "flooding" else self.table.routes
 
     def route(self, attributes: bytes) -> Route:
-        """Who wants a notification with these attributes; the caller leaves out where it came from."""
+        """Return the interfaces that want a notification with these attributes; the caller leaves out its
+        source."""
         table = self.table
         route = table.routes.get(attributes) or table.route(attributes)
         if self.strategy == "flooding":
@@ -325,18 +332,18 @@ class Router:
     def subscribe(
         self, owner: Owner, filter: Filter, subscriber: str, cause: Cause, token: Token | None = None
     ) -> None:
-        """A local owner wants this; the token comes back once every broker that must know it does."""
+        """Subscribe a local owner; the token comes back once every broker that must know does."""
         self._collect(owner, (filter, subscriber))
         self._commit(cause, then=token)
 
     def unsubscribe(
         self, owner: Owner, filter: Filter, subscriber: str, cause: Cause, token: Token | None = None
     ) -> None:
-        """A local owner no longer wants this.
+        """Unsubscribe a local owner.
 
-        Without a token it takes effect at once. With one, what was published before
-        this call is still owed, wherever it is: first everything on its way is
-        driven out, over routes that still stand, and only then they are taken down.
+        Without a token this takes effect at once. With a token, notifications published before this call are
+        still owed: first everything under way is flushed over the existing routes, and only then are the
+        routes removed.
         """
         if token is None:
             self._release(owner, (filter, subscriber))
@@ -373,16 +380,15 @@ class Router:
         target: Interface,
         update: Update | None = None,
     ) -> Update | None:
-        """A subscriber's filters no longer come from the source but from the target.
+        """Move a subscriber's filters from the source interface to the target.
 
-        Its subscription moves over one link at a time: the broker it leaves calls
-        this with the peer as target, and sends what comes back along; the peer calls
-        it with that as `update`. Each takes for granted that the other forwards the
-        filters to it from now on. Where that is not so (equal ones were forwarded
-        before, or others cover them), it says so. Nobody else notices anything.
+        Its subscription moves over one link at a time: the broker it leaves calls this with the peer as
+        target, and sends what comes back along; the peer calls it with that as `update`. Each assumes that
+        the other forwards the filters to it from now on; exceptions (equal filters were forwarded before, or
+        others cover them) are stated in the update. No other broker is involved.
         """
         entries = [(filter, subscriber) for filter in filters]
-        # As they would come from a peer: most strategies forget whose they are.
+        # In the form in which a peer sends them: most strategies omit the subscriber.
         from_peer = entries if self._forwards == FORWARDS_ALL else [(filter, "") for filter, _ in entries]
         for entry in from_peer if isinstance(target, str) else entries:
             self._collect(target, entry)
@@ -400,10 +406,10 @@ class Router:
         return self._carry(target if isinstance(target, str) else None)
 
     def end_relocation(self, filters: Iterable[Filter], subscriber: str, peer: str) -> None:
-        """A peer has relocated the filters, and the broker that they were relocated from is gone.
+        """End a relocation whose source broker is gone, after a peer has relocated the filters.
 
-        What the peer has given up without being asked to is told to it once more, because whoever finds out
-        about the gone broker takes that back, too. If that came first, the peer remembers it (`_ahead`).
+        The peer is sent once more what it gave up unasked, because the broker that detects the loss withdraws
+        that, too. If the withdrawal came first, the peer remembers it (`_ahead`).
         """
         entries = tuple((filter, subscriber) for filter in filters)
         for entry in entries:
@@ -412,7 +418,7 @@ class Router:
         self._commit("handoff")
 
     def _carry(self, peer: str | None) -> Update | None:
-        """Send what is staged, but what is for this peer is given to the caller, who sends it along."""
+        """Send what is staged, but return the update for this peer, which the caller sends along."""
         carried = None
         if peer is not None:
             state = self._peers[peer]
@@ -422,15 +428,15 @@ class Router:
         return carried
 
     def direction(self, filters: Iterable[Filter], subscriber: str) -> Interface | None:
-        """Where what this subscriber wants goes; None if nothing is known of it."""
+        """Return the interface that gets this subscriber's notifications; None if unknown."""
         if subscriber in self._diverted:
             return self._diverted[subscriber]
         return self._collected.holder(filters, subscriber)
 
     def way_to(self, client: str, client_named: Callable[[str], str]) -> Interface | None:
-        """Where what a client wants goes; if it wants nothing, the only peer from which something comes.
+        """Return where a client's notifications go; if it has no entries, the only peer that sends any.
 
-        `client_named`, always the same function, tells whose a subscriber's name is.
+        `client_named`, always the same function, returns the client of a subscriber's name.
         """
         for subscriber, interface in self._diverted.items():
             if client_named(subscriber) == client:
@@ -442,13 +448,13 @@ class Router:
                     self._count_way(interface, subscriber, +1)
         ways = self._ways.get(client)
         if ways:
-            # Peers before local owners, and in an order that does not depend on when the index was made.
+            # Peers before local owners, in an order that does not depend on when the index was made.
             return min(ways, key=lambda one: (not isinstance(one, str), str(one)))
         producing = [peer for peer, state in self._peers.items() if state.advertised]
         return producing[0] if len(producing) == 1 else None
 
     def _count_way(self, interface: Interface, subscriber: str, change: int) -> None:
-        """Keep the index of `way_to`, if there is one."""
+        """Update the index of `way_to`, if it exists."""
         if self._ways is None:
             return
         ways = self._ways.setdefault(self._client_named(subscriber), {})
@@ -466,12 +472,11 @@ class Router:
         onward: str | None,
         update: Update | None = None,
     ) -> Update | None:
-        """A subscriber is to be found in another direction: what it wants goes there and nowhere else.
+        """Divert a subscriber: its notifications go to the target and nowhere else.
 
-        Its entries from elsewhere stay until those who made them withdraw them, and so
-        the updates between brokers go on as ever; but nothing is forwarded for them.
-        With a peer as target, `update` is what it wants. What is to be told to the
-        peer `onward` comes back, so that it can travel with the news.
+        Its entries from other interfaces stay until their makers withdraw them, so updates between brokers
+        continue as usual; but nothing is forwarded for these entries. With a peer as target, `update` holds
+        its subscriptions. Returns the update for the peer `onward`, so that it can travel with the message.
         """
         entries = [(filter, subscriber) for filter in filters]
         before = self.direction([filter for filter, _ in entries], subscriber)
@@ -498,10 +503,10 @@ class Router:
         update: Update | None = None,
         last: bool = True,
     ) -> Update | None:
-        """The end of a diversion: the entries from the direction it turned away from go.
+        """End a diversion: remove the entries from the former direction.
 
-        With a peer as source, `update` is what it takes back. Of several diversions of
-        one subscriber only the last one to end gives the routes back to the entries.
+        With a peer as source, `update` holds what it withdraws. Of several diversions of one subscriber only
+        the last one to end gives the routes back to the entries.
         """
         if isinstance(source, str):
             self._apply(source, update or Update())
@@ -524,7 +529,7 @@ class Router:
         (self.dependents if filter.own else self.table).remove(filter, interface)
 
     def listen(self, owner: Owner, filter: Filter) -> None:
-        """A local owner gets what passes; nobody is told."""
+        """Let a local owner receive what passes; no peer is told."""
         if filter.own:
             self._note_use(filter, +1)
         self._add_route(filter, owner)
@@ -535,40 +540,40 @@ class Router:
             self._note_use(filter, -1)
         self.dependents.forget_unused()
 
-    # --- where clients are, on whose own state filters depend ---
+    # --- state of clients, on which filters depend ---
 
     def locate(self, whereabouts: Whereabouts, cause: Cause, token: Token | None = None) -> None:
-        """A client whose session is here has changed its own state; the token as in `subscribe`."""
+        """Note a change of the own state of a client whose session is here; the token as in `subscribe`."""
         if self.dependents.locate(whereabouts):
             self._stage_whereabouts(whereabouts.client, None)
         self._commit(cause, then=token)
 
     def relocate_client(self, whereabouts: Whereabouts) -> None:
-        """A client's session has come here: whatever else is as it was, its distance from others is not."""
+        """Note that a client's session moved here: its distance from other brokers changed."""
         self.dependents.locate(whereabouts)
         self._stage_whereabouts(whereabouts.client, None)
         self._commit("handoff")
 
     def settle(self, cause: Cause, token: Token, flush: bool = False) -> None:
-        """The token comes back once every broker that must know whatever was said so far does.
+        """Return the token once every broker that must know all updates so far does.
 
-        With `flush`, once every broker has dealt with all that was sent to it before, be its link down now.
+        With `flush`, once every broker has handled all earlier messages, even across links that are down now.
         """
         self._commit(cause, then=token, flush=flush, strict=flush)
 
     def depart(self, client: str) -> None:
-        """Its session is no longer here."""
+        """Note that the client's session is no longer here."""
         self.dependents.depart(client)
         self.dependents.forget_unused()
 
     def hear_of(self, whereabouts: Whereabouts) -> None:
-        """Somebody who knows of a client has something to say about it: what that needs may follow."""
+        """Take a broker's news of a client, before a message that needs it."""
         self.dependents.use(whereabouts.client, +1)
         if self.dependents.hear_of(whereabouts):
             self._stage_whereabouts(whereabouts.client, None)
 
     def heard(self, whereabouts: Whereabouts) -> None:
-        """It has been said."""
+        """End the effect of `hear_of`, after that message."""
         self.dependents.use(whereabouts.client, -1)
         self._commit("handoff")
 
@@ -585,13 +590,13 @@ class Router:
             self._stage_whereabouts(whereabouts.client, peer)
 
     def _stage_whereabouts(self, client: str, source: str | None) -> None:
-        """Tell those peers that depend on it."""
+        """Stage news of a client for the peers that depend on it."""
         for peer, state in self._peers.items():
             if peer != source and client in state.depending:
                 state.staged_whereabouts[client] = None
 
     def _note_use(self, filter: Filter, change: int) -> None:
-        """Of a filter that depends on its client's own state."""
+        """Count the use of a filter that depends on its client's own state."""
         self.dependents.use(owner_of(filter), change)
 
     # --- peers ---
@@ -605,7 +610,7 @@ class Router:
             self._commit(update.cause)
 
     def _apply(self, peer: str, update: Update) -> None:
-        """Take in what a peer says it wants and offers; what follows from it is staged."""
+        """Apply a peer's subscriptions and advertisements, and stage the consequences."""
         for whereabouts in update.whereabouts:
             self._learn(peer, whereabouts)
         for filter in update.advertise:
@@ -623,14 +628,14 @@ class Router:
         self._settle(peer, message.number)
 
     def _settle(self, peer: str, number: int | None, is_down: bool = False) -> None:
-        """Nobody waits any longer for what the peer was told up to this number, or for anything of it."""
+        """Stop waiting for a peer up to this update number, or for all its updates."""
         finished = []
         for barrier in self._barriers:
             awaited = barrier.waiting.get(peer)
             if awaited is None or (is_down and barrier.is_strict):
                 continue
             if number is not None and awaited > number:
-                # Later ones wait for later answers.
+                # Later barriers wait for later answers.
                 break
             del barrier.waiting[peer]
             if not barrier.waiting:
@@ -687,7 +692,7 @@ class Router:
     # --- advertisements ---
 
     def _on_advertised(self, peer: str, filter: Filter) -> None:
-        """A publisher behind the peer: subscriptions that overlap must now travel there."""
+        """Forward overlapping subscriptions to a peer with a publisher behind it."""
         state = self._peers[peer]
         already = dict(state.advertised)
         state.advertised[filter] = already.get(filter, 0) + 1
@@ -710,7 +715,7 @@ class Router:
         self._spread(peer, filter, -1)
 
     def _collected_elsewhere(self, peer: str, filter: Filter) -> list[Entry]:
-        """Entries from all other interfaces that overlap the filter."""
+        """Return entries from all other interfaces that overlap the filter."""
         return [
             entry
             for interface, entries in self._collected
@@ -731,7 +736,7 @@ class Router:
                 del state.spread[filter]
                 state.staged_unadvertise.append(filter)
 
-    # --- saying it, and settling ---
+    # --- sending, and settling ---
 
     def _commit(
         self,
@@ -741,10 +746,10 @@ class Router:
         flush: bool = False,
         strict: bool = False,
     ) -> None:
-        """Send what is staged, one update to a peer; go on with `then` when all but the asker have settled.
+        """Send staged updates, one per peer; run `then` when all peers but the asker have settled.
 
-        A peer is asked when it has something left to learn. `flush` asks the others
-        too, so that the answers come behind whatever they had on its way.
+        A peer is asked if it is sent an update. `flush` asks the others, too, so that their answers follow
+        everything they had under way.
         """
         waiting = {}
         for peer, state in self._peers.items():
@@ -785,7 +790,7 @@ def _overlaps_any(advertised: Iterable[Filter], filter: Filter) -> bool:
 
 
 def _joined(changes: Sequence[Change]) -> Change:
-    """Several changes as one: what was added and removed again on the way cancels out."""
+    """Combine several changes: additions and removals of the same entry cancel out."""
     if len(changes) == 1:
         return changes[0]
     net: dict[Entry, int] = {}

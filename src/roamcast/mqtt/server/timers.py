@@ -20,7 +20,7 @@ class Timers:
         self._set = 0
 
     def set(self, at: float, key: Key) -> int:
-        """Returns the number of the timer, so that a later one can make it void."""
+        """Set a timer; returns its number, so that a later one can supersede it."""
         self._set += 1
         heapq.heappush(self._heap, (at, self._set, key))
         return self._set

@@ -1,9 +1,8 @@
 """Positions on the earth as a variable of a client's own state.
 
-Brokers take a client to move no farther than so many metres from one report to the next, and to keep each
-position as long as its reports showed (see ploc.py): so far from the client's broker, what is let through is
-a disc that grows with the distance. Its centre is one of a grid of points, and it is so much larger: most
-moves leave it as it was, and then nobody farther away need hear of them.
+Brokers assume a maximum distance between two reports, and a minimum stay learnt from the reports (see
+ploc.py). So a distant broker lets through notifications for a disc that grows with the distance. The disc is
+centred on a grid point and enlarged accordingly: most moves do not change it, and are not reported further.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from roamcast.filters.own import Around, Possible
 from roamcast.state import State
 
 GRID_PART = 4
-"""The points are at most this part of the radius apart."""
+"""Grid points are at most this share of the radius apart."""
 ROUNDING_M = 1.0
 
 
 class Earth(msgspec.Struct, frozen=True):
     step_m: float
-    """How far a client may get between two of its reports."""
+    """Maximum distance between two reports of a client."""
 
     is_metric: ClassVar[bool] = True
 
@@ -64,7 +63,7 @@ class Earth(msgspec.Struct, frozen=True):
 
     @staticmethod
     def _around(place: Position, radius_m: float, apart_m: float) -> Disc:
-        """The disc around the nearest point of the grid that has this one within it."""
+        """Return the disc around the nearest grid point that contains the disc around this position."""
         north = apart_m / DEGREE_M
         latitude = max(min(round(place.latitude / north) * north, 90.0), -90.0)
         # Near a pole meridians meet, and one point stands for all longitudes.
@@ -73,7 +72,7 @@ class Earth(msgspec.Struct, frozen=True):
         longitude = (round((place.longitude + 180) / 360 * count) % count) * 360 / count - 180
         latitude, longitude = degrees(latitude), degrees(longitude)
         centre = Disc(latitude, longitude, 0).centre
-        # No place is farther than this from its point, but for some at the poles.
+        # No place is farther than this from its point, except some at the poles.
         away_m = max(apart_m, distance_m(centre, place))
         return Disc(latitude, longitude, math.ceil(radius_m + away_m + ROUNDING_M))
 

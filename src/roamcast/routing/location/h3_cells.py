@@ -1,4 +1,4 @@
-"""Locations made of GPS positions: the hexagons of H3, a step leading from each to those around it."""
+"""Locations made of GPS positions: the hexagons of H3, with steps between adjacent cells."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Position = tuple[float, float]
 
 
 def cell_of(latitude: float, longitude: float, resolution: int) -> str:
-    """The location in which a position lies."""
-    position(latitude, longitude)  # Refuses what is not on the earth.
+    """Return the location that contains a position."""
+    position(latitude, longitude)  # Refuses positions that are not on the earth.
     if resolution not in range(16):
         raise InputError(f"resolution {resolution}: valid are 0 to 15 (9 makes cells about 350 m wide)")
     cell: str = h3_module().latlng_to_cell(latitude, longitude, resolution)
@@ -22,7 +22,7 @@ def cell_of(latitude: float, longitude: float, resolution: int) -> str:
 
 
 def cells_around(positions: Iterable[Position], resolution: int, rings: int = 1) -> MovementGraph:
-    """The movement graph of all cells within this number of rings around the positions."""
+    """Return the movement graph of all cells within this number of rings around the positions."""
     h3 = h3_module()
     cells: dict[str, None] = {}
     for latitude, longitude in positions:

@@ -1,4 +1,4 @@
-"""The movement graph: which locations there are, and where one can go in one step.
+"""The movement graph: locations, and the steps between them.
 
 As a file: one edge on each line, two names with a space between them; `a -> b` is
 one way only, and a name alone is a location without edges. A name with spaces goes
@@ -24,7 +24,7 @@ from roamcast.state import State
 LOCATIONS_MAX = 1_000_000
 BALLS_KEPT = 65_536
 WIDE_MAX = 256
-"""More locations are not listed in a filter that may be wider than necessary: then it takes all."""
+"""Limit of locations listed in a wide filter; with more it matches every location."""
 
 
 class MovementGraph:
@@ -68,7 +68,7 @@ class MovementGraph:
         return len(self._neighbours)
 
     def neighbours(self, location: Value) -> tuple[Value, ...]:
-        """Where one step leads."""
+        """Return the locations one step away."""
         return self._neighbours[location]
 
     def is_step(self, start: Value, end: Value) -> bool:
@@ -106,7 +106,7 @@ class MovementGraph:
         return frozenset(found)
 
     def near(self, values: tuple[Value, ...], steps: float, within: float) -> Possible:
-        """What is at most `within` away from where one may be after so many steps."""
+        """Return the locations at most `within` away from where a client may be after `steps` steps."""
         if steps == 0 and len(values) == 1:
             return self._near(values, int(within), exact=True)
         if steps == float("inf"):

@@ -21,18 +21,18 @@ Estimate = Literal["shortest", "mean"]
 
 
 def changed(pace: Pace | None, now: float, is_late: bool) -> Pace:
-    """A variable takes another value, now; `is_late` if the client said so earlier."""
+    """Note that a variable changes now; `is_late` if the client reported it earlier."""
     if pace is None:
         return Pace(now, (), is_late)
     stays_s = pace.stays_s
-    if not (is_late or pace.is_late):  # Otherwise it says nothing about how fast the client is.
+    if not (is_late or pace.is_late):  # A late change says nothing about the client's pace.
         stay_s = max(now - pace.changed_at, 0.0)  # Brokers' clocks may differ.
         stays_s = (*stays_s, stay_s)[-STAYS_KEPT:]
     return Pace(now, stays_s, is_late)
 
 
 def stay_s(pace: Pace | None, first_s: float, estimate: Estimate = "shortest") -> float:
-    """How long it keeps a value; `first_s` until it has changed twice."""
+    """Return the minimum time that the client keeps a value; `first_s` until it has changed twice."""
     if pace is None or not pace.stays_s:
         return first_s
     stays = pace.stays_s

@@ -1,8 +1,8 @@
 """What a broker must let through for a client that moves (Fiege et al., section 5 and appendix B.1).
 
-A broker at some distance from the client's hears late of a move, and what it sends
-arrives later still. So it must let through what is for any location that the client
-may have reached by then: ploc(x, q), all locations at most q steps from x.
+A distant broker learns of a move late, and its notifications arrive later still. So it must let
+through notifications for any location that the client may have reached by then: ploc(x, q), all
+locations at most q steps from x.
 
 How many steps? The paper adds up the delays of the links on the way to the client,
 and divides by the time that the client stays at a location: rounded down in its
@@ -29,17 +29,17 @@ from roamcast.state import State
 INSTANCES_KEPT = 65_536
 
 ROUNDING = 1e-9
-"""What dividing measured times may be wrong by."""
+"""Tolerance for rounding errors of measured times."""
 
 
 class Rule(NamedTuple):
-    """How many steps a broker allows for."""
+    """Rule for the number of steps that a broker allows for."""
 
     distance: Literal["round_trip", "one_way"] = "round_trip"
     rounding: Literal["up", "down"] = "up"
 
     def steps(self, round_trip_s: float, stay_s: float) -> float:
-        """For a client that stays `stay_s` at each location; 0 and infinity are valid."""
+        """Return the steps of a client that stays `stay_s` at each location; 0 and infinity are valid."""
         distance_s = round_trip_s if self.distance == "round_trip" else round_trip_s / 2
         if distance_s == 0 or stay_s == math.inf:
             return 0
@@ -63,8 +63,8 @@ class Ploc:
         return _instance(template, tuple(self._possible(template, whereabouts, exact)))
 
     def is_same(self, filters: Iterable[Filter], old: Whereabouts, new: Whereabouts) -> bool:
-        """As long as distances and stays are the same, brokers beyond take as many steps more from the
-        same locations, and reach the same."""
+        """True while distances and stays are the same: brokers beyond then add the same number of steps to
+        the same locations."""
         if old.distance_s != new.distance_s:
             return False
         for filter in filters:
@@ -78,7 +78,7 @@ class Ploc:
         return True
 
     def _possible(self, filter: Filter, whereabouts: Whereabouts, exact: bool) -> Iterable[Possible]:
-        """For each condition on the client's own state, what its variable may be."""
+        """Return the possible values for each condition on the client's own state."""
         for condition in filter.own:
             place = _place(whereabouts, condition.variable)
             steps = 0 if exact else self._rule.steps(whereabouts.distance_s, place.stay_s)
@@ -94,7 +94,7 @@ class Ploc:
         variable = self._variables.get(name)
         if variable is not None:
             return variable.near(values, steps, within)
-        # Nobody said how it changes: then it may be anything, but where it is known it is known.
+        # Without a rule for its changes, only an exactly known value is certain.
         return Values(values, is_exact=True) if steps == 0 and len(values) == 1 else None
 
 
@@ -108,5 +108,5 @@ def _place(whereabouts: Whereabouts, variable: str) -> Place:
 @lru_cache(maxsize=INSTANCES_KEPT)
 def _instance(template: Filter, possible: tuple[Possible, ...]) -> Filter:
     found = iter(possible)
-    # The conditions are met in the order in which the filter lists them.
+    # The conditions come in the order in which the filter lists them.
     return instance(template, lambda variable, within: next(found))

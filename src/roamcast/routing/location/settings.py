@@ -1,4 +1,4 @@
-"""What can be set about logical mobility."""
+"""Settings of logical mobility."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from roamcast.routing.location.variables import Variable
 
 
 class LocationSettings(msgspec.Struct, frozen=True):
-    """The same at every broker."""
+    """Settings that are the same at every broker."""
 
     variables: Mapping[str, Variable] = {}
-    """How each variable of the clients' own state may change; for `location`, the movement graph."""
+    """Rules for the variables of the clients' own state; for `location`, the movement graph."""
     stay_s: float | None = None
-    """How long clients keep a value at least; None: learnt from the moves of each."""
+    """Minimum time that clients keep a value; None: learnt from each client's changes."""
     stay_first_s: float = 1.0
-    """… and what to assume until then."""
+    """Assumed minimum until it is learnt."""
     estimate: Estimate = "shortest"
     rule: Rule = Rule()
     measure_every_s: float = 30.0
-    """How old the measured round trip of a link may be when a client behind it moves."""
+    """Maximum age of a link's measured round trip when a client behind it moves."""
     zones: Mapping[str, str] = {}
-    """Names that filters may use for regions of the earth, and the GeoJSON of each."""
+    """Names that filters may use for regions of the earth, with the GeoJSON of each."""
     dwell_s: float = 0.0
-    """How long a client is in a zone before others are told, and …"""
+    """Seconds that a client must be in a zone before its entry is published."""
     hysteresis_m: float = 0.0
-    """… how far it must be outside before it has left."""
+    """Distance outside a zone at which a client has left it."""
     told_in: tuple[str, ...] = ()
-    """Attributes of a client's own notifications that say where it is (see `told.py`), and …"""
+    """Attributes of a client's notifications that report its location (see `told.py`)."""
     told_topics: tuple[str, ...] = ()
-    """… where it publishes them; empty: anywhere."""
+    """Topics of those notifications; empty: any topic."""
     lent: Mapping[str, Value] = {}
-    """For each broker where its clients are that have not said where they are."""
+    """Broker to the assumed location of its clients that never reported one."""
 
     def check(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse invalid settings."""
         for variable in self.variables.values():
             variable.validate()
         for name, value in (("stay_s", self.stay_s), ("stay_first_s", self.stay_first_s)):

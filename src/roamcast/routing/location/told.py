@@ -1,8 +1,7 @@
-"""Where clients are, as their own notifications say.
+"""Locations of clients, as reported in their own notifications.
 
 Attributes that the configuration names hold it: one with a location (a name, or a position such as
-`43.263,-2.935`), or two with latitude and longitude. Topic filters may say whose notifications count: those
-that are published elsewhere are about something else.
+`43.263,-2.935`), or two with latitude and longitude. Topic filters may restrict which notifications count.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from roamcast.filters.selector import TOPIC
 
 
 class Telling:
-    """Reads where its publisher is out of a notification."""
+    """Reads the publisher's location from a notification."""
 
     def __init__(self, names: Sequence[str], topics: Sequence[str] = ()) -> None:
         self._names = tuple(names)
         self._patterns = [TopicPattern(text) for text in topics]
 
     def counts(self, topic: str) -> bool:
-        """Whether what is published there may tell where its publisher is."""
+        """True if publishes to this topic may report their publisher's location."""
         return not self._patterns or any(pattern.accepts(topic) for pattern in self._patterns)
 
     def place_in(self, attributes: Attributes) -> Value | None:
-        """The location, or None if the notification does not tell one."""
+        """Return the location, or None if the notification has none."""
         if not self.counts(str(attributes.get(TOPIC, ""))):
             return None
         if len(self._names) == 1:

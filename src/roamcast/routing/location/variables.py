@@ -1,4 +1,4 @@
-"""How a variable of a client's own state may change: what it can be a few steps from now.
+"""Rules by which a variable of a client's own state may change in a few steps.
 
 For a location the movement graph says so. For a number, such as what a client can
 still spend, it may be enough to know how far it falls or rises in one step.
@@ -17,27 +17,28 @@ from roamcast.filters.own import Possible, Span
 from roamcast.state import State
 
 
-@runtime_checkable  # A journal holds them, and what was read of it is checked.
+@runtime_checkable  # Values read from a journal are checked against this.
 class Variable(Protocol):
     @property
     def is_metric(self) -> bool:
-        """Whether it is a position on the earth, so that distances from it are in metres."""
+        """True for a position on the earth: distances from it are in metres."""
 
     def validate(self) -> None:
-        """Refuse what no variable can be."""
+        """Refuse invalid rules."""
 
     def check(self, value: Value) -> None:
-        """Refuse what is not a value of this variable."""
+        """Refuse invalid values of this variable."""
 
     def is_step(self, start: Value, end: Value) -> bool:
-        """Whether it can change like this in one step."""
+        """True if the variable can change like this in one step."""
 
     def near(self, values: tuple[Value, ...], steps: float, within: float) -> Possible:
-        """What is at most `within` away from it when it had one of these values, so many steps ago."""
+        """Return the values at most `within` away from what the variable may be, `steps` steps after these
+        values."""
 
 
 class NumberSteps(msgspec.Struct, frozen=True):
-    """A number that falls and rises by no more than so much in one step, between two bounds."""
+    """A number between two bounds that changes by limited amounts per step."""
 
     fall: float
     rise: float
