@@ -1,4 +1,4 @@
-"""Boxes that are compared as a whole, in a few sets of which each is several times as large as the next."""
+"""Boxes in a few mask sets, each several times as large as the next."""
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
@@ -8,14 +8,14 @@ from roamcast.filters.covering import Box
 from roamcast.filters.masks import BoxMasks, Member
 
 RECENT_MAX = 2_048
-"""Boxes in the newest set. What a change costs grows with this, what a question costs falls with it."""
+"""Boxes in the newest set. The cost of a change grows with this, the cost of a question falls."""
 GROWTH, SET_MAX = 4, 32_768
-"""A set is joined to one that is not so many times as large, unless they are too many boxes together: making
-the integers anew keeps a broker from everything else."""
+"""A set is merged into one that is at most this many times larger, unless together they exceed the maximum:
+rebuilding the integers blocks the broker."""
 
 
 class BoxTable:
-    """Sets of boxes. A change touches the newest one, so that the large ones are seldom made anew."""
+    """Sets of boxes. A change affects the newest set, so that large ones are seldom rebuilt."""
 
     def __init__(self, label_of: Mapping[int, Hashable]) -> None:
         self._label_of = label_of
@@ -27,11 +27,11 @@ class BoxTable:
         return len(self._set_of)
 
     def has_room(self) -> bool:
-        """Whether another box takes no further set."""
+        """True if another box needs no further set."""
         return not self.sets or (len(self.sets) == 1 and len(self.sets[0].members) < RECENT_MAX)
 
     def add(self, number: int, box: Box, predicate: Predicate) -> Callable[[], None]:
-        """Enter a box of the entry with this number; returns how to take it out."""
+        """Add a box of the entry with this number; returns a function that removes it."""
         if not self.sets or len(self.sets[-1].members) >= RECENT_MAX:
             self._join_alike()
             self.sets.append(BoxMasks(self._label_of))
@@ -46,7 +46,7 @@ class BoxTable:
             self._join_alike()
 
     def _join_alike(self) -> None:
-        """Join each set to the one before that, unless that is much larger."""
+        """Merge each set into the one before, unless that is much larger."""
         kept: list[BoxMasks] = []
         for masks in self.sets:
             while kept and _are_alike(len(kept[-1].members), len(masks.members)):

@@ -15,7 +15,7 @@ from roamcast.filters.patterns import TopicPattern
 from roamcast.filters.region_index import RegionIndex
 from roamcast.filters.values import FALSE, TRUE, ValueSet, number_points, string_points
 
-# Python takes True and 1 for the same dictionary key.
+# As dictionary keys, True and 1 are equal in Python.
 _TRUE, _FALSE = object(), object()
 
 
@@ -23,7 +23,7 @@ _NO_CHECKS: Mapping[int, Predicate] = MappingProxyType({})
 
 
 class Bucket:
-    """Entries found in one place. `sure` rises, because entry numbers do and are appended."""
+    """Entries found in one place. `sure` is rising, because entry numbers rise and are appended."""
 
     __slots__ = ("_checks", "sure")
 
@@ -59,7 +59,7 @@ class Bucket:
 
 
 class Column:
-    """All that the index knows about one attribute alone."""
+    """Everything the index knows about one attribute alone."""
 
     __slots__ = ("_equal", "_regions", "_topics")
 
@@ -70,9 +70,9 @@ class Column:
         self._regions: RegionIndex | None = None
 
     def add(self, number: int, values: ValueSet, check: Predicate | None) -> Callable[[], None]:
-        """Enter a list of values, a topic filter or a region; returns how to take it out.
+        """Add a list of values, a topic filter or a region; returns a function that removes it.
 
-        With a `check` there are further conditions: the filter is asked where this one is met.
+        `check` tests further conditions, and is called when this one matches.
         """
         if values.region is not None and (values.region_exact or check is not None):
             if self._regions is None:
@@ -102,7 +102,7 @@ class Column:
         known.add(number, check)
 
     def add_plain(self, number: int, asked: str | TopicPattern) -> None:
-        """Enter one string, or a topic filter: most filters are like that."""
+        """Add one string, or a topic filter: the usual case."""
         if isinstance(asked, str):
             self._add_point(number, asked, None)
             return
@@ -117,7 +117,7 @@ class Column:
             self._topics.remove(number, asked)
 
     def waiting(self, values: ValueSet) -> int:
-        """How many entries are asked where this value or topic filter is met."""
+        """Return how many entries are asked when this value or topic filter matches."""
         points = points_of(values)
         bucket: Bucket | int | None
         if points is not None:
@@ -151,18 +151,18 @@ class Column:
                 if not bucket:
                     del self._equal[point]
             elif bucket == number:
-                # Two boxes of one entry can meet here, and the first has taken both out.
+                # Two boxes of one entry can be here, and the first removal removed both.
                 del self._equal[point]
 
 
 def is_looked_up(values: ValueSet) -> bool:
-    """Whether a column can hold exactly this set."""
+    """True if a column can hold exactly this set."""
     is_named = (values.topic is not None and values.topic_exact) or values.region_exact
     return is_named or points_of(values) is not None
 
 
 def points_of(values: ValueSet) -> list[object] | None:
-    """The members of a set as dictionary keys, if they are finitely many values."""
+    """Return the members of a set as dictionary keys, if they are finitely many values."""
     if values.marks & ~(TRUE | FALSE) or values.patterns:
         return None
     strings = string_points(values.strings)
@@ -175,7 +175,7 @@ def points_of(values: ValueSet) -> list[object] | None:
 
 
 NO_LEVELS: "dict[str, _Level]" = {}
-"""The children of every level that has none; it stays empty."""
+"""Shared empty children of levels without any."""
 
 
 class _Level:
@@ -184,16 +184,16 @@ class _Level:
     def __init__(self) -> None:
         self.children: dict[str, _Level] = NO_LEVELS
         self.here: Bucket | None = None
-        """Filters that end at this level…"""
+        """Filters that end at this level."""
         self.rest: Bucket | None = None
-        """… and those with a `#` behind it."""
+        """Filters with a `#` behind this level."""
 
     def __bool__(self) -> bool:
         return bool(self.children or self.here or self.rest)
 
 
 class TopicTree:
-    """Topic filters by level, so that a topic walks past all filters that differ from it at once."""
+    """Topic filters by level, so that the search skips all filters that differ at a level."""
 
     __slots__ = ("_root",)
 
@@ -201,7 +201,7 @@ class TopicTree:
         self._root = _Level()
 
     def bucket(self, pattern: TopicPattern) -> Bucket:
-        """The place of a topic filter, made if it is new."""
+        """Return the place of a topic filter, created if new."""
         level = self._root
         for name in _names(pattern):
             child = level.children.get(name)
@@ -217,12 +217,12 @@ class TopicTree:
         return bucket
 
     def find(self, pattern: TopicPattern) -> Bucket | None:
-        """The place of a topic filter, if there is one."""
+        """Return the place of a topic filter, if it exists."""
         path = self._path(pattern)
         return getattr(path[-1], _kind(pattern)) if path else None
 
     def _path(self, pattern: TopicPattern) -> list[_Level]:
-        """The levels from the root to the filter's place; empty if there is no such place."""
+        """Return the levels from the root to the filter's place; empty if there is no such place."""
         path = [self._root]
         for name in _names(pattern):
             level = path[-1].children.get(name)
@@ -234,7 +234,7 @@ class TopicTree:
     def remove(self, number: int, pattern: TopicPattern) -> None:
         bucket = self.find(pattern)
         if bucket is None:
-            # Two boxes of one entry can meet here, and the first has taken both out.
+            # Two boxes of one entry can be here, and the first removal removed both.
             return
         bucket.discard(number)
         path = self._path(pattern)
@@ -260,7 +260,7 @@ class TopicTree:
             for level in levels:
                 children = level.children
                 child = children.get(name)
-                # A level that is literally "+" in a topic is not valid MQTT, and must not count twice.
+                # A topic level that is literally "+" is invalid in MQTT, and must not count twice.
                 if child is not None and name != "+":
                     following.append(child)
                 if wild and (child := children.get("+")) is not None:

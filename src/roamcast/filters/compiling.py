@@ -33,9 +33,9 @@ from roamcast.filters.patterns import LikePattern, Pattern, Wild
 
 Predicate = Callable[[Attributes], bool]
 
-# In the tables below: `a` the attributes, `n` the name, `v` the value in hand, the others constants.
-# The value is of any type, and the first half of each test finds out which. Type checkers cannot
-# follow that, nor default arguments of a lambda; the functions below the tables give the types.
+# In the tables below: `a` the attributes, `n` the name, `v` the current value, the others constants. The
+# value is of any type, and the first half of each test finds out which. Type checkers cannot follow that, nor
+# default arguments of a lambda; the functions below the tables give the types.
 
 _STRING_TESTS: dict[str, Any] = {
     "=": lambda name, value: lambda a, n=name, c=value: a.get(n) == c,
@@ -62,7 +62,7 @@ _STRING_TESTS: dict[str, Any] = {
     ),
 }
 
-# NaN fails every comparison by itself, except those that ask for difference.
+# NaN fails every comparison, except those that test for inequality.
 _NUMBER_TESTS: dict[str, Any] = {
     "=": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)) == c and v.__class__ is not bool,
     "<>": lambda name, value: (
@@ -143,7 +143,8 @@ def compile_predicate(expression: Expression) -> Predicate:
             return _search(name, topic, negative)
         case Inside(name, region, negative):
             if isinstance(region, NamedZone):
-                return lambda a: False  # Nobody has said yet what it is.
+                # The zone is unknown here.
+                return lambda a: False
             # What is no position is neither inside nor outside.
             return _search(name, Outside(region) if negative else region, False)
         case IsNull(name, negative):
@@ -151,7 +152,7 @@ def compile_predicate(expression: Expression) -> Predicate:
                 return lambda a: a.get(name) is not None
             return lambda a: a.get(name) is None
         case Own():
-            # Whatever the client's state is, it is not known here (see own.py).
+            # The client's state is not known here (see own.py).
             return lambda a: False
     raise TypeError(f"not an expression: {expression!r}")
 

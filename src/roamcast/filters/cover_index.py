@@ -1,4 +1,4 @@
-"""Which filters may cover another one, or be covered by it, without asking each of them.
+"""Find filters that cover another one, or are covered by it, without testing each of them.
 
 Of every filter an outline is kept: for each attribute that all of its boxes restrict, the marks it lets
 through, how far its numbers and its strings reach, and the levels of its topic. A filter that covers
@@ -15,12 +15,12 @@ from roamcast.filters.outline_masks import Outline, OutlineMasks, Span
 from roamcast.filters.values import ValueSet, number_points, string_points
 
 REFUSALS_MAX = 512
-"""So many may refuse, for one question. Beyond, no more are asked, and whatever is not known to cover does
-not: that costs a router an entry too many, and never a notification."""
+"""Failed tests allowed per question. Beyond that, untested filters count as not covering: that costs a router
+an entry too many, and never a notification."""
 
 
 class CoverIndex:
-    """Filters in the order they were added; answers come in this order."""
+    """Filters in order of arrival; answers have this order."""
 
     def __init__(self) -> None:
         self._number_of: dict[Filter, int] = {}
@@ -29,9 +29,9 @@ class CoverIndex:
         self._with_room: dict[int, None] = {}
         self._places: dict[Filter, tuple[int, int]] = {}
         self._empty: dict[Filter, None] = {}
-        """Those that match nothing: every filter covers them."""
+        """Filters that match nothing: every filter covers them."""
         self._complex: dict[Filter, None] = {}
-        """Those that are too complex for boxes: only a filter without any condition covers them."""
+        """Filters too complex for boxes: only a filter without any condition covers them."""
 
     def add(self, filter: Filter) -> None:
         self._number_of[filter], self._next_number = self._next_number, self._next_number + 1
@@ -48,7 +48,7 @@ class CoverIndex:
             del self._with_room[at]
 
     def remove(self, filter: Filter) -> None:
-        """KeyError if it is not there."""
+        """Remove a filter; KeyError if it is not there."""
         del self._number_of[filter]
         place = self._places.pop(filter, None)
         if place is None:
@@ -62,7 +62,7 @@ class CoverIndex:
         return self._complex if filter.boxes is None else self._empty
 
     def first_covering(self, filter: Filter) -> Filter | None:
-        """The first of those that cover this filter; itself, if it is there."""
+        """Return the first filter that covers this one; the filter itself, if it is here."""
         if filter in self._number_of:
             return filter
         if filter.boxes == ():
@@ -72,7 +72,7 @@ class CoverIndex:
         return next(self._agreeing(found, lambda one: one.covers(filter)), None)
 
     def covered_by(self, filter: Filter) -> list[Filter]:
-        """All that this filter covers, itself included if it is there."""
+        """Return all filters that this one covers, including itself if it is here."""
         found = list(self._empty)
         outline = outline_of(filter)
         if outline is not None:
@@ -128,7 +128,7 @@ def _span(values: ValueSet) -> Span:
 
 
 def _levels(values: ValueSet) -> tuple[str, ...]:
-    """The levels of the topic filter that these strings are, or of the only string; else none."""
+    """Return the levels of the topic filter, or the only string, that these values are; else none."""
     if values.topic is not None and values.topic_exact:
         return values.topic.levels
     points = string_points(values.strings) if len(values.strings) == 2 else None
@@ -140,7 +140,7 @@ def _levels(values: ValueSet) -> tuple[str, ...]:
 
 
 def _joined(name: str, boxes: tuple[Box, ...]) -> Span:
-    """From the lowest to the highest value of several boxes."""
+    """Return the range from the lowest to the highest value of several boxes."""
     spans = [_span(box[name]) for box in boxes]
     numbers = [span.numbers for span in spans if span.numbers is not None]
     strings = [span.strings for span in spans if span.strings is not None]

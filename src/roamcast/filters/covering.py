@@ -1,4 +1,4 @@
-"""Does one filter cover another, do two overlap: decided on unions of boxes.
+"""Covering and overlap of filters, decided on unions of boxes.
 
 A box holds, for each attribute it mentions, the set of values allowed; it is a
 conjunction of conditions on single attributes. An expression becomes a union of
@@ -48,7 +48,7 @@ def _boxes(expression: Expression, effort: Effort) -> Boxes | None:
         case Or():
             return _sum(expression, effort)
         case Own():
-            # Only a filter with the very same condition covers it, or one without any such.
+            # Only a filter with the identical condition, or without any on this attribute, covers it.
             return ({expression.name: PRESENT, own_mark(expression): ValueSet(TRUE)},)
     name, values = set_of(expression)
     return () if values.is_empty(effort) else ({name: values},)
@@ -93,7 +93,7 @@ def _sum(expression: Or, effort: Effort) -> Boxes | None:
 
 
 def meet(one: Box, other: Box, effort: Effort) -> Box | None:
-    """What is in both boxes, or None if nothing is."""
+    """Return the intersection of both boxes, or None if it is empty."""
     if not one:
         return other
     result = dict(one)
@@ -112,7 +112,7 @@ def contains_box(wide: Box, narrow: Box, effort: Effort) -> bool:
 
 
 def cut_off(box: Box, knife: Box, effort: Effort) -> list[Box]:
-    """Boxes that together hold what is in `box` and not in `knife`."""
+    """Return boxes that together contain what is in `box` and not in `knife`."""
     pieces: list[Box] = []
     rest = dict(box)
     for name, values in knife.items():

@@ -25,7 +25,7 @@ KEYWORDS = frozenset(
 )
 PLAIN_NAME = re.compile(r"[^\W\d$.][\w$.]*|\$[\w$.]*")
 OWN_NAME = re.compile(r"myloc|my\.[\w$.]+")
-"""How the client's own variables are written; `myloc` is short for `my.location`."""
+"""Syntax of the client's own variables; `myloc` is short for `my.location`."""
 
 NEGATED_OPERATOR = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 MIRRORED_OPERATOR = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
@@ -34,7 +34,7 @@ INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 
 
 def canonical_value(value: Value) -> Value:
-    """The one spelling of a value: 5.0 and 5 compare equal everywhere, so they must print alike."""
+    """Return the canonical form of a value: 5.0 and 5 compare equal, so they must print alike."""
     if isinstance(value, float) and value.is_integer() and INT_MIN <= value <= INT_MAX:
         whole = int(value)
         # 2.0**63 is within the float comparison above but not within 64 bits.
@@ -106,7 +106,7 @@ class Compare(Expression):
 
 
 class _Test(Expression):
-    """A condition that may have a NOT in front of what it asks of an attribute."""
+    """A condition that may have a NOT before its test."""
 
     __slots__ = ()
 
@@ -164,7 +164,7 @@ class Matches(_Test):
 
 @dataclass(frozen=True, slots=True)
 class Inside(_Test):
-    """The attribute is a position, and lies in this region."""
+    """True if the attribute is a position in this region."""
 
     name: str
     region: Region
@@ -198,7 +198,7 @@ class Own(Expression):
     within: int | float = 0
     negative: bool = False
     is_metric: bool = False
-    """Whether `within` counts metres on the earth; else it counts steps, or is a difference of numbers."""
+    """True if `within` is metres on the earth; otherwise steps, or a difference of numbers."""
 
     def text(self) -> str:
         variable = "myloc" if self.variable == "location" else f"my.{self.variable}"
@@ -250,32 +250,32 @@ class Or(_Joined):
 
 
 def names_of(expression: Expression) -> frozenset[str]:
-    """The attributes that an expression speaks about."""
+    """Return the attributes that an expression depends on."""
     if isinstance(expression, And | Or):
         return frozenset[str]().union(*map(names_of, expression.children))
     if isinstance(expression, Constant):
         return frozenset()
     if isinstance(expression, Own):
-        # It speaks about more than the attribute, and a condition on that alone cannot replace it.
+        # The condition depends on more than the attribute, and a condition on that alone cannot replace it.
         return frozenset((expression.name, own_mark(expression)))
     assert isinstance(expression, Compare | Between | In | Like | Matches | Inside | IsNull)
     return frozenset((expression.name,))
 
 
 def own_mark(condition: Own) -> str:
-    """A name that no attribute has, under which the covering algebra keeps this very condition."""
+    """Return a name that no attribute has, under which the covering algebra keeps this condition."""
     return "\0" + condition.text()
 
 
 def own_conditions(expression: Expression) -> tuple[Own, ...]:
-    """The conditions on the client's own state."""
+    """Return the conditions on the client's own state."""
     if isinstance(expression, And | Or):
         return tuple(one for child in expression.children for one in own_conditions(child))
     return (expression,) if isinstance(expression, Own) else ()
 
 
 def mapped(expression: Expression, change: Callable[[Expression], Expression]) -> Expression:
-    """The same with other leaves."""
+    """Return the expression with its leaves replaced."""
     if isinstance(expression, And):
         return conjunction(mapped(child, change) for child in expression.children)
     if isinstance(expression, Or):
@@ -288,7 +288,7 @@ def conjunction(children: Iterable[Expression]) -> Expression:
 
 
 def some_of(children: Sequence[Expression]) -> Expression:
-    """Some children of a conjunction, in their order: they are sorted and distinct already."""
+    """Return some children of a conjunction, in order: they are sorted and distinct already."""
     return children[0] if len(children) == 1 else And(tuple(children))
 
 
@@ -301,7 +301,7 @@ def _join(
     kind: type[And] | type[Or],
     neutral: bool,
 ) -> Expression:
-    """Flatten, sort by text and drop repetitions, so that order and doubling do not make a new filter."""
+    """Flatten, sort by text and drop repetitions, so that order and repetition do not make a new filter."""
     by_text: dict[str, Expression] = {}
     for child in children:
         if isinstance(child, Constant):
@@ -319,7 +319,7 @@ def _join(
 
 def comparison(name: str, operator: str, value: Value) -> Expression:
     if isinstance(value, bool) and operator == "<>":
-        # There are only two booleans, and both spellings are unknown for anything else.
+        # There are only two booleans, and both forms are unknown for other types.
         return Compare(name, "=", not value)
     return Compare(name, operator, canonical_value(value))
 
@@ -329,7 +329,7 @@ def between(name: str, low: Value, high: Value) -> Expression:
 
 
 def membership(name: str, values: Iterable[Value]) -> Expression:
-    """`name IN (values)`; the values are of one kind, so they can be sorted."""
+    """Return `name IN (values)`; the values are of one type, so they can be sorted."""
     unique = sorted(dict.fromkeys(canonical_value(value) for value in values))
     if len(unique) == 1:
         return comparison(name, "=", unique[0])
@@ -344,7 +344,7 @@ def own(
     within: int | float = 0,
     is_metric: bool = False,
 ) -> Expression:
-    """Being equal to one value is being in the set of it; at first a variable has one."""
+    """Return a condition on the client's state; equality is membership in a set of one value."""
     if operator in ("=", "<>"):
         return Own(name, "IN", variable, owner, 0, operator == "<>")
     return Own(name, operator, variable, owner, canonical_number(within), is_metric=is_metric)

@@ -15,8 +15,8 @@ __all__ = ["ALL", "MAX_TEXT_LENGTH", "NONE", "Attributes", "Filter", "Value"]
 MAX_TEXT_LENGTH = 8_192
 
 PAIR_CHARACTERS_MAX = 4 << 20
-"""Routing asks about the same pairs again and again while its tables change slowly: the answers for pairs of
-texts are remembered up to this many characters in all, and no filter lives longer for it."""
+"""Characters of filter texts in the cache of pair comparisons. Routing repeats comparisons while its tables
+change slowly; the cache keeps no filter alive."""
 
 
 class Filter:
@@ -60,8 +60,8 @@ class Filter:
 
     @property
     def matches(self) -> Callable[[Attributes], bool]:
-        """Whether a notification with these attributes matches. Compiled when first asked for: most filters
-        of a broker are topics, which are looked up."""
+        """Return the predicate on attributes, compiled on first use: most filters of a broker are topics,
+        which are looked up instead."""
         matches = self._matches
         if matches is None:
             matches = compile_predicate(self.expression)
@@ -69,7 +69,7 @@ class Filter:
         return matches
 
     def covers(self, other: "Filter") -> bool:
-        """Whether this matches everything `other` matches; False when that cannot be decided."""
+        """True if this matches everything `other` matches; False when that cannot be decided."""
         if self is other:
             return True
         pair = (self.text, other.text)
@@ -77,14 +77,14 @@ class Filter:
         return _covering.put(pair, _covers(self, other), _length(pair)) if known is None else known
 
     def overlaps(self, other: "Filter") -> bool:
-        """Whether some notification may match both; True when that cannot be decided."""
+        """True if some notification may match both; also when that cannot be decided."""
         pair = (self.text, other.text)
         known = _overlapping.get(pair)
         return _overlapping.put(pair, _overlaps(self, other), _length(pair)) if known is None else known
 
     @property
     def boxes(self) -> covering.Boxes | None:
-        """The filter as a union of boxes (see covering.py); None if it would need too many."""
+        """Return the filter as a union of boxes (see covering.py); None if it would need too many."""
         boxes = self._boxes
         if isinstance(boxes, bool):
             boxes = covering.boxes_of(self.expression)
@@ -101,7 +101,7 @@ class Filter:
         raise AttributeError(f"a filter cannot be changed ({name})")
 
     def __reduce__(self) -> tuple[Callable[[str], "Filter"], tuple[str]]:
-        # A copy or an unpickled filter must be the interned one, or identity would stop meaning equality.
+        # Copies and unpickled filters must be the interned object, because identity means equality.
         from roamcast.filters.selector import parse
 
         return parse, (self.text,)
@@ -111,7 +111,7 @@ _interned: WeakValueDictionary[str, Filter] = WeakValueDictionary()
 
 
 def living(text: str) -> Filter | None:
-    """The filter with this canonical text, if anyone holds it."""
+    """Return the filter with this canonical text, if it is in use."""
     return _interned.get(text)
 
 
@@ -126,7 +126,7 @@ def _length(pair: _Pair) -> int:
 
 def _covers(wide: Filter, narrow: Filter) -> bool:
     if wide.boxes is None or narrow.boxes is None:
-        # What matches everything or nothing needs no algebra.
+        # A filter that matches everything or nothing needs no algebra.
         return wide.expression == Constant(True) or narrow.expression == Constant(False)
     return covering.covers(wide.boxes, narrow.boxes)
 

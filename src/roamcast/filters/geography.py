@@ -26,20 +26,20 @@ from roamcast.errors import InputError
 
 EARTH_RADIUS_M = 6_371_008.8
 DEGREE_M = math.radians(EARTH_RADIUS_M)
-"""Between two parallels one degree apart."""
+"""Distance between two parallels one degree apart."""
 RADIUS_MAX_M = 20_040_000
-"""No two places are farther apart."""
+"""Greatest distance between two places."""
 LATITUDES = ("lat", "latitude")
 LONGITUDES = ("lon", "lng", "longitude")
 POSITION_NAMES = (*LATITUDES, *LONGITUDES, "type", "coordinates")
-"""What positions call their parts."""
+"""Names of the parts of positions."""
 VERTICES_MAX = 300
 ZONE_NAME_MAX = 128
 POSITIONS_REMEMBERED = 4_096
 DIGITS = 7
-"""Of degrees, behind the point: a centimetre."""
+"""Decimal places of degrees: about a centimetre."""
 MARGIN = 1e-9
-"""Degrees by which calculated bounds may be wrong."""
+"""Maximum error of calculated bounds, in degrees."""
 
 _POSITION = re.compile(r"\s*([+-]?\d{1,3}(?:\.\d{0,17})?)\s*,\s*([+-]?\d{1,3}(?:\.\d{0,17})?)\s*", re.ASCII)
 
@@ -50,11 +50,11 @@ class Position(NamedTuple):
     x: float
     y: float
     z: float
-    """On a sphere with radius one: then distances take no sines and cosines."""
+    """Coordinates on a sphere with radius one, so that distances need no sines and cosines."""
 
 
 def position(latitude: float, longitude: float) -> Position:
-    """Refuses what is not on the earth."""
+    """Return a position; InputError if it is not on the earth."""
     if not (-90 <= latitude <= 90 and -180 <= longitude <= 180):
         raise InputError(f"position {latitude}, {longitude}: valid are -90 to 90 and -180 to 180 degrees")
     north, east = math.radians(latitude), math.radians(longitude)
@@ -64,7 +64,7 @@ def position(latitude: float, longitude: float) -> Position:
 
 @lru_cache(maxsize=POSITIONS_REMEMBERED)
 def position_of(text: str) -> Position | None:
-    """The position that a text stands for; None if it stands for none."""
+    """Return the position that a text represents; None if it is no position."""
     found = _POSITION.fullmatch(text)
     if found is None:
         return None
@@ -75,24 +75,24 @@ def position_of(text: str) -> Position | None:
 
 
 def position_text(latitude: float, longitude: float) -> str:
-    """How a position is written as the value of an attribute."""
+    """Return the text of a position as an attribute value."""
     return f"{_plain(latitude)},{_plain(longitude)}"
 
 
 def _plain(value: float) -> str:
-    """Without an exponent, which Python would write close to the equator and to Greenwich."""
+    """Format without an exponent, which Python would use near zero."""
     rounded = degrees(value)
     return f"{rounded:.{DIGITS}f}".rstrip("0") if 0 < abs(rounded) < 0.001 else repr(rounded)
 
 
 def degrees(value: float) -> float | int:
-    """As far as matters, in the one way to write it."""
+    """Format degrees in one canonical way, as precisely as needed."""
     rounded = round(value, DIGITS)
     return int(rounded) if rounded == int(rounded) else rounded
 
 
 def read_position(said: Mapping[str, Any]) -> str | None:
-    """The text of a position that is written as {"lat": …, "lon": …} or as a GeoJSON point."""
+    """Return the text of a position written as {"lat": …, "lon": …} or as a GeoJSON point."""
     latitude: Any
     longitude: Any
     if said.get("type") == "Point":
@@ -115,7 +115,7 @@ def distance_m(one: Position, other: Position) -> float:
 
 
 class Bounds(NamedTuple):
-    """Between two parallels, and from a meridian `width` degrees to the east."""
+    """The area between two parallels, and from a meridian `width` degrees to the east."""
 
     south: float
     north: float
@@ -140,17 +140,17 @@ EVERYWHERE = Bounds(-90.0, 90.0, -180.0, 360.0)
 
 
 class Region:
-    """A part of the earth. Two with the same text are the same."""
+    """A part of the earth. Regions with equal text are equal."""
 
     __slots__ = ("bounds", "key", "text")
 
-    # What every pattern has (see patterns.py); no text is known by its beginning to lie in a region.
+    # Required of every pattern (see patterns.py); no prefix of a text decides that it lies in a region.
     prefix = ""
     characters: frozenset[str] = frozenset()
 
     def __init__(self, text: str, bounds: Bounds) -> None:
         self.text = text
-        """What a condition says of an attribute."""
+        """Condition text that describes the region."""
         self.key = ("region", text)
         self.bounds = bounds
 
@@ -158,7 +158,7 @@ class Region:
         raise NotImplementedError
 
     def search(self, text: str) -> object:
-        """None for a text that is no position, or lies elsewhere."""
+        """Return None for a text that is no position, or lies elsewhere."""
         place = position_of(text)
         return True if place is not None and self.holds(place) else None
 
@@ -166,15 +166,15 @@ class Region:
         return self.search(text) is not None
 
     def contains(self, other: Region) -> bool:
-        """Whether all of the other lies in this one, as far as is known."""
+        """True if all of the other region is known to lie in this one."""
         return self == other or (not isinstance(other, Outside) and self._holds_bounds(other.bounds))
 
     def _holds_bounds(self, bounds: Bounds) -> bool:
-        """Whether everything between these bounds lies here, as far as is known."""
+        """True if everything between these bounds is known to lie here."""
         return False
 
     def is_apart_from(self, other: Region) -> bool:
-        """Whether nothing lies in both, as far as is known."""
+        """True if the regions are known to be disjoint."""
         if isinstance(other, Outside):
             return other.inner.contains(self)
         return not self.bounds.meet(other.bounds)
@@ -190,7 +190,7 @@ class Region:
 
 
 class Outside(Region):
-    """All positions but those in another region."""
+    """All positions except those in another region."""
 
     __slots__ = ("inner",)
 
@@ -211,7 +211,7 @@ class Outside(Region):
 
 
 class Disc(Region):
-    """Positions no farther than `metres` from a position."""
+    """Positions at most `metres` away from a position."""
 
     __slots__ = ("_chord2", "centre", "metres")
 
@@ -235,12 +235,12 @@ class Disc(Region):
 
     def contains(self, other: Region) -> bool:
         if isinstance(other, Disc):
-            # A centimetre for the rounding of both.
+            # One centimetre for the rounding of both.
             return distance_m(self.centre, other.centre) + other.metres <= self.metres - 0.01 or self == other
         return super().contains(other)
 
     def _holds_bounds(self, bounds: Bounds) -> bool:
-        # Within a quarter of the earth, no point of such a box is farther away than its corners.
+        # Within a quarter of the earth, the corners of a box are its farthest points.
         farthest = max(
             abs((longitude - self.centre.longitude + 180) % 360 - 180) for _, longitude in bounds.corners
         )
@@ -307,7 +307,7 @@ class Polygon(Region):
         super().__init__(f"INSIDE '{self.shape}'", Bounds(south, north, west, width))
 
     def _make_bands(self, south: float, north: float) -> None:
-        """The edges between two parallels, so that a question meets only few of them."""
+        """Index the edges by bands of latitude, so that a query tests only a few."""
         count = max(1, len(self._edges) // 4)
         self._step = (north - south) / count
         self._bands: list[list[tuple[float, float, float, float]]] = [[] for _ in range(count)]
@@ -329,7 +329,7 @@ class Polygon(Region):
         return self._encloses(west + east_of, latitude)
 
     def _encloses(self, longitude: float, latitude: float) -> bool:
-        """Whether a line to the west crosses the outline an odd number of times."""
+        """True if a line to the west crosses the outline an odd number of times."""
         band = self._bands[min(int((latitude - self.bounds.south) / self._step), len(self._bands) - 1)]
         inside = False
         for x1, y1, x2, y2 in band:
@@ -338,11 +338,11 @@ class Polygon(Region):
         return inside
 
     def distance_m(self, place: Position) -> float:
-        """How far outside a position is, nearly (as on a map of its surroundings); 0 inside."""
+        """Return the approximate distance to a position outside (on a local map); 0 inside."""
         if self.holds(place):
             return 0.0
         west, width = self.bounds.west, self.bounds.width
-        # The same place, on the side where the polygon is near.
+        # The same place, in the turn in which the polygon is near.
         x = min((place.longitude + turn for turn in (-360, 0, 360)), key=lambda x: abs(x - west - width / 2))
         narrow = math.cos(math.radians(place.latitude))
         return DEGREE_M * min(_distance(edge, x, place.latitude, narrow) for edge in self._edges)
@@ -359,7 +359,7 @@ class Polygon(Region):
 
 
 def _checked_ring(ring: Sequence[Point]) -> tuple[Point, ...]:
-    """Without the last point, which repeats the first, nor any other that repeats the one before it."""
+    """Return the ring without repeated points, including the last one that closes it."""
     points: list[Point] = []
     for longitude, latitude in ring:
         place = position(latitude, longitude)
@@ -374,7 +374,7 @@ def _checked_ring(ring: Sequence[Point]) -> tuple[Point, ...]:
 
 
 def _unrolled(ring: Sequence[Point]) -> list[Point]:
-    """Each point by the shorter way from the one before it, beyond 180 degrees if need be."""
+    """Unroll longitudes, so that each point is reached the shorter way, beyond 180 degrees if needed."""
     points = [ring[0]]
     for longitude, latitude in ring[1:]:
         before = points[-1][0]
@@ -396,7 +396,7 @@ def _edges(ring: Sequence[Point]) -> list[tuple[float, float, float, float]]:
 
 
 def _refuse_crossings(edges: Sequence[tuple[float, float, float, float]]) -> None:
-    """Outlines that cross themselves or each other: what is inside is anybody's guess."""
+    """Refuse outlines that cross themselves or each other: their inside is ambiguous."""
     ordered = sorted(edges, key=lambda edge: min(edge[0], edge[2]))
     open_edges: list[tuple[float, float, float, float]] = []
     for edge in ordered:
@@ -410,14 +410,15 @@ def _refuse_crossings(edges: Sequence[tuple[float, float, float, float]]) -> Non
 
 
 def _cross(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
-    """Whether two edges have a point in common that is no end of both."""
+    """True if two edges share a point that is not an end of both."""
     a, b, c, d = one[:2], one[2:], other[:2], other[2:]
     sides = _side(a, b, c), _side(a, b, d), _side(c, d, a), _side(c, d, b)
     return sides[0] * sides[1] < 0 and sides[2] * sides[3] < 0
 
 
 def _distance(edge: tuple[float, float, float, float], x: float, y: float, narrow: float) -> float:
-    """From a point to an edge, in degrees of latitude; those of longitude are narrower."""
+    """Return the distance from a point to an edge, in degrees of latitude; degrees of longitude are
+    narrower."""
     x1, y1, x2, y2 = (edge[0] - x) * narrow, edge[1] - y, (edge[2] - x) * narrow, edge[3] - y
     dx, dy = x2 - x1, y2 - y1
     along = max(0.0, min(1.0, -(x1 * dx + y1 * dy) / (dx * dx + dy * dy))) if dx or dy else 0.0
@@ -432,7 +433,7 @@ def _side(a: Sequence[float], b: Sequence[float], c: Sequence[float]) -> int:
 def _crosses_box(
     edge: tuple[float, float, float, float], west: float, south: float, east: float, north: float
 ) -> bool:
-    """Whether an edge may touch the box."""
+    """True if the edge may touch the box."""
     x1, y1, x2, y2 = edge
     if max(x1, x2) < west or min(x1, x2) > east or max(y1, y2) < south or min(y1, y2) > north:
         return False
@@ -454,7 +455,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def read_geojson(text: str | bytes) -> Polygon:
-    """A Polygon or MultiPolygon, or a Feature that is one."""
+    """Read a Polygon or MultiPolygon, or a Feature of one."""
     try:
         shape = _decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -472,14 +473,14 @@ def read_geojson(text: str | bytes) -> Polygon:
 
 
 def _read_rings(polygons: Any) -> list[list[list[Point]]]:
-    # A third coordinate is a height, and does not count.
+    # A third coordinate is a height, and ignored.
     return [
         [[(float(point[0]), float(point[1])) for point in ring] for ring in polygon] for polygon in polygons
     ]
 
 
 class NamedZone(Region):
-    """A zone by its name. What it is a broker knows (see zones.py); until then nothing lies in it."""
+    """A zone by its name. Brokers know its region (see zones.py); until then it contains nothing."""
 
     __slots__ = ("name",)
 
@@ -495,7 +496,7 @@ class NamedZone(Region):
 
 
 def zone(text: str) -> Region:
-    """A zone by its name, or as GeoJSON."""
+    """Return a zone by its name, or from GeoJSON."""
     return read_geojson(text) if text.lstrip().startswith("{") else NamedZone(text)
 
 
@@ -522,7 +523,7 @@ class Cell(Region):
         corners = h3.cell_to_boundary(self.cell)
         sides = [(longitude - centre[1] + 180) % 360 - 180 for _, longitude in corners]
         south, north = min(one[0] for one in corners), max(one[0] for one in corners)
-        # Edges of cells are no straight lines on a map.
+        # Edges of cells are not straight on a map.
         more = (north - south) / 10
         south, north = max(south - more, -90.0), min(north + more, 90.0)
         for pole in (-90.0, 90.0):
@@ -546,7 +547,7 @@ def h3_module() -> Any:
 
 
 def none_in_all(regions: Iterable[tuple[Region, bool]]) -> bool:
-    """Whether no position lies in all that are wanted and in none of the others, as far as is known."""
+    """True if it is known that no position lies in all wanted regions and in none of the others."""
     wanted = [region for region, is_wanted in regions if is_wanted]
     others = [region for region, is_wanted in regions if not is_wanted]
     for at, one in enumerate(wanted):

@@ -1,6 +1,6 @@
 """The grammar of the selector language, and how a selector becomes an expression.
 
-Loaded when the first selector comes that is not written the way brokers write them (see plain.py).
+Loaded for the first selector that is not in canonical form (see plain.py).
 """
 
 from collections.abc import Callable
@@ -90,7 +90,7 @@ _COMMA: ","
 %ignore /\s+/
 """
 
-# What the parser calls a terminal, and what a user would.
+# The parser's names of terminals, and names for users.
 _READABLE = {
     "NAME": "an attribute name",
     "QUOTED_NAME": "an attribute name",
@@ -107,7 +107,7 @@ _READABLE = {
 
 
 def read_expression(text: str) -> Expression:
-    """What a selector says; InputError says what is wrong and where."""
+    """Parse a selector; InputError names the error and its place."""
     try:
         return _parser.parse(text)  # type: ignore[return-value]
     except UnexpectedInput as error:
@@ -129,7 +129,7 @@ def _explain(text: str, error: UnexpectedInput) -> str:
 
 
 def _expected_after(beginning: str) -> str:
-    """What could follow; the lexer that met a foreign character does not know, the parser does."""
+    """Return what could follow; after a foreign character, only the parser knows."""
     try:
         state = _parser.parse_interactive(beginning)
         state.exhaust_lexer()
@@ -159,11 +159,11 @@ def _kind(value: Value) -> str:
     return "string" if isinstance(value, str) else "number"
 
 
-# A condition on its way up carries how deeply its parentheses are nested, and a literal where it stands.
+# A condition carries the nesting depth of its parentheses, and a literal its position.
 _Nested = tuple[Expression, int]
 _Literal = tuple[Value, int]
 _Test = Callable[[str], Expression]
-"""What is said about an attribute, before its name is known."""
+"""The test of an attribute whose name is not known yet."""
 
 
 @v_args(inline=True)
@@ -183,7 +183,7 @@ class _Builder(Transformer[Token, Any]):
         return expression
 
     def inverse(self, word: Token, inner: _Nested) -> _Nested:
-        # Each NOT walks over all it negates, so they count as nesting.
+        # Each NOT walks over all it negates, so it counts as nesting.
         return inner[0].negated(), self._deeper(word, inner[1])
 
     def nested(self, parenthesis: Token, inner: _Nested) -> _Nested:
@@ -268,7 +268,7 @@ class _Builder(Transformer[Token, Any]):
     def not_null(self, name: str, _: Token) -> _Nested:
         return IsNull(name, True), 0
 
-    # The client's own state: a variable, and whose it is if that has been found out.
+    # The client's own state: a variable, and its owner if known.
 
     def own(self, token: Token, _: Token | None = None, owner: Token | None = None) -> tuple[str, str]:
         return variable_of(token), "" if owner is None else _unquoted(owner)
@@ -314,7 +314,7 @@ def _unquoted(token: Token) -> str:
 
 
 def _located(pattern: Token, read: Callable[[str], P]) -> P:
-    """Read a pattern; an error says where it stands."""
+    """Read a pattern; an error names its place."""
     try:
         return read(_unquoted(pattern))
     except InputError as error:
@@ -330,7 +330,7 @@ def _metres(token: Token, unit: Token) -> float:
 
 
 def _region(at: Token, read: Callable[[], Region]) -> _Test:
-    """A condition on a region; an error says where it stands."""
+    """Return a condition on a region; an error names its place."""
     try:
         region = read()
     except InputError as error:

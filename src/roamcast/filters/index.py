@@ -1,4 +1,4 @@
-"""From a notification to the subscriptions it matches, without asking each of them.
+"""Find the subscriptions that match a notification, without testing each of them.
 
 A filter is a union of boxes (covering.py). Each box is entered in one place:
 
@@ -28,8 +28,8 @@ from roamcast.state import State
 
 K = TypeVar("K", bound=Hashable)
 
-# So many boxes of several attributes may wait under one equality or topic filter: where there are
-# more, they cost less in the table than being asked.
+# Boxes of several attributes that may wait under one equality or topic filter: more of them cost less in the
+# table than being asked.
 MAX_WAITING = 4
 
 
@@ -46,11 +46,12 @@ class FilterIndex(Generic[K]):
 
     def __init__(self) -> None:
         self._filters: dict[K, Filter] = {}
-        # Entries are numbered as they come: numbers are what the parts below hold, and give the order.
+        # Entries are numbered in order of arrival; the parts below store the numbers, which give the order of
+        # results.
         self._next_number = 0
         self._key_of: dict[int, K] = {}
         self._entries: dict[K, int | tuple[int, list[Callable[[], None]]]] = {}
-        """The number of a key, and how to take it out where its filter does not say that."""
+        """Key to its number, and how to remove it where its filter does not tell that."""
         self._columns: dict[str, Column] = {}
         self._label_of: dict[int, Hashable] = {}
         self._tables: dict[str | None, BoxTable] = {}
@@ -60,7 +61,7 @@ class FilterIndex(Generic[K]):
         self._repeating = 0
 
     def _restore(self) -> None:
-        """Everything follows from the keys and filters, and takes more room than they do."""
+        """Everything else follows from the keys and filters, and takes more room than they do."""
         filters = self._filters
         self.__init__()  # type: ignore[misc]
         for key, filter in filters.items():
@@ -73,7 +74,7 @@ class FilterIndex(Generic[K]):
         return key in self._entries
 
     def add(self, key: K, filter: Filter) -> None:
-        """Enter a key with its filter; a known key gets the new filter and moves to the end."""
+        """Add a key with its filter; a known key gets the new filter and moves to the end."""
         if key in self._entries:
             self.remove(key)
         number, self._next_number = self._next_number, self._next_number + 1
@@ -106,7 +107,7 @@ class FilterIndex(Generic[K]):
                 masks.relabel()
 
     def remove(self, key: K) -> None:
-        """Take a key out; KeyError if it is not there."""
+        """Remove a key; KeyError if it is not there."""
         entry, filter = self._entries.pop(key), self._filters.pop(key)
         number, places = (entry, []) if isinstance(entry, int) else entry
         del self._key_of[number]
@@ -134,7 +135,7 @@ class FilterIndex(Generic[K]):
         return list(map(self._key_of.__getitem__, found))
 
     def labels(self, attributes: Attributes) -> tuple[Hashable, ...]:
-        """The labels of the keys whose filter matches, each once, in the order of their first such key.
+        """Return the labels of the keys whose filter matches, each once, in the order of their first key.
 
         All keys must have one. Where many have the same, this takes less time than finding all keys.
         """
@@ -148,7 +149,7 @@ class FilterIndex(Generic[K]):
         return (self._label_of[found[0]],) if found else ()
 
     def labels_of_each(self, contents: Sequence[Attributes]) -> list[tuple[Hashable, ...]]:
-        """The labels for each of many notifications."""
+        """Return the labels for each of many notifications."""
         if not self._columns and not self._asked:
             sets = [masks for table in self._tables.values() for masks in table.sets]
             found = sets[0].labels_of_each(contents) if len(sets) == 1 else None
@@ -157,7 +158,7 @@ class FilterIndex(Generic[K]):
         return list(map(self.labels, contents))
 
     def _found(self, attributes: Attributes) -> list[int]:
-        """The numbers of the entries that match and are not in a table of boxes."""
+        """Return the numbers of matching entries that are not in a table of boxes."""
         found: list[int] = []
         get = attributes.get
         for name, column in self._columns.items():
@@ -167,7 +168,7 @@ class FilterIndex(Generic[K]):
         return found
 
     def _enter(self, number: int, box: Box, predicate: Predicate) -> Callable[[], None]:
-        """Put a box where it belongs; returns how to take it out again."""
+        """Put a box in its place; returns a function that removes it."""
         name = next(iter(box)) if len(box) == 1 else None
         table, spot, check = self._tables.get(name), None, None
         region = next((name for name, values in box.items() if values.region is not None), None)
@@ -185,7 +186,8 @@ class FilterIndex(Generic[K]):
         return partial(_leave, self._tables, name, table.add(number, box, predicate))
 
     def _quiet_spot(self, box: Box) -> str | None:
-        """The attribute whose equality or topic filter the fewest others wait under, if few do."""
+        """Return the attribute whose equality or topic filter has the fewest waiting entries, if these are
+        few."""
         best, fewest = None, MAX_WAITING
         for name, values in box.items():
             points = points_of(values)
@@ -199,7 +201,7 @@ class FilterIndex(Generic[K]):
 
 
 def _plain(expression: Expression) -> tuple[str, str | TopicPattern] | None:
-    """The attribute, and the string or topic filter that it has to match, if nothing else is asked for."""
+    """Return the attribute, and its required string or topic filter, if there is no other condition."""
     if type(expression) is Compare:
         value = expression.value
         return (expression.name, value) if expression.operator == "=" and isinstance(value, str) else None
@@ -209,7 +211,7 @@ def _plain(expression: Expression) -> tuple[str, str | TopicPattern] | None:
 
 
 def _leave(places: dict[Any, Any], name: str | None, take_out: Callable[[], None]) -> None:
-    """Take a box out of a column or table, which goes if nothing is left in it."""
+    """Remove a box from a column or table, and remove that if empty."""
     take_out()
     if not places[name]:
         del places[name]

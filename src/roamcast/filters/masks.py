@@ -24,21 +24,22 @@ from roamcast.filters.covering import Box
 from roamcast.filters.expression import Attributes
 from roamcast.filters.values import ABSENT, BOTTOM, END, FALSE, NAN, START, TOP, TRUE, NumberCut, ValueSet
 
-# Making the integers takes about as long for one box as asking so many filters does.
+# Rebuilding the integers costs per box about as much as asking this many filters.
 ASKS_PER_BOX = 12
 SCAN_MAX = 2
-"""Asking so few filters is as fast as looking up integers."""
+"""Up to this many filters, asking is as fast as looking up integers."""
 
 ROWS_MAX, ROW_BITS_MAX = 8_192, 64 << 20
-"""A set has as many rows as there are ends, but no more than these, unless their bits together are few."""
+"""Limit of rows per set, which normally has one row per end; exceeded only while all bits together are
+few."""
 
-# So many values of an attribute are remembered; when there are more, it is hardly worth it.
+# Limit of cached values per attribute; with more, caching is hardly worthwhile.
 KNOWN_MAX = 2_048
 FOUND_KEPT_MAX = 100_000
-"""Entry numbers in the remembered answers of one set."""
+"""Limit of entry numbers in the cached answers of one set."""
 
 WORD_BITS = 4_096
-"""Longer integers are taken apart into words, since every operation goes through all of one."""
+"""Longer integers are split into words, since every operation processes the whole integer."""
 
 # Below, no integer lies between two neighbouring floats; above, nothing but integers is a float.
 _EXACT = 2**53
@@ -50,7 +51,7 @@ T = TypeVar("T")
 
 class Member(NamedTuple):
     number: int
-    """Of the entry."""
+    """Number of the entry."""
     box: Box
     check: Predicate
     """The filter to ask."""
@@ -59,40 +60,40 @@ class Member(NamedTuple):
 class BoxMasks:
     def __init__(self, label_of: Mapping[int, Hashable]) -> None:
         self.members: dict[int, Member] = {}
-        """By handle."""
+        """Members by handle."""
         self._label_of = label_of
         self._waiting: dict[int, Member] = {}
-        """Not among the integers yet."""
+        """Members that are not in the integers yet."""
         self._asks = 0.0
         self._live = 0
-        """The bits of the boxes that are still there; the oldest entry has the highest."""
+        """Bits of the boxes that still exist; the oldest entry has the highest bit."""
         self._place: dict[int, int] = {}
         """Handle to bit."""
         self._numbers: list[int] = []
         self._by_place: list[Member] = []
         self._bits: list[int] = []
-        """Of one word."""
+        """Bits of one word."""
         self._axes: list[_Axis] = []
         self._open_axes: list[_Axis] = []
-        """Those that have rows of which boxes accept only some values."""
+        """Axes with rows of which boxes accept only some values."""
         self._others: list[int] = []
-        """By bit, all bits but those with the same label; empty if it has to be found out."""
+        """By bit, all bits except those with the same label; empty until computed."""
         self._labels: list[Hashable] = []
         self._found: dict[int, list[int]] | None = None
-        """Bits to their entry numbers, where one attribute decides alone: its rows come again and again."""
+        """Cache from bits to entry numbers, if one attribute decides alone, because its rows repeat."""
         self._found_room = FOUND_KEPT_MAX
 
     def add(self, handle: int, member: Member) -> None:
         self.members[handle] = self._waiting[handle] = member
 
     def absorb(self, other: "BoxMasks") -> None:
-        """Take in another set; the integers are made anew before the next answer."""
+        """Take in another set; the integers are rebuilt before the next answer."""
         self.members |= other.members
         self._waiting |= other.members
         self._asks = inf
 
     def remove(self, handle: int) -> bool:
-        """Take a box out; returns whether half of what was here is gone."""
+        """Remove a box; returns whether half of the set is gone."""
         del self.members[handle]
         place = self._place.pop(handle, None)
         if place is None:
@@ -105,11 +106,11 @@ class BoxMasks:
         return is_half_gone or not self.members
 
     def relabel(self) -> None:
-        """Some entry has another label now."""
+        """Note that an entry has another label now."""
         self._others = []
 
     def collect(self, attributes: Attributes, found: list[int]) -> None:
-        """The entries of all boxes that contain a notification."""
+        """Append the entries of all boxes that contain a notification."""
         if self._found is None or self._waiting:
             mask = self._containing(attributes, found)
             if mask and self._open_axes:
@@ -148,7 +149,7 @@ class BoxMasks:
             found.append(choices[place])
 
     def _asked(self, mask: int, attributes: Attributes) -> int:
-        """Those of the boxes that accept only some of the values that are as like these as rows tell."""
+        """Return the boxes of the mask that accept only some of these values: their filters must be asked."""
         asked = 0
         if mask:
             for axis in self._open_axes:
@@ -156,7 +157,7 @@ class BoxMasks:
         return mask & asked
 
     def collect_distinct(self, attributes: Attributes, found: list[int]) -> None:
-        """At least the first entry of each label."""
+        """Append at least the first entry of each label."""
         if self._is_long():
             self.collect(attributes, found)
             return
@@ -176,7 +177,7 @@ class BoxMasks:
                 mask &= others[place]
 
     def _containing(self, attributes: Attributes, found: list[int]) -> int:
-        """The bits of the boxes that may contain a notification; those that wait are asked."""
+        """Return the bits of the boxes that may contain a notification; waiting boxes are asked."""
         if self._waiting and not self._is_ready(1):
             found += [number for number, _, check in self._waiting.values() if check(attributes)]
         mask = self._live
@@ -188,7 +189,7 @@ class BoxMasks:
         return mask
 
     def _is_ready(self, count: int) -> bool:
-        """True if no filter would have to be asked singly about this many notifications."""
+        """True if no filter need be asked individually for this many notifications."""
         if not self._waiting:
             return True
         if len(self.members) <= SCAN_MAX:
@@ -200,11 +201,11 @@ class BoxMasks:
         return True
 
     def _is_long(self) -> bool:
-        """Whether the integers have more than one word, or will when they are made."""
+        """True if the integers have more than one word, or will after rebuilding."""
         return len(self.members) > WORD_BITS or len(self._numbers) > WORD_BITS
 
     def labels_of_each(self, contents: Sequence[Attributes]) -> list[tuple[Hashable, ...]] | None:
-        """The labels of the boxes that contain each of the notifications; None if only `collect` can tell."""
+        """Return the labels of the boxes that contain each notification; None if only `collect` can tell."""
         if self._is_long() or not self._is_ready(len(contents)):
             return None
         masks: Iterable[int] = [self._live] * len(contents)
@@ -245,7 +246,7 @@ class BoxMasks:
         ends = sum(_ends(values) for wanted in conditions.values() for _, values in wanted)
         share = min(1.0, max(ROWS_MAX, ROW_BITS_MAX // max(count, 1)) / max(ends, 1))
         axes = [_Axis(name, wanted, count, share) for name, wanted in conditions.items()]
-        # Those that refuse most come first: often nothing is left soon.
+        # The most selective axes come first: often nothing is left soon.
         self._axes = sorted(axes, key=_Axis.accepted)
         self._open_axes = [axis for axis in axes if any(axis.open_number_rows) or any(axis.open_string_rows)]
         decides_alone = len(axes) == 1 and not self._open_axes
@@ -253,7 +254,7 @@ class BoxMasks:
 
     def _by_label(self) -> list[int]:
         masks: dict[Hashable, int] = {}
-        # Entries that are gone have no label any more, and their bits are never met.
+        # Removed entries have no label any more, and their bits are never found.
         labels = self._labels = [self._label_of.get(number) for number in self._numbers]
         for label, bit in zip(labels, self._bits, strict=True):
             masks[label] = masks.get(label, 0) | bit
@@ -263,7 +264,7 @@ class BoxMasks:
 
 
 def _words(mask: int) -> Iterator[tuple[int, int]]:
-    """The words of a mask that have any bit, and where each begins."""
+    """Return the non-zero words of a mask, and where each begins."""
     size = WORD_BITS // 8
     data = mask.to_bytes(mask.bit_length() // 8 + 1, "little")
     for start in range(0, len(data), size):
@@ -277,7 +278,7 @@ def _ends(values: ValueSet) -> int:
 
 
 class _KnownRows(dict[int, int]):
-    """Integers that came before, and their rows: many attributes have few values."""
+    """Cache from integers to their rows: many attributes have few values."""
 
     def __init__(self, cuts: list[float], rows: list[int]) -> None:
         super().__init__()
@@ -332,14 +333,14 @@ class _Axis:
         return self.nan
 
     def open_row_of(self, value: Any) -> int:
-        """The boxes that accept only some of the values in the row."""
+        """Return the boxes that accept only some of the values in the row."""
         kind = value.__class__
         if (kind is int or kind is float) and value == value:
             return self.open_number_rows[bisect_right(self.numbers, value)]
         return self.open_string_rows[bisect_right(self.strings, value)] if kind is str else 0
 
     def rows_of(self, values: list[Any]) -> Iterator[int]:
-        """The same for many values, which most often are all of one kind."""
+        """Return the rows of many values, which are usually all of one type."""
         kinds = set(map(type, values))
         if kinds == _INTEGERS:
             if len(self.known) < KNOWN_MAX:
@@ -350,7 +351,7 @@ class _Axis:
         return map(self.row_of, values)
 
     def accepted(self) -> float:
-        """How many boxes accept a value, on average over the rows that have been made."""
+        """Return the average number of boxes that accept a value, over the existing rows."""
         rows = self.number_rows + self.string_rows if len(self.string_rows) > 1 else self.number_rows
         return sum(map(int.bit_count, rows)) / len(rows)
 
@@ -358,9 +359,9 @@ class _Axis:
 def _rows(
     sets: Sequence[tuple[int, Sequence[Any], bool]], lowest: Any, highest: Any, free: bytearray, share: float
 ) -> tuple[list[Any], list[int], list[int]]:
-    """The cuts, and for the rows below, between and above them who accepts them, and who only in part.
+    """Return the cuts, and for the rows between them the boxes that accept them, fully or partly.
 
-    `sets` are the cuts of boxes, by their bits, and whether a pattern may refuse any value.
+    `sets` are the cuts of boxes, by their bits, and whether a pattern may reject values.
     """
     ends = [cut for _, cuts, _ in sets for cut in cuts if lowest < cut < highest]
     cuts = thinned(ends, ceil(share * len(ends)))
@@ -382,7 +383,7 @@ def _rows(
 
 
 def thinned(ends: list[Any], limit: int) -> list[Any]:
-    """At most `limit` of the ends, rising; those that occur often are among them."""
+    """Return at most `limit` of the ends, rising, including those that occur often."""
     distinct = sorted(set(ends))
     if len(distinct) <= limit:
         return distinct
@@ -391,7 +392,7 @@ def thinned(ends: list[Any], limit: int) -> list[Any]:
 
 
 class _Switches:
-    """Who is switched on or off at the beginning of each row, walking up the rows."""
+    """Bits switched on or off at the beginning of each row."""
 
     def __init__(self, rows: int) -> None:
         self._at: list[list[int]] = [[] for _ in range(rows + 1)]
@@ -399,7 +400,7 @@ class _Switches:
         self._until = 0
 
     def add(self, place: int, first: int, last: int) -> None:
-        """On from the first row until the last, which may begin where the same one's rows before it end."""
+        """Switch a bit on for these rows, which may follow directly on earlier rows of the same bit."""
         until = self._until if place == self._place else 0
         self._at[max(first, until)].append(place)
         self._at[max(last, until)].append(place)
@@ -419,7 +420,7 @@ def _flip(row: bytearray, places: Iterable[int]) -> None:
 
 
 def _first_above(cut: NumberCut) -> float:
-    """The least number above a cut, so that what is above it is what is not less than that."""
+    """Return the least number above a cut: values above the cut are those not less than that number."""
     number, is_above = cut
     if not is_above:
         return number

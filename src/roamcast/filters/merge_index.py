@@ -1,4 +1,4 @@
-"""With which of many filters another one merges, without asking each of them.
+"""Find a filter that merges with a given one, without testing each of them.
 
 Two boxes merge if they agree on all attributes but one (see `merging.py`). So filters that are single
 boxes are kept, once for each of their attributes, among those that agree with them on all the others.
@@ -19,13 +19,13 @@ from roamcast.filters.merging import merge_pair
 from roamcast.filters.values import ValueSet, number_points, string_points
 
 LIST_MAX = 32
-"""Values in a list that came from merging."""
+"""Maximum of values in a list made by merging."""
 ODD_ASKED_MAX = 64
-"""How many of those that are neither ranges nor lists are asked."""
+"""Maximum of filters tested that are neither ranges nor lists."""
 
 
 class Merger(NamedTuple):
-    """What two filters become together, and on which attribute they differed."""
+    """The result of merging two filters, and the attribute in which they differed."""
 
     name: str
     other: Filter
@@ -51,7 +51,7 @@ class MergeIndex:
                 del self._groups[agreement]
 
     def find(self, filter: Filter) -> Merger | None:
-        """One that merges with this filter, which covers none of them and is covered by none."""
+        """Return a filter that merges with this one, which covers none of them and is covered by none."""
         for agreement, values in _agreements(filter):
             group = self._groups.get(agreement)
             for other in group.candidates(values) if group is not None else ():
@@ -62,7 +62,7 @@ class MergeIndex:
 
 
 class _Agreement:
-    """All conditions of a box but those on one attribute."""
+    """All conditions of a box except those on one attribute."""
 
     __slots__ = ("_hash", "_others", "name")
 
@@ -100,23 +100,23 @@ def _find_agreements(filter: Filter) -> list[tuple[_Agreement, ValueSet]]:
     return [
         (_Agreement(name, tuple(items[:at] + items[at + 1 :]), together ^ hashes[at]), values)
         for at, (name, values) in enumerate(items)
-        # Patterns have no simple union with anything.
+        # Patterns have no simple union with other sets.
         if not values.patterns
     ]
 
 
 class Shape(NamedTuple):
-    """What of a set of values decides with which others it may have a simple union."""
+    """The properties of a value set that decide with which others it may have a simple union."""
 
     is_number: bool
     points: int
-    """How many single values it is; 0 if it is not a list of such."""
+    """Number of single values; 0 if it is not a list of such."""
     ends: tuple[Any, Any] | None
-    """Of a single range."""
+    """Ends of a single range."""
 
 
 def shape_of(values: ValueSet) -> Shape | None:
-    """None for what is neither a range nor a list of values of one kind."""
+    """Return the shape; None for what is neither a range nor a list of values of one type."""
     if values.marks or bool(values.numbers) is bool(values.strings):
         return None
     cuts: tuple[Any, ...] = values.numbers or values.strings
@@ -126,13 +126,13 @@ def shape_of(values: ValueSet) -> Shape | None:
 
 
 class _Group:
-    """Filters that agree on all attributes but one, by what they say about that."""
+    """Filters that agree on all attributes but one, by their values of that one."""
 
     def __init__(self) -> None:
         self._ranges: dict[bool, list[tuple[Any, Any, Filter]]] = {True: [], False: []}
-        """Of numbers and of strings, by where they begin."""
+        """Ranges of numbers and of strings, by their start."""
         self._lists: dict[tuple[bool, int], dict[Filter, None]] = {}
-        """By kind and length."""
+        """Lists by type and length."""
         self._odd: dict[Filter, None] = {}
 
     def is_empty(self) -> bool:
@@ -181,7 +181,7 @@ class _Group:
             if place < len(ranges) and ranges[place][0] <= high:
                 found.append(ranges[place][2])
         if shape.points:
-            # The longest that there is room for, so that few are left half full.
+            # The longest list with room, so that few are left half full.
             for length in range(LIST_MAX - shape.points, 0, -1):
                 found += islice(self._lists.get((shape.is_number, length), ()), 1)
         return found

@@ -42,7 +42,7 @@ MAX_LIST = 256
 
 
 def merge_pair(one: Filter, other: Filter) -> Filter | None:
-    """One filter that matches exactly what either matches, or None if there is no simple one."""
+    """Return one filter that matches exactly what either matches, or None if there is no simple one."""
     if one.covers(other):
         return one
     if other.covers(one):
@@ -53,7 +53,7 @@ def merge_pair(one: Filter, other: Filter) -> Filter | None:
 
 
 def _merged(filter: Filter, one: Box, other: Box) -> Filter | None:
-    """The merger of two boxes, the first of which is that of `filter`."""
+    """Return the merger of two boxes, the first of which is that of `filter`."""
     if one.keys() != other.keys():
         return None
     different = [name for name in sorted(one) if one[name] != other[name]]
@@ -65,7 +65,7 @@ def _merged(filter: Filter, one: Box, other: Box) -> Filter | None:
 
 
 def with_values(filter: Filter, name: str, values: ValueSet) -> Filter | None:
-    """A single box, with these values of one attribute instead; None if no simple filter says so."""
+    """Return a single box with other values of one attribute; None if no simple filter expresses that."""
     condition = condition_for(name, values)
     kept = _conditions_without(name, filter.expression)
     if condition is None or kept is None:
@@ -78,7 +78,7 @@ def with_values(filter: Filter, name: str, values: ValueSet) -> Filter | None:
 
 
 def _conditions_without(name: str, expression: Expression) -> list[Expression] | None:
-    """What a conjunction says about other attributes; None if it does not speak of one at a time."""
+    """Return a conjunction's conditions on other attributes; None if a part concerns several attributes."""
     kept: list[Expression] = []
     for part in expression.children if isinstance(expression, And) else (expression,):
         names = names_of(part)
@@ -90,7 +90,7 @@ def _conditions_without(name: str, expression: Expression) -> list[Expression] |
 
 
 def condition_for(name: str, values: ValueSet) -> Expression | None:
-    """A single condition that holds for exactly these values, if there is one."""
+    """Return a single condition that holds for exactly these values, if there is one."""
     if values.is_full():
         return Constant(True)
     if values.patterns:
@@ -132,7 +132,7 @@ def _condition_for_numbers(name: str, values: ValueSet) -> Expression | None:
         parts.append(comparison(name, "<=" if above_high else "<", high))
     if len(parts) == 2 and above_high and not above_low:
         return between(name, low, high)
-    # All numbers: no single comparison says so.
+    # All numbers: no single comparison expresses that.
     return conjunction(parts) if parts else None
 
 

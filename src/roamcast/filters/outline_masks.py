@@ -19,39 +19,39 @@ from roamcast.filters.masks import thinned
 from roamcast.filters.values import ABSENT, FALSE, NAN, TRUE, NumberCut, StringCut
 
 SLOTS = 1024
-"""Filters kept together. What a change costs grows with this, what a question costs falls with it."""
+"""Filters per set. The cost of a change grows with this, the cost of a question falls."""
 BOUNDS_MAX = 64
-"""Bounds of one attribute: what lies between the same two is told apart by asking."""
+"""Bounds per attribute: filters between the same two bounds are distinguished by asking them."""
 FIRST_BOUNDS = 16
-"""Number of filters from which bounds are looked for, and again whenever it has tripled."""
+"""Number of filters at which bounds are chosen, and again whenever it has tripled."""
 
 MARKS = (ABSENT, NAN, FALSE, TRUE)
 
 
 class Span(NamedTuple):
-    """How far a filter reaches in one attribute."""
+    """Range of a filter in one attribute."""
 
     marks: int
     numbers: tuple[NumberCut, NumberCut, tuple[NumberCut, ...]] | None
-    """From where to where and, of single values only, where each of them begins."""
+    """Start, end, and for single values only, the start of each."""
     strings: tuple[StringCut, StringCut, tuple[StringCut, ...]] | None
     is_patterned: bool
-    """Whether its strings must fulfil patterns, too, so that they may reach less far than it says."""
+    """True if its strings must match patterns, too, so that the range may be too wide."""
     levels: tuple[str, ...]
-    """Of its topic, if its strings are those of one topic filter, or a single one."""
+    """Levels of its topic, if its strings are those of one topic filter, or a single string."""
 
 
 Outline = dict[str, Span]
 
 
 def _encloses(outer: Outline, inner: Outline) -> bool:
-    """Whether one outline, which restricts no other attributes, is around another."""
+    """True if one outline contains another that restricts the same attributes."""
     for name, wide in outer.items():
         narrow = inner[name]
         if narrow.marks & ~wide.marks or not _spans(wide.numbers, narrow.numbers):
             return False
         if narrow.is_patterned:
-            # Its strings may reach less far than it says, but there are some.
+            # The range of strings may be too wide, but some strings match.
             if wide.strings is None:
                 return False
         elif not _spans(wide.strings, narrow.strings):
@@ -77,7 +77,7 @@ class OutlineMasks:
         return not self._free
 
     def add(self, filter: Filter, outline: Outline) -> int:
-        """Returns the slot, for `remove`."""
+        """Add a filter; returns the slot, for `remove`."""
         slot = self._free.pop()
         self._members[slot] = filter, outline
         self._flip(slot, outline)
@@ -105,7 +105,7 @@ class OutlineMasks:
             column.flip(bit, span)
 
     def _find_bounds(self) -> None:
-        """Choose bounds anew, after those that are here now."""
+        """Choose new bounds, according to the present filters."""
         self._until_bounds = max(FIRST_BOUNDS, 3 * len(self._members))
         spans: dict[str, list[tuple[int, Span]]] = {}
         for slot, (_, outline) in self._members.items():
@@ -116,7 +116,7 @@ class OutlineMasks:
     # --- questions ---
 
     def around(self, outline: Outline) -> list[Filter]:
-        """Those whose outline may be around this one."""
+        """Return the filters whose outline may contain this one."""
         found = self._restricting_only(outline)
         for name, span in outline.items():
             if not found:
@@ -127,7 +127,7 @@ class OutlineMasks:
         return [filter for filter, other in self._at(found) if _encloses(other, outline)]
 
     def within(self, outline: Outline) -> list[Filter]:
-        """Those whose outline may be within this one."""
+        """Return the filters whose outline may be inside this one."""
         found = self._all
         for name, span in outline.items():
             column = self._columns.get(name)
@@ -137,7 +137,7 @@ class OutlineMasks:
         return [filter for filter, other in self._at(found) if _encloses(outline, other)]
 
     def _restricting_only(self, outline: Outline) -> int:
-        """Those that restrict no other attributes than the outline does."""
+        """Return the filters that restrict no other attributes than the outline does."""
         if self._columns.keys() <= outline.keys():
             return self._all
         at_least = [self._all]
@@ -181,7 +181,7 @@ class _Column:
         self._flip_others(bit, span)
 
     def _flip_others(self, bit: int, span: Span) -> None:
-        """All but how far it reaches."""
+        """Flip all rows except those of the range."""
         self.mentioned ^= bit
         if span.marks:
             for at, mark in enumerate(MARKS):
@@ -193,7 +193,7 @@ class _Column:
             self._levels.flip(bit, span.levels)
 
     def around(self, span: Span) -> int:
-        """Those that may let through all that the span does."""
+        """Return the filters that may accept everything in the range."""
         found = self.mentioned
         if span.marks:
             for at, mark in enumerate(MARKS):
@@ -209,7 +209,7 @@ class _Column:
         return found
 
     def within(self, span: Span) -> int:
-        """Those that may let through nothing but what the span does."""
+        """Return the filters that may accept nothing outside the range."""
         found = self.mentioned
         for at, mark in enumerate(MARKS):
             if not span.marks & mark:
@@ -226,27 +226,27 @@ class _Column:
 
 
 class _Reach:
-    """From where to where filters reach, as far as some bounds tell, and which single values they list."""
+    """Ranges of filters, as far as some bounds tell, and the single values that they list."""
 
     def __init__(self, members: list[tuple[int, Any, Any, tuple[Any, ...]]]) -> None:
         ends = [end for _, low, high, _ in members for end in (low, high)]
         self._bounds: list[Any] = thinned(ends, BOUNDS_MAX)
         begin, end = [0] * (len(self._bounds) + 1), [0] * (len(self._bounds) + 1)
         self._starting: dict[Any, int] = {}
-        """Those that begin exactly here."""
+        """Filters that begin exactly here."""
         self._listing = 0
         self._listed: dict[Any, int] = {}
-        """Those that list single values, by where each of these begins."""
+        """Filters that list single values, by the start of each value."""
         for bit, low, high, values in members:
             begin[bisect_left(self._bounds, low)] |= bit
             end[bisect_right(self._bounds, high)] |= bit
             self._flip_exact(bit, low, values)
         self._from: list[int] = list(accumulate(begin, or_))
-        """For each bound, those that begin there or below."""
+        """For each bound, the filters that begin there or below."""
         self.having = self._from.pop()
-        """Those that reach from anywhere to anywhere at all."""
+        """All filters with a range."""
         self._to: list[int] = list(accumulate(reversed(end[1:]), or_))[::-1]
-        """For each bound, those that end there or above."""
+        """For each bound, the filters that end there or above."""
 
     def flip(self, bit: int, low: Any, high: Any, values: tuple[Any, ...]) -> None:
         self.having ^= bit
@@ -264,7 +264,7 @@ class _Reach:
                 _flip_at(self._listed, value, bit)
 
     def around(self, low: Any, high: Any) -> int:
-        """Those that may reach at least from here to there."""
+        """Return the filters whose range may contain this one."""
         found = self.having
         at = bisect_left(self._bounds, low)
         if at < len(self._bounds):
@@ -272,11 +272,12 @@ class _Reach:
         at = bisect_right(self._bounds, high) - 1
         if at >= 0:
             found &= self._to[at]
-        # Whatever begins within a single value begins where that does.
+        # A range inside a single value begins where that value does.
         return found & ~(self._listing & ~self._listed.get(low, 0))
 
     def beyond(self, low: Any, high: Any, values: tuple[Any, ...]) -> int:
-        """Those that certainly begin below, or end above, or begin with none of the values listed."""
+        """Return the filters that certainly begin below, or end above, or begin with none of the listed
+        values."""
         found = 0
         at = bisect_left(self._bounds, low) - 1
         if at >= 0:
@@ -293,7 +294,7 @@ class _Reach:
 
 
 def _flip_at(rows: dict[Any, int], key: Any, bit: int) -> None:
-    """Rows without any bit are not kept."""
+    """Flip a bit; rows without any bit are not kept."""
     row = rows.get(key, 0) ^ bit
     if row:
         rows[key] = row
@@ -302,16 +303,16 @@ def _flip_at(rows: dict[Any, int], key: Any, bit: int) -> None:
 
 
 class _Levels:
-    """Topic filters by their levels. That a wildcard in front refuses `$` is not looked at."""
+    """Topic filters by level, ignoring that a leading wildcard does not match `$`."""
 
     def __init__(self) -> None:
         self.having = 0
         self._at: dict[tuple[int, str], int] = {}
-        """Those with this level, or wildcard, at this place."""
+        """Filters with this level, or wildcard, at this place."""
         self._reaching: defaultdict[int, int] = defaultdict(int)
-        """Those with any level at this place but `#`."""
+        """Filters with any level at this place except `#`."""
         self._ending: defaultdict[int, int] = defaultdict(int)
-        """Filters with this number of levels, and no `#`."""
+        """Filters with this number of levels, without `#`."""
 
     def flip(self, bit: int, levels: tuple[str, ...]) -> None:
         self.having ^= bit
@@ -323,9 +324,9 @@ class _Levels:
             self._ending[len(levels)] ^= bit
 
     def around(self, levels: tuple[str, ...]) -> int:
-        """Those that match every topic that these levels match."""
+        """Return the filters that match every topic that these levels match."""
         at = self._at.get
-        # Every topic has one level at least.
+        # Every topic has at least one level.
         found = at((0, "+"), 0) & at((1, "#"), 0) if levels == ("#",) else 0
         left = self.having
         for place, level in enumerate(levels):
@@ -336,7 +337,7 @@ class _Levels:
         return found | left & (self._ending.get(len(levels), 0) | at((len(levels), "#"), 0))
 
     def within(self, levels: tuple[str, ...]) -> int:
-        """Those all of whose topics these levels match."""
+        """Return the filters whose topics are all matched by these levels."""
         found = self._at.get((0, "#"), 0) if levels == ("+", "#") else 0
         left = self.having
         for place, level in enumerate(levels):

@@ -1,11 +1,10 @@
 """Filters over the client's own state: `location WITHIN 2 OF myloc`, `price <= my.budget`.
 
-As it is written, such a filter matches nothing: the client's state is missing.
-A broker binds it to its client, so that whoever gets it knows whose state it is
-about, and makes an instance of it wherever it is to be matched: a plain filter,
-with the values that the variables may have instead of the variables. The more
-values, the more the instance matches; with the one value that a variable has,
-it is exact.
+As it is written, such a filter matches nothing: the client's state is missing. A broker
+binds the filter to its client, so that other brokers know whose state it uses, and makes
+an instance of it wherever it is matched: a plain filter, with the values that the
+variables may have instead of the variables. The more values, the more the instance
+matches; with the one value that a variable has, it is exact.
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ from roamcast.filters.geography import Region
 
 BINDINGS_KEPT = 65_536
 INSTANCE_LENGTH_MAX = 64 * 1024 * 1024
-"""Instances are made by brokers for themselves, and may list every location there is."""
+"""Limit of instances, which brokers make for themselves, and which may list every location."""
 
 
 class Values(NamedTuple):
-    """A variable, or what is near it, has one of these values; `is_exact` if the variable has but one."""
+    """The variable, or what is near it, has one of these values; `is_exact` if the variable has only one."""
 
     values: tuple[Value, ...]
     is_exact: bool = False
 
 
 class Around(NamedTuple):
-    """It, or what is near it, lies in one of these regions."""
+    """The variable, or what is near it, lies in one of these regions."""
 
     regions: tuple[Region, ...]
     is_exact: bool = False
 
 
 class Span(NamedTuple):
-    """It is a number between these two."""
+    """The variable is a number between these two."""
 
     low: float
     high: float
@@ -59,16 +58,16 @@ class Span(NamedTuple):
 
 
 Possible = Values | Span | Around | None
-"""What a variable may be; None is anything, and no values are nothing at all."""
+"""What a variable may be; None means any value, and an empty set no value."""
 
 NOTHING = Values(())
 
 Resolve = Callable[[str, int | float], Possible]
-"""From a variable, and how far away from it is near enough, to what may be near it."""
+"""Maps a variable, and a distance, to the possible values within that distance."""
 
 
 def bind(filter: Filter, owner: str) -> Filter:
-    """The filter with this client's state in it; one without any such condition stays as it is."""
+    """Return the filter bound to this client's state; a filter without such conditions is unchanged."""
     return _bound(filter, owner) if filter.own else filter
 
 
@@ -78,19 +77,19 @@ def _bound(filter: Filter, owner: str) -> Filter:
 
 
 def owner_of(filter: Filter) -> str:
-    """Whose state a filter is about; "" if it is about nobody's, or not bound yet."""
+    """Return the client whose state a filter uses; "" if none, or not bound yet."""
     return filter.own[0].owner if filter.own else ""
 
 
 def instance(filter: Filter, resolve: Resolve) -> Filter:
-    """The plain filter that matches what this one may match, as far as is known."""
+    """Return the plain filter that matches what this one may match, as far as known."""
     expression = _mapped(filter.expression, lambda condition: _resolved(condition, resolve))
     return Filter(expression, INSTANCE_LENGTH_MAX)
 
 
 @lru_cache(maxsize=BINDINGS_KEPT)
 def widest(filter: Filter) -> Filter:
-    """The instance for a client in any state."""
+    """Return the instance for a client in any state."""
     return instance(filter, lambda variable, within: None)
 
 
@@ -104,7 +103,7 @@ def _resolved(condition: Own, resolve: Resolve) -> Expression:
     if possible == NOTHING:
         return Constant(False)
     if possible is None or (condition.negative and not possible.is_exact):
-        # Two values rule each other out, so what is "not this one" may be anything.
+        # Two values exclude each other, so what is "not this one" may be anything.
         return IsNull(name, negative=True)
     if operator == "IN":
         if isinstance(possible, Around):

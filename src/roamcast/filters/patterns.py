@@ -1,12 +1,12 @@
 """Patterns over strings: SQL `LIKE` and MQTT topic filters.
 
-Both are read into the same small machine: a row of items, each of which
+Both are compiled to the same small machine: a row of items, each of which
 consumes one given character, any one character, any run of characters, or any
 run without a slash. The machine's state is an integer with one bit per item,
 so a step is a few bit operations. Matching a notification does not use the
 machine (a regular expression is faster); the covering algebra does, because
-machines can be run side by side to find a string that some patterns accept
-and others refuse, or to show that there is none.
+machines can be run side by side to find a string that some patterns accept and
+others refuse, or to show that there is none.
 """
 
 import re
@@ -46,16 +46,16 @@ class Pattern:
     def __init__(self, key: tuple[str, str], prefix: str, *, guarded: bool = False) -> None:
         self.key = key
         self.prefix = prefix
-        """What every string begins with that the pattern accepts."""
+        """Prefix of every string that the pattern accepts."""
         self._search: Callable[[str], object] | None = None
         self._guarded = guarded
-        # Most patterns are never compared with others: their machines need not be built.
+        # Most patterns are never compared with others, so their machines are built on demand.
         self._is_built = False
         self._accepting = self._one = self._run = self._level = 0
         self._by_character: dict[str, int] = {}
 
     def _machine(self) -> tuple[list[Item], int | None]:
-        """The row of items, and a position in front of the end where the pattern accepts, too."""
+        """Return the row of items, and a position before the end where the pattern accepts, too."""
         raise NotImplementedError
 
     def _build(self) -> None:
@@ -83,7 +83,7 @@ class Pattern:
 
     @property
     def search(self) -> Callable[[str], object]:
-        """A function that gives None for strings that do not fit."""
+        """Return a function that returns None for strings that do not match."""
         if self._search is None:
             self._search = self._new_search()
         return self._search
@@ -116,7 +116,7 @@ class Pattern:
         return bool(state & self._accepting)
 
     def _closed(self, state: int) -> int:
-        """A run may be empty, so a state in front of it is also behind it."""
+        """A run may be empty, so a state before it is also behind it."""
         runs = self._run | self._level
         while True:
             further = state | (state & runs) << 1
@@ -143,11 +143,11 @@ class LikePattern(Pattern):
         return self.items, None
 
     def _new_search(self) -> Callable[[str], object]:
-        # Compiling takes longer than all the rest of parsing, and many patterns (prefixes) never need it.
+        # Compiling takes longer than all other parsing, and many patterns (prefixes) never need it.
         return re.compile(self._regular_expression(), re.DOTALL).fullmatch
 
     def _regular_expression(self) -> str:
-        """One that cannot backtrack far.
+        """Return a regular expression that cannot backtrack far.
 
         Between two `%` the leftmost place where a segment fits is as good as any
         other, so it may be atomic: no selector can make matching blow up.
@@ -204,7 +204,7 @@ def parse_like(text: str, escape: str | None = None) -> LikePattern:
 
 
 def _tidied(items: list[Item]) -> list[Item]:
-    """`%%` means `%`, and `%_` means `_%`: one spelling for each meaning."""
+    """`%%` means `%`, and `%_` means `_%`: use one spelling for each meaning."""
     tidy: list[Item] = []
     for item in items:
         if item is Wild.ONE and tidy and tidy[-1] is Wild.RUN:
@@ -215,7 +215,7 @@ def _tidied(items: list[Item]) -> list[Item]:
 
 
 class TopicPattern(Pattern):
-    """An MQTT topic filter: `+` stands for one level, a final `#` for all that follow, none included."""
+    """An MQTT topic filter: `+` matches one level, a final `#` all following levels, including none."""
 
     __slots__ = ("has_wildcard", "levels", "text")
 
@@ -248,7 +248,7 @@ class TopicPattern(Pattern):
         return items, end
 
     def contains(self, other: "TopicPattern") -> bool:
-        """Whether every topic that the other matches matches this one: told by the levels alone."""
+        """True if every topic that the other matches matches this one, decided by the levels alone."""
         wide, narrow = self.levels, other.levels
         if self._guarded and narrow[0].startswith("$"):
             return False
@@ -263,7 +263,7 @@ class TopicPattern(Pattern):
         return len(narrow) == len(wide)
 
     def _new_search(self) -> Callable[[str], object]:
-        """Compares levels: a regular expression would take longer to compile than most filters live."""
+        """Compare levels: compiling a regular expression would take longer than most filters live."""
         is_open = self.levels[-1] == "#"
         levels = self.levels[:-1] if is_open else self.levels
         count, guarded = len(levels), self._guarded

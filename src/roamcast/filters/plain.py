@@ -1,6 +1,6 @@
-"""A short way to read what brokers mostly tell each other: plain comparisons and ranges, joined by AND.
+"""Fast parser for the usual filters between brokers: plain comparisons and ranges, joined by AND.
 
-Only text exactly as a filter prints itself is read here; everything else takes the way of `selector.py`.
+Only canonical filter text is parsed here; `selector.py` parses everything else.
 """
 
 import re
@@ -17,7 +17,7 @@ CONDITIONS_MAX = 64
 
 
 def read_plain(text: str) -> Expression | None:
-    """The expression that prints itself like this; None if it has to be read with the grammar."""
+    """Return the expression with this canonical text; None if the grammar is needed."""
     conditions: list[Expression] = []
     at = 0
     while at < len(text) and len(conditions) < CONDITIONS_MAX:
@@ -31,7 +31,7 @@ def read_plain(text: str) -> Expression | None:
             conditions.append(comparison(name, operator, string if number is None else _number(number)))
         at = found.end()
     expression = conjunction(conditions)
-    # Keywords as names, numbers that are written otherwise, an AND at the end: none of them prints like this.
+    # Keywords as names, other number formats or a trailing AND do not print like this.
     return expression if expression.text() == text else None
 
 

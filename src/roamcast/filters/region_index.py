@@ -1,4 +1,4 @@
-"""Regions by where they are, so that a position is compared only with those around it.
+"""Spatial index of regions, so that a position is compared only with nearby ones.
 
 The map of latitude and longitude is divided into squares, in several sizes, each half as large as the one
 before. A region is entered in the squares of the smallest size of which it meets few: four, mostly. A
@@ -17,7 +17,7 @@ SMALLEST = 24
 """Squares of this size are two metres wide."""
 
 Square = tuple[int, int, int]
-"""Its size (how often the earth is halved), and its place from the south and from the west."""
+"""Level (how often the earth is halved), and place counted from the south and from the west."""
 
 
 class RegionIndex:
@@ -28,10 +28,10 @@ class RegionIndex:
         self._squares: dict[Square, dict[int, tuple[int, Region, Predicate | None]]] = {}
         """Numbers, with their regions and further conditions. One number may have several regions."""
         self._sizes: dict[int, int] = {}
-        """How many squares of each size there are."""
+        """Number of squares of each size."""
 
     def add(self, number: int, region: Region, check: Predicate | None) -> Callable[[], None]:
-        """Returns how to take it out. With a `check` there are further conditions."""
+        """Add a region; returns a function that removes it. `check` tests further conditions."""
         squares = _squares(region.bounds)
         handle, self._next = self._next, self._next + 1
         for square in squares:

@@ -1,4 +1,4 @@
-"""Memory of what texts were read as, bounded by their length: clients decide how long they are."""
+"""Cache of parsed texts, bounded by their total length, because clients choose the length."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 CHARACTERS_MIN = 20
-"""What an entry counts for at least."""
+"""Minimum that an entry counts for."""
 
 
 class Remembered(Generic[K, V]):
-    """The oldest entries are forgotten when those that are kept have too many characters."""
+    """Cache that evicts the oldest entries when the others have too many characters."""
 
     def __init__(self, characters_max: int) -> None:
         self._characters_max = characters_max

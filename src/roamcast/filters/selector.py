@@ -35,16 +35,16 @@ from roamcast.filters.remembering import Remembered
 
 MAX_CONSTRAINTS = 512
 PARSED_CHARACTERS_MAX = 262_144
-"""Of the selectors that are remembered though nobody may hold their filters: a filter takes some 60 times the
-memory of its text. Those that are held are found without it."""
+"""Characters of selectors remembered without a holder of their filters: a filter takes about 60 times the
+memory of its text. Held filters are found without this."""
 QUESTION_MARKS_MAX = 16
-"""Number of last question marks of a subscription behind one of which its conditions can begin."""
+"""Number of last question marks of a subscription after which its conditions may begin."""
 
 TOPIC = "topic"
 
 
 def parse(text: str) -> Filter:
-    """The filter that a selector describes; InputError says what is wrong and where."""
+    """Return the filter that a selector describes; InputError names the error and its place."""
     if len(text) > MAX_TEXT_LENGTH:
         raise InputError(f"selector is too long: {len(text)} characters, expected at most {MAX_TEXT_LENGTH}")
     return _parse(text)
@@ -68,7 +68,7 @@ _parsed: Remembered[str, Filter] = Remembered(PARSED_CHARACTERS_MAX)
 
 
 def read_again(text: str) -> Filter:
-    """The filter that this is the text of; brokers make some that are longer than a selector may be."""
+    """Parse the text of an existing filter; brokers make some that exceed the limit of selectors."""
     if len(text) <= MAX_TEXT_LENGTH:
         return _parse(text)
     from roamcast.filters.grammar import read_expression
@@ -81,9 +81,9 @@ def place(position: int) -> str:
 
 
 def read_number(text: str, position: int) -> int | float:
-    """InputError says where it stands, if it is beyond what attributes may have."""
+    """Read a number; InputError names its place if it exceeds the range of attributes."""
     if text.lstrip("+-").isdigit():
-        # Python refuses to convert thousands of digits, so length is looked at first.
+        # Python refuses to convert thousands of digits, so the length is checked first.
         whole = int(text) if len(text.lstrip("+-0")) <= 19 else INT_MAX + 1
         if not INT_MIN <= whole <= INT_MAX:
             raise InputError(
@@ -116,11 +116,10 @@ _CONDITION = re.compile(r"([^\W\d$.][\w$.]*|\$[\w$.]*)(<>|!=|<=|>=|=|<|>)('(?:[^
 def parse_subscription(text: str) -> Filter:
     """An MQTT topic filter, with content conditions behind a question mark if there are any.
 
-    `sensors/+/temp?value>20&unit=C` holds two conditions. A value is a number
-    if it looks like one, a boolean if it is true or false, the client's own
-    state if it is myloc (or myloc~2: at most 2 away) or begins with my., and else
-    a string (quote it with ' to insist). MQTT allows question marks in topics, so only
-    the last one behind which everything reads as conditions counts.
+    `sensors/+/temp?value>20&unit=C` holds two conditions. A value is a number if it looks like one, a boolean
+    if it is true or false, the client's own state if it is myloc (or myloc~2: at most 2 away) or begins with
+    my., and else a string (quote it with ' to insist). MQTT allows question marks in topics, so only the last
+    one followed by nothing but conditions counts.
     """
     if len(text) > MAX_TEXT_LENGTH:
         raise InputError(
@@ -139,7 +138,7 @@ _splits: Remembered[str, tuple[str, tuple[Expression, ...]]] = Remembered(PARSED
 
 
 def topic_part(text: str) -> str:
-    """The topic filter of a subscription, without its content conditions."""
+    """Return the topic filter of a subscription, without its content conditions."""
     return _split_subscription(text)[0] if len(text) <= MAX_TEXT_LENGTH else text
 
 
@@ -161,7 +160,7 @@ def _split(text: str) -> tuple[str, tuple[Expression, ...]]:
 
 
 def _conditions(tail: str) -> list[Expression] | None:
-    """The conditions that `tail` consists of, or None if it is not made of conditions."""
+    """Return the conditions in `tail`, or None if it is not made of conditions."""
     found: list[Expression] = []
     position = 0
     while True:
@@ -190,7 +189,7 @@ _SHORT_OWN = re.compile(rf"({OWN_NAME.pattern})(?:~(\d+(?:\.\d+)?))?", re.ASCII)
 
 
 def _short_own(name: str, operator: str, written: str) -> Expression | None:
-    """`location=myloc`, `location=myloc~2` (at most 2 away), `price<=my.budget`."""
+    """Parse `location=myloc`, `location=myloc~2` (at most 2 away), or `price<=my.budget`."""
     part = _SHORT_OWN.fullmatch(written)
     if part is None:
         return None

@@ -1,4 +1,4 @@
-"""Sets of values that one attribute may take: what the covering algebra calculates with.
+"""Sets of values that one attribute may take, for the covering algebra.
 
 The values of an attribute fall into kinds that never compare with each other:
 absent, NaN, the two booleans, the numbers, the strings. A set is kept kind by
@@ -64,7 +64,7 @@ MAX_SEARCHES = 64
 
 
 class Effort:
-    """What may still be spent on one question."""
+    """Remaining effort for one question."""
 
     __slots__ = ("searches",)
 
@@ -78,7 +78,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class ValueSet:
-    """Some of the values an attribute may take, being absent included.
+    """A set of values of one attribute, which may include being absent.
 
     `topic` and `region` are hints for the index: if set, all members are strings that
     match that topic filter, or lie in that region; `…_exact` says that they are all of those.
@@ -94,9 +94,9 @@ class ValueSet:
     region_exact: bool = field(default=False, compare=False)
 
     def is_empty(self, effort: Effort) -> bool:
-        """Whether nothing is in the set; False when the search for a member was given up."""
+        """True if the set is empty; False if the search for a member was given up."""
         if self.topic_exact:
-            return False  # Some topic matches every topic filter.
+            return False  # Every topic filter matches some topic.
         return not self.marks and not self.numbers and not _inhabited(self.strings, self.patterns, effort)
 
     def is_full(self) -> bool:
@@ -116,7 +116,7 @@ _IN_BOTH, _IN_EITHER, _IN_FIRST_ONLY = 0b1000, 0b1110, 0b0100
 
 
 def _combine(one: Cuts, other: Cuts, keep: int) -> Cuts:
-    """Sweep over the cuts of both; bit `2 * in_one + in_other` of `keep` says what stays in."""
+    """Combine the cuts of both; bit `2 * in_one + in_other` of `keep` says what is kept."""
     result: list[Any] = []
     i = j = 0
     inside = False
@@ -152,13 +152,13 @@ def difference_of(one: Cuts, other: Cuts) -> Cuts:
 
 
 def number_points(numbers: Numbers) -> list[float] | None:
-    """The numbers one by one if they are finitely many single ones."""
+    """Return the numbers if the set is finitely many single ones."""
     points = [low[0] for low, high in zip(numbers[::2], numbers[1::2], strict=True) if low[0] == high[0]]
     return points if len(points) * 2 == len(numbers) else None
 
 
 def string_points(strings: Strings) -> list[str] | None:
-    """The strings one by one if they are finitely many single ones."""
+    """Return the strings if the set is finitely many single ones."""
     points = [
         low[1] for low, high in zip(strings[::2], strings[1::2], strict=True) if high == (0, low[1] + "\0")
     ]
@@ -170,7 +170,7 @@ def string_point(text: str) -> Strings:
 
 
 def prefix_range(prefix: str) -> Strings:
-    """All strings that start with `prefix`: up to the same with its last character raised by one."""
+    """Return all strings with this prefix: up to the prefix with its last character raised by one."""
     shortened = prefix.rstrip("\U0010ffff")
     if not shortened:
         return ((0, prefix), END)
@@ -196,7 +196,7 @@ def intersection(one: ValueSet, other: ValueSet) -> ValueSet:
 
 
 def union(one: ValueSet, other: ValueSet) -> ValueSet | None:
-    """The union if it can be written as one set: patterns of different sets cannot be."""
+    """Return the union if it is expressible as one set; patterns of different sets cannot be combined."""
     if one.patterns and other.patterns and one.patterns != other.patterns:
         return None
     if one.patterns != other.patterns and one.strings and other.strings:
@@ -210,7 +210,8 @@ def union(one: ValueSet, other: ValueSet) -> ValueSet | None:
 
 
 def difference(one: ValueSet, other: ValueSet, effort: Effort) -> list[ValueSet]:
-    """Sets that together hold what is in `one` and not in `other`, each of them inhabited as far as known."""
+    """Return sets that together contain what is in `one` and not in `other`, each non-empty as far as
+    known."""
     pieces = [
         _make(
             one.marks & ~other.marks,
@@ -227,10 +228,10 @@ def difference(one: ValueSet, other: ValueSet, effort: Effort) -> list[ValueSet]
 
 
 def contains(one: ValueSet, other: ValueSet, effort: Effort) -> bool:
-    """Whether every member of `other` is in `one`, as far as known."""
+    """True if every member of `other` is known to be in `one`."""
     if one.topic is not None and one.topic_exact and other.topic is not None and other.topic_exact:
         return one.topic.contains(other.topic)
-    # Routers ask this for many pairs of their entries, and mostly the answer is a plain no.
+    # Routers ask this for many pairs of entries, and mostly the answer is clearly no.
     if other.marks & ~one.marks or not _spans(one.numbers, other.numbers):
         return False
     if not other.patterns and not _spans(one.strings, other.strings):
@@ -239,7 +240,7 @@ def contains(one: ValueSet, other: ValueSet, effort: Effort) -> bool:
 
 
 def _spans(one: Cuts, other: Cuts) -> bool:
-    """Whether `one` reaches from the beginning to the end of `other`, and holds its first and last values."""
+    """True if `one` spans `other` from beginning to end, and contains its first and last values."""
     if not other:
         return True
     if not one or other[0] < one[0] or one[-1] < other[-1]:
@@ -272,7 +273,7 @@ def _make(
 
 
 def set_of(leaf: Expression) -> tuple[str, ValueSet]:
-    """The attribute a leaf speaks about, and the values that make it true."""
+    """Return the attribute of a leaf, and the values that make it true."""
     match leaf:
         case Compare(name, operator, value):
             return name, _compared(operator, value)
@@ -348,7 +349,7 @@ def _joined(values: Iterable[Value]) -> Strings:
 
 
 def _pattern_set(pattern: Pattern, strings: Strings | None, negative: bool) -> ValueSet:
-    """Intervals alone if they say it all; else the pattern, within the range its beginning allows."""
+    """Return intervals alone if these suffice; else the pattern, within the range of its prefix."""
     if strings is not None:
         if negative:
             return ValueSet(strings=difference_of(EVERY_STRING, strings))
@@ -391,7 +392,7 @@ def _inhabited(strings: Strings, patterns: tuple[Literal, ...], effort: Effort) 
         return bool(strings)
     regions = [(one, wanted) for one, wanted in patterns if isinstance(one, Region)]
     if regions:
-        # Whether a text is a position, no machine tells; what other patterns ask of it is not looked at.
+        # No machine decides whether a text is a position; other patterns' conditions on it are ignored.
         return not none_in_all(regions)
     machines = tuple((one, wanted) for one, wanted in patterns if isinstance(one, Pattern))
     return any(
@@ -402,7 +403,7 @@ def _inhabited(strings: Strings, patterns: tuple[Literal, ...], effort: Effort) 
 
 @lru_cache(maxsize=4096)
 def _search(low: str, high: str | None, patterns: tuple[Machine, ...]) -> bool:
-    """Run all machines side by side over strings from `low` up to `high` until all are content.
+    """Search a string from `low` up to `high` that all machines accept, by running them side by side.
 
     Characters that no pattern and no bound mentions behave alike between two
     mentioned ones, so one of each such gap stands for all.
@@ -437,14 +438,14 @@ def _search(low: str, high: str | None, patterns: tuple[Machine, ...]) -> bool:
 
 
 def _step_low(low: str, at: int, character: str) -> int | None:
-    """How far the string still equals `low`; -1 once it is above, None if it is below."""
+    """Return how far the string still equals `low`; -1 once it is above, None if it is below."""
     if at == -1 or at == len(low) or character > low[at]:
         return -1
     return at + 1 if character == low[at] else None
 
 
 def _step_high(high: str, at: int, character: str) -> int | None:
-    """How far the string still equals `high`; -1 once it is below, None if it is not below."""
+    """Return how far the string still equals `high`; -1 once it is below, None if it is not below."""
     if at == -1 or character < high[at]:
         return -1
     return at + 1 if character == high[at] and at + 1 < len(high) else None
@@ -456,7 +457,7 @@ def _alphabet(low: str, high: str | None, patterns: tuple[Machine, ...]) -> list
         mentioned |= pattern.characters
     codes = sorted(map(ord, mentioned))
     if not low and high is None:
-        # Nothing is compared by order, so one unmentioned character stands for all of them.
+        # Without ordering, one unmentioned character represents all of them.
         other = next(code for code in range(97, 0x110000) if chr(code) not in mentioned)
         return [chr(code) for code in sorted([*codes, other])]
     gaps = [code + 1 for code, following in pairwise([-1, *codes, 0x110000]) if code + 1 < following]

@@ -1,4 +1,4 @@
-"""Zones that filters call by name: what a broker knows under these names."""
+"""Replacing zone names in filters by the zones that a broker knows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from roamcast.filters.geography import NamedZone, Region
 
 
 def with_zones(filter: Filter, zones: Mapping[str, Region]) -> Filter:
-    """The filter with the zones themselves instead of their names.
+    """Return the filter with the zones themselves instead of their names.
 
-    So it means the same at every broker, and goes on to mean it when a zone is changed.
+    So the filter has the same meaning at every broker, and keeps it when a zone changes.
     """
     if "INSIDE" not in filter.text:
         return filter

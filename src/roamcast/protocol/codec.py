@@ -1,7 +1,7 @@
-"""Messages between brokers to bytes and back.
+"""Encoding and decoding of messages between brokers.
 
 An encoded message is a msgpack array: its tag, then its fields. Filters travel as their text. Builds of
-different age understand each other: fields that a build does not know come last and are ignored, missing
+different versions interoperate: fields that a build does not know come last and are ignored, missing
 ones take their defaults, and a message with an unknown tag that begins with "?" is skipped.
 """
 
@@ -23,27 +23,27 @@ from roamcast.state import State
 
 VERSION_MIN = 1
 VERSION_MAX = 2
-"""The versions of the link protocol that this build speaks."""
+"""Latest version of the link protocol that this build supports."""
 
 LENGTH_BYTES = 4
 OPTIONAL = "?"
-"""How the tag of a message begins that may be skipped."""
+"""Prefix of the tag of a message that may be skipped."""
 
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class UnknownMessage(InputError):
-    """A message that must not be skipped, and that this build does not know."""
+    """A mandatory message that this build does not know."""
 
 
 class Skipped(Message, frozen=True):
-    """Stands for an optional message that this build does not know. It is never sent."""
+    """Placeholder for an optional message that this build does not know. It is never sent."""
 
     unknown_tag: str
 
 
 class _RelayedFrame(msgspec.Struct, frozen=True, tag="Relayed", array_like=True):
-    """A relayed message on the wire: the inner one stays encoded, it can be of any type."""
+    """A relayed message on the wire: the inner message stays encoded, since it can be of any type."""
 
     __state__ = State("relayed-frame")
 
@@ -70,7 +70,7 @@ def tag_of(kind: type[Message]) -> str:
 def message_types() -> list[type[Message]]:
     """Every type of message that has been imported, by tag. Two of one tag are an error.
 
-    A class without a tag (`tag=False`) is a base of messages and none itself.
+    A class without a tag (`tag=False`) is a base class of messages.
     """
 
     def below(parent: type[Message]) -> Iterator[type[Message]]:
@@ -99,7 +99,7 @@ def _decoders(kinds: tuple[type[Message], ...]) -> tuple[Any, Any]:
 
 
 class Codec:
-    """Knows every type of message that exists when it is made; no command, and nothing that clients say."""
+    """Codec for all message types that exist when it is made, except commands and client messages."""
 
     __state__ = State(
         "link-codec",
@@ -136,7 +136,7 @@ class Codec:
             return self._skipped("message", data, error)
 
     def decode_batch(self, data: bytes | memoryview) -> list[Message]:
-        """The messages of a batch: their encodings one behind the other, after `batch_head`."""
+        """Decode the messages of a batch: concatenated encodings, after `batch_head`."""
         try:
             messages: list[Any] = self._batch_decoder.decode(data)
             for position, one in enumerate(messages):
@@ -162,7 +162,7 @@ class Codec:
         return message
 
     def _skipped(self, what: str, data: bytes | memoryview | msgspec.Raw, error: Exception) -> Skipped:
-        """In the place of what cannot be decoded, if it may be skipped."""
+        """Return a placeholder for an undecodable message, if it may be skipped."""
         try:
             tag = _head.decode(data)[0]
         except (*_MALFORMED, IndexError):
@@ -179,7 +179,7 @@ def without_skipped(messages: list[Message]) -> list[Message]:
 
 
 def batch_head(count: int) -> bytes:
-    """What comes before `count` encoded messages to make one batch of them (a msgpack array)."""
+    """Return the prefix that makes `count` encoded messages a batch (a msgpack array)."""
     return b"\xdd" + count.to_bytes(4, "big")
 
 
@@ -188,7 +188,7 @@ _head = msgspec.msgpack.Decoder(list[Any])
 
 
 def _line(text: str) -> str:
-    """Quoted parts of a message may contain anything, also line ends."""
+    """Quoted parts of a message may contain anything, including line breaks."""
     return text[:200].encode("unicode_escape").decode()
 
 

@@ -1,4 +1,4 @@
-"""What goes into `step` and what comes out of it: both are plain data.
+"""Inputs and effects of `step`: both are plain data.
 
 A driver turns what happens into inputs and performs the effects; it decides
 nothing. Within one list of an `Effects` the order matters, between the lists it
@@ -17,7 +17,7 @@ from roamcast.protocol.notification import Burst, ClientMessage, Command, Messag
 from roamcast.protocol.records import Row
 
 Said = Message | ClientMessage
-"""What goes over an access link: where brokers move, clients take part in the brokers' own protocol."""
+"""A message on an access link: where brokers move, clients use the brokers' own protocol."""
 
 # --- inputs of a broker ---------------------------------------------------------------------------
 
@@ -36,13 +36,13 @@ class OverlayChanged(Input, frozen=True):
 
 
 class BrokersJoined(Input, frozen=True):
-    """After `OverlayChanged`: these brokers were in another tree until now, with sessions of their own."""
+    """Follows `OverlayChanged`: brokers that were in another tree until now, with their own sessions."""
 
     brokers: Sequence[str]
 
 
 class Attached(Input, frozen=True):
-    """A client opened a connection and said hello."""
+    """A client opened a connection and sent Hello."""
 
     client: str
     connection: int
@@ -50,27 +50,27 @@ class Attached(Input, frozen=True):
 
 
 class Detached(Input, frozen=True):
-    """A connection is gone; the client said nothing."""
+    """A connection ended without Leave."""
 
     client: str
     connection: int
 
 
 class SessionOver(Input, frozen=True):
-    """The session of a client that is away is not to be kept any longer."""
+    """The session of an absent client has expired."""
 
     client: str
 
 
 class SessionsMerged(Input, frozen=True):
-    """What is in one session, which nobody uses any more, goes over to another; then it ends."""
+    """The content of an unused session moves to another session; then it ends."""
 
     source: str
     target: str
 
 
 class Submitted(Input, frozen=True):
-    """A client sent something over its connection."""
+    """A client sent a message over its connection."""
 
     client: str
     connection: int
@@ -85,7 +85,7 @@ class Received(Input, frozen=True):
 
 
 class ReceivedInProcess(Received, frozen=True):
-    """A peer's message, with its number, over a link whose ends are in one process: no bytes were made."""
+    """A numbered message over a link whose ends are in one process, without encoding."""
 
     incarnation: int
     acknowledged: int
@@ -93,13 +93,13 @@ class ReceivedInProcess(Received, frozen=True):
 
 
 class CommandGiven(Input, frozen=True):
-    """Something for the broker to do that neither a client nor a peer can ask for."""
+    """A command that neither a client nor a peer can give."""
 
     command: Command
 
 
 class TrimQueues(Input, frozen=True):
-    """All queues together may hold no more than this: the longest give up first."""
+    """Limit of all queues together: the longest drop first."""
 
     bytes_max: int
 
@@ -110,14 +110,14 @@ class LinkChanged(Input, frozen=True):
 
 
 class SendFailed(Input, frozen=True):
-    """The overlay gave a link up for good; these messages were not acknowledged by the peer."""
+    """The overlay gave a link up for good; the peer did not acknowledge these messages."""
 
     peer: str
     messages: Sequence[Message]
 
 
 class Migrated(Input, frozen=True):
-    """Where the overlay is a tree that moves: the parent is another, or the same over a new link."""
+    """In a tree that moves: the parent is another, or the same over a new link."""
 
     old: str | None
     new: str
@@ -127,11 +127,11 @@ class Deadline(Input, frozen=True):
     """The time that `deadline()` named has come."""
 
 
-# --- inputs of a client: what its broker says, and what its application asks for ------------------
+# --- inputs of a client: messages of its broker, and requests of its application ------------------
 
 
 class Told(Input, frozen=True):
-    """The broker's message arrived."""
+    """A message of the broker arrived."""
 
     broker: str
     message: Said
@@ -143,7 +143,7 @@ class AttachTo(Input, frozen=True):
 
 
 class LeaveFor(Input, frozen=True):
-    """Go away; with a destination, say so first (a proclaimed move)."""
+    """Leave; with a destination, announce it first (a proclaimed move)."""
 
     destination: str = ""
 
@@ -172,7 +172,7 @@ class UnadvertiseThat(Input, frozen=True):
 
 
 class MoveTo(Input, frozen=True):
-    """The client is somewhere else now, or something else of its own state has changed."""
+    """The client's location or other state has changed."""
 
     values: Mapping[str, Value]
 
@@ -181,7 +181,7 @@ class MoveTo(Input, frozen=True):
 
 
 class Effects(msgspec.Struct):
-    """What a step of a broker wants done."""
+    """Effects of a step of a broker."""
 
     sends: list[tuple[str, Message]] = []
     """Messages to peers, in order: (peer, message)."""
@@ -196,7 +196,7 @@ class Effects(msgspec.Struct):
 
 
 class ClientEffects(msgspec.Struct):
-    """What a step of a client wants done."""
+    """Effects of a step of a client."""
 
     sends: list[tuple[str, Said]] = []
     """Messages to its broker, in order: (broker, message)."""

@@ -67,7 +67,7 @@ __all__ = [
 # --- between neighbouring brokers: routing --------------------------------------------------------
 
 Entry = tuple[Filter, str]
-"""A filter and whose it is; the subscriber is "" where the strategy forgets identities."""
+"""A filter and its subscriber, which is "" where the strategy forgets identities."""
 
 
 class Update(Message, frozen=True):
@@ -91,7 +91,7 @@ class Update(Message, frozen=True):
     whereabouts: tuple[Whereabouts, ...] = ()
     """Positions and state of clients that the sender's entries depend on."""
     strict: bool = False
-    """Whether the answer waits for brokers whose links are down, too."""
+    """True if the answer also waits for brokers whose links are down."""
 
     @property
     def weight(self) -> int:
@@ -100,7 +100,7 @@ class Update(Message, frozen=True):
 
     @property
     def is_news(self) -> bool:
-        """Whether it changes anything at the receiver."""
+        """True if the update changes anything at the receiver."""
         return bool(
             self.subscribe or self.unsubscribe or self.advertise or self.unadvertise or self.whereabouts
         )
@@ -139,7 +139,7 @@ class Relayed(Message, frozen=True):
 
 
 class About(Message, frozen=True):
-    """A message about a client, with what its sender knows of where the client is."""
+    """A message about a client, with the sender's knowledge of the client's state."""
 
     whereabouts: Whereabouts
     message: Message
@@ -174,7 +174,7 @@ ATTACHED_AGAIN = "attached again"
 ATTACHED_ELSEWHERE = "attached elsewhere"
 NOT_THE_OWNER = "not the owner"
 READ_IN_VAIN = "the copy was old"
-"""Why a broker closes a connection."""
+"""Reason for closing a connection."""
 
 
 # --- between brokers: locating a session and moving it --------------------------------------------
@@ -183,12 +183,11 @@ READ_IN_VAIN = "the copy was old"
 class AttachRequest(Message, frozen=True):
     """`broker` has the client attached and asks the holder for its session.
 
-    With the broker, `connection` identifies the attach, so that a request that
-    reaches the holder on two ways is served once. `moves` is the client's own
-    count of attaches, or -1 if it keeps none: a request with a lower count than
-    the session's is stale. `detours` counts how often the request was sent after
-    the client's own word; `deferred` says that its broker asked everyone, found
-    nobody, and gave way to the receiver, which was asking too.
+    With the broker, `connection` identifies the attach, so that a request that reaches the holder on two ways
+    is served once. `moves` is the client's own count of attaches, or -1 if it keeps none: a request with a
+    lower count than the session's is stale. `detours` counts how often the request was sent after the
+    client's own word; `deferred` says that its broker asked everyone, found no holder, and gave way to the
+    receiver, which was asking too.
     """
 
     client: str
@@ -199,28 +198,28 @@ class AttachRequest(Message, frozen=True):
     detours: int = 0
     deferred: bool = False
     owner: str = ""
-    """Who the client has proved to be; a session is given only to whom it belongs."""
+    """Authenticated owner of the client; a session is given only to its owner."""
     cause: ClassVar[Cause] = "handoff"
 
 
 class Locate(Message, frozen=True):
-    """An attach request on its way to every broker, because nobody knows the holder.
+    """An attach request on its way to every broker, because the holder is unknown.
 
-    A broker may have to ask again for the same attach; `round` tells the answers apart.
+    A broker may have to ask again for the same attach; `round` distinguishes the answers.
     """
 
     request: AttachRequest
     round: int
     may_leave_out: bool = False
-    """Whether brokers that are down need not be asked if nobody knows of a session there."""
+    """True if brokers that are down may be skipped when no session is known there."""
     told: int = 0
-    """How often the broker that asks has told what it holds (see `broker.directory`)."""
+    """Number of reports sent by the asking broker (see `broker.directory`)."""
     cause: ClassVar[Cause] = "handoff"
 
 
 class Located(Message, frozen=True):
-    """Whether some broker behind the sender took the request; if none, the lowest that asks for it too,
-    and the incarnation that a new session has at least."""
+    """Whether a broker behind the sender took the request; if not, the lowest broker that also asks, and the
+    minimum incarnation of a new session."""
 
     client: str
     broker: str
@@ -230,11 +229,11 @@ class Located(Message, frozen=True):
     claim: str = ""
     incarnation: int = 0
     left_out: tuple[str, ...] = ()
-    """Brokers that could not be asked, and hold no session as far as anybody knows."""
+    """Brokers that could not be asked, and hold no session as far as known."""
     is_brief: bool = False
-    """Whether one of them may hold a session that ends with its client's connection."""
+    """True if one of them may hold a session that ends with its client's connection."""
     may_hold: tuple[str, ...] = ()
-    """Brokers that may hold the session, as far as those behind the sender know."""
+    """Brokers that may hold the session, according to the brokers behind the sender."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -247,7 +246,7 @@ class HolderUnknown(Message, frozen=True):
 
 
 class AttachRefused(Message, frozen=True):
-    """The request was stale, because the client is attached elsewhere by now; or not its owner's."""
+    """The request was stale, because the client is attached elsewhere by now; or from another owner."""
 
     client: str
     connection: int
@@ -274,19 +273,19 @@ class Grant(Message, frozen=True):
 
 
 class GrantReceived(Message, frozen=True):
-    """The session has arrived; its former holder may forget where it went."""
+    """The session has arrived; its former holder may forget its destination."""
 
     client: str
     number: int
     told: int = 0
-    """How often the sender has told what it holds (see `broker.directory`)."""
+    """Number of reports sent by the sender (see `broker.directory`)."""
     cause: ClassVar[Cause] = "handoff"
 
 
 class GrantSought(Message, frozen=True):
-    """Follows a session that was sent to a broker which is gone: `broker` asks where it has stayed.
+    """Follows a session sent to a broker that is gone: `broker` asks where the session stopped.
 
-    Who is at the end of the way answers with `GrantReceived`, whether the session is there or lost.
+    The broker at the end of the way answers with `GrantReceived`, whether the session is there or lost.
     """
 
     client: str
@@ -295,17 +294,17 @@ class GrantSought(Message, frozen=True):
     cause: ClassVar[Cause] = "handoff"
 
 
-# --- of a broker to itself --------------------------------------------------------------------------
+# --- commands of a broker to itself -----------------------------------------------------------------
 
 
 class TakenBack(Command, frozen=True):
-    """A session has come back, and who waits for it can have it."""
+    """A session has come back, for the requests that wait for it."""
 
     client: str
 
 
 class PeersExpected(Command, frozen=True):
-    """Questions about sessions wait for these peers, which are configured and were never met."""
+    """Questions about sessions wait for these configured peers that were never met."""
 
     peers: tuple[str, ...] = ()
 
@@ -315,20 +314,20 @@ class TellHeld(Command, frozen=True):
 
 
 class InPlaceOf(Command, frozen=True):
-    """The border answers for a peer that is not asked."""
+    """An answer of the border on behalf of a peer that is not asked."""
 
     peer: str
     message: Message
 
 
 class Drain(Command, frozen=True):
-    """What is queued for a session that ends can go."""
+    """Discard what is queued for a session that ends."""
 
     client: str
 
 
 class LeftOut(Command, frozen=True):
-    """The front did not send a notification to a client, as MQTT demands."""
+    """The front did not send a notification to a client, as MQTT requires."""
 
     client: str
     burst: Burst
@@ -341,13 +340,11 @@ class LeftOut(Command, frozen=True):
 class Hello(ClientMessage, frozen=True):
     """First message of a client on a new connection.
 
-    `received` says per stream the highest sequence that arrived. `last_broker` is
-    where the client was last, or what that broker told it to name instead; it
-    may be "" (the client need not know). `fresh` is set by a client that never
-    attached anywhere before, so that nobody needs to be asked. `clean` ends the
-    session that is found, before a new one begins. `window` is how many
-    notifications the client takes without acknowledging; 0 leaves it to the broker.
-    `owner` is who it has proved to be.
+    `received` says per stream the highest sequence that arrived. `last_broker` is where the client was last,
+    or what that broker told it to name instead; it may be "" (the client need not know). `fresh` is set by a
+    client that never attached anywhere before, so that nobody needs to be asked. `clean` ends the session
+    that is found, before a new one begins. `window` is the client's limit of unacknowledged notifications; 0
+    leaves it to the broker. `owner` is the authenticated owner.
     """
 
     client: str
@@ -363,9 +360,9 @@ class Hello(ClientMessage, frozen=True):
 class ClientPublish(ClientMessage, frozen=True, gc=False):
     """Notifications, one for each body.
 
-    Requests are numbered by the client, which sends those again that were not
-    accepted. Each body counts as one, from `request` on. With `request` 0 nothing
-    is promised: they go to whoever is attached and wants them (see `Fleeting`).
+    The client numbers its requests, and repeats those that were not accepted. Each body counts as one
+    request, from `request` on. With `request` 0 the notifications are QoS 0: they go only to attached
+    subscribers (see `Fleeting`).
     """
 
     request: int
@@ -381,7 +378,8 @@ class ClientPublish(ClientMessage, frozen=True, gc=False):
 
 
 ChangeKind = Literal["Subscribe", "Unsubscribe", "Advertise", "Unadvertise", "Move"]
-"""What a request changes. Sessions carry the words between brokers (`deferred`), so they stay as they are."""
+"""The change that a request makes. Sessions carry these words between brokers (`deferred`), so they never
+change."""
 
 
 class ClientSubscribe(ClientMessage, frozen=True):
@@ -409,7 +407,7 @@ class Unadvertise(ClientMessage, frozen=True):
 
 
 class Move(ClientMessage, frozen=True):
-    """The client's own state has changed: these variables (`location` is one) have these values now.
+    """The client's own state has changed: the new values of variables such as `location`.
 
     `late`: it changed while the client was away, perhaps long ago and more than once.
     """
@@ -421,7 +419,7 @@ class Move(ClientMessage, frozen=True):
 
 
 Request = ClientPublish | ClientSubscribe | ClientUnsubscribe | Advertise | Unadvertise | Move
-"""What a client numbers, and sends again until it is accepted."""
+"""Messages that a client numbers, and repeats until accepted."""
 
 
 class Acknowledge(ClientMessage, frozen=True, gc=False):
@@ -432,7 +430,7 @@ class Acknowledge(ClientMessage, frozen=True, gc=False):
 
 
 class Leave(ClientMessage, frozen=True):
-    """The client goes away and says where to (a proclaimed move)."""
+    """The client announces where it goes (a proclaimed move)."""
 
     destination: str
     received: dict[str, int] = msgspec.field(default_factory=dict)
@@ -442,7 +440,7 @@ class Leave(ClientMessage, frozen=True):
 
 
 class Welcome(ClientMessage, frozen=True):
-    """The session is here. Requests up to `accepted` need not be sent again.
+    """The session is here. Requests up to `accepted` need not be repeated.
 
     `named_next` is the broker that the client names as its last when it attaches next.
     """
@@ -467,20 +465,20 @@ class Deliver(ClientMessage, frozen=True, gc=False):
 
 
 class Accepted(ClientMessage, frozen=True):
-    """The broker has taken every request up to this number."""
+    """The broker has accepted every request up to this number."""
 
     request: int
 
 
 class RequestRefused(ClientMessage, frozen=True):
-    """A request was taken, but cannot be carried out, and this is why."""
+    """An accepted request cannot be carried out, for this reason."""
 
     request: int
     reason: str
 
 
 class SubscriptionSettled(ClientMessage, frozen=True):
-    """A subscription, unsubscription, advertisement or move is known wherever it must be."""
+    """A subscription, unsubscription, advertisement or move is known to all brokers that need it."""
 
     request: int
 
@@ -491,7 +489,7 @@ def cause_of(message: Message) -> Cause:
 
 
 def told(message: Message) -> str:
-    """The message's type and what it carries, for errors."""
+    """Return the message's type and content, for errors."""
     inner = message
     while isinstance(inner, Relayed | About):
         inner = inner.message
@@ -500,7 +498,7 @@ def told(message: Message) -> str:
 
 
 def client_of(message: Message) -> str:
-    """The client that a message between brokers is about; "" if it is about none."""
+    """Return the client that a message between brokers is about; "" if none."""
     session = getattr(message, "session", None)
     client: str = getattr(message, "client", "") or getattr(message, "subscriber", "")
     return session.client if isinstance(session, Session) else client

@@ -22,17 +22,17 @@ from roamcast.errors import InputError
 from roamcast.filters.filter import Attributes, Value
 
 Cause = Literal["publish", "subscribe", "handoff", "transfer"]
-"""Why a message travels. Overhead of mobility is the hops of the last two."""
+"""Cause of a message. Overhead of mobility is the hops of the last two."""
 
 Area = Literal["data", "subscriptions", "sessions", "groups", "overlay"]
-"""What a message is about. A link may carry the messages of some areas only (`broker/links/border.py`)."""
+"""Subject of a message. A link may be restricted to some areas (`broker/links/border.py`)."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, str | bool | int | float]).decode
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What brokers say to each other: all that a link can carry.
+    """A message between brokers, which links can carry.
 
     Its tag on the wire is the name of its class, unless it declares another (`tag="..."`). A tag is for
     ever: a class that gets another name declares its old one. New fields come last and have defaults
@@ -46,9 +46,9 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     first_version: ClassVar[int] = 1
     """The version of the link protocol that first had this message."""
     is_optional: ClassVar[bool] = False
-    """Whether a peer may skip it. Then its tag begins with "?", so that older builds know that they may."""
+    """True if a peer may skip it. Then its tag begins with "?", so that older builds know this."""
     area: ClassVar[Area] = "sessions"
-    """What it is about; most messages are those of mobility protocols."""
+    """Subject of the message; most messages are those of mobility protocols."""
 
     @property
     def weight(self) -> int:
@@ -57,17 +57,17 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     @property
     def is_fleeting(self) -> bool:
-        """Whether this message promises nothing: links carry it without a number, and no journal holds it."""
+        """True for a QoS 0 message: links carry it without a number, and it is not journalled."""
         return False
 
     @property
     def needs(self) -> int:
-        """The version below which a link does not carry this message; 0 if every link does."""
+        """Lowest version of a link that carries this message; 0 if every link does."""
         return self.first_version if self.is_optional else 0
 
 
 class ClientMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What a broker and a client of the plain front say to each other; no link carries it.
+    """A message between a broker and a client of the plain front; no link carries it.
 
     `weight` is as that of a message between brokers.
     """
@@ -78,11 +78,12 @@ class ClientMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Command(msgspec.Struct, frozen=True):
-    """What a broker says to itself. It follows from an input, is never encoded, and no peer can say it."""
+    """A command of a broker to itself. It follows from an input, is never encoded, and no peer can send
+    it."""
 
 
 HELD_BYTES = 320
-"""Memory of a notification beside its attributes, body and marks, where it is alone in its burst."""
+"""Memory of a notification besides its attributes, body and marks, if it is alone in its burst."""
 
 PICKED = 0x28
 """Bits of the first byte of `Burst.marks`: its broker picked the burst for one client (see `is_picked`)."""
@@ -99,9 +100,9 @@ class Burst(Message, frozen=True, gc=False):
     bodies: tuple[bytes, ...] = (b"",)
     count: int = 1
     marks: bytes = b""
-    """What the access side noted of these notifications; the core carries it along and looks at `PICKED`."""
+    """Notes of the access side; the core transports them and reads only `PICKED`."""
     varied: tuple[bytes, ...] = ()
-    """The attributes of each notification, where they are not all the same; `attributes` is empty then."""
+    """Attributes of each notification, if they differ; `attributes` is empty then."""
 
     cause = "publish"
     area: ClassVar[Area] = "data"
@@ -120,7 +121,7 @@ class Burst(Message, frozen=True, gc=False):
 
     @property
     def held(self) -> int:
-        """Memory that this burst takes, for quotas; cutting a burst does not change the sum."""
+        """Memory of this burst, for quotas; cutting a burst does not change the sum."""
         if self.count == 1:
             return HELD_BYTES + len(self.attributes) + len(self.bodies[0]) + len(self.marks)
         return self.size + self.count * (HELD_BYTES + len(self.marks))
@@ -131,10 +132,10 @@ class Burst(Message, frozen=True, gc=False):
 
     @property
     def is_picked(self) -> bool:
-        """Whether it is a retained message, or for a member of a shared group: not routed to its client.
+        """True for a retained message, or one for a member of a shared group: not routed to its client.
 
-        No other broker has it for the client, and it comes in no order with what was routed. Its number
-        never tells that something else is a duplicate, nor the other way round.
+        No other broker has it for the client, and it has no order relative to routed notifications. Its
+        number is never compared with theirs to find duplicates.
         """
         return bool(self.marks) and bool(self.marks[0] & PICKED)
 
@@ -143,7 +144,7 @@ class Burst(Message, frozen=True, gc=False):
         return self.part(0, count)
 
     def part(self, start: int, end: int) -> Burst:
-        """The notifications from one position up to another; this burst itself if that is all of it."""
+        """Return the notifications between two positions; this burst itself if that is all of it."""
         if start == 0 and end == self.count:
             return self
         attributes, varied = self.attributes, self.varied[start:end]
@@ -159,7 +160,8 @@ class Burst(Message, frozen=True, gc=False):
         )
 
     def pick(self, places: Sequence[int]) -> Burst:
-        """The notifications at these positions, of a burst that has no numbers; itself if that is all."""
+        """Return the notifications at these positions, of a burst without numbers; the burst itself if that
+        is all."""
         if len(places) == self.count:
             return self
         bodies, varied = self.bodies, self.varied
@@ -171,11 +173,11 @@ class Burst(Message, frozen=True, gc=False):
         )
 
     def tail(self, skip: int) -> Burst:
-        """What is left of this burst without its first `skip` notifications."""
+        """Return this burst without its first `skip` notifications."""
         return self.part(skip, self.count)
 
     def uniform(self) -> Iterator[Burst]:
-        """The runs with the same attributes, each as a burst of its own."""
+        """Return the runs with equal attributes, each as a burst."""
         varied, start = self.varied, 0
         for position in range(1, len(varied) + 1):
             if position == len(varied) or varied[position] != varied[start]:
@@ -189,7 +191,7 @@ class Burst(Message, frozen=True, gc=False):
 
 
 class Fleeting(Burst, frozen=True, gc=False):
-    """A burst that promises nothing: without numbers, never queued, never handed off."""
+    """A QoS 0 burst: without numbers, never queued, never handed off."""
 
     @property
     def is_fleeting(self) -> bool:
@@ -197,7 +199,7 @@ class Fleeting(Burst, frozen=True, gc=False):
 
 
 def count_of(bursts: Iterable[Burst]) -> int:
-    """How many notifications these are."""
+    """Return the number of notifications."""
     return sum(burst.count for burst in bursts)
 
 
@@ -205,7 +207,7 @@ def encode_attributes(attributes: Mapping[str, Value]) -> bytes:
     """The canonical bytes of a notification's attributes."""
     try:
         encoded = _encode(dict(sorted(attributes.items())))
-        _decode(encoded)  # Refuses what msgpack knows and attributes may not be: None, lists, …
+        _decode(encoded)  # Refuses what msgpack supports and attributes do not: None, lists, …
     except (AttributeError, OverflowError, TypeError, UnicodeEncodeError, msgspec.ValidationError) as error:
         raise InputError(
             f"attributes {attributes!r}: {error}; valid are names with str, 64-bit int, float or bool"

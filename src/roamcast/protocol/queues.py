@@ -1,4 +1,4 @@
-"""What a broker holds for a client: numbered, in order, until the client acknowledged it."""
+"""Delivery queues: a client's notifications, numbered, in order, until acknowledged."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from roamcast.protocol.notification import HELD_BYTES, Burst
 from roamcast.state import State
 
 ARRIVALS_KEPT_MIN = 256
-"""A buffer looks for arrivals that are gone when it remembers more than these."""
+"""Remembered arrivals beyond which a buffer removes obsolete ones."""
 
 
 class QueueLimits(msgspec.Struct, frozen=True):
-    """Room of a single queue; what does not fit costs the oldest that was not sent yet, or the newest.
+    """Limits of a single queue; at the limit the oldest unsent burst, or the newest, is dropped.
 
     Bytes are memory, as `Burst.held` estimates it.
     """
@@ -26,15 +26,15 @@ class QueueLimits(msgspec.Struct, frozen=True):
     bytes_max: int
     drops_newest: bool = False
     in_flight_bytes_max: int = 4_194_304
-    """Sent and not acknowledged, at most; a single burst may be larger. What is in flight waits in buffers
-    of the client's connection, if the client does not read."""
+    """Limit of sent and unacknowledged bytes; a single burst may be larger. These bytes are in buffers of the
+    connection if the client does not read."""
 
 
 class Buffer:
-    """Room that the queues of one broker share; the oldest gives way when it is full.
+    """Limit that the queues of one broker share; when full, the oldest burst is dropped.
 
-    Without a limit it costs nothing. With one it remembers in which order bursts
-    came, over all queues, and takes from the oldest end, wherever that is.
+    Without a limit it costs nothing. With a limit it remembers the order of arrival over all queues, and
+    drops the oldest burst.
     """
 
     __state__ = State(
@@ -54,10 +54,10 @@ class Buffer:
 
     def _restore(self) -> None:
         self.taken_bytes = 0
-        """What was ever added to queues that have limits: by so much, at most, they have grown since any time
-        before. A burst for several queues, one after the other, is there once."""
+        """Bytes ever added to queues that have limits; its increase since a time bounds their growth. A burst
+        added to several queues in a row counts once."""
         self.last: Burst | None = None
-        """Added last."""
+        """The burst added last."""
 
     def take(self, burst: Burst, size: int) -> None:
         if burst is self.last:
@@ -67,7 +67,7 @@ class Buffer:
             self.taken_bytes += size
 
     def added(self, queue: DeliveryQueue, end: int, burst: Burst) -> list[tuple[DeliveryQueue, Burst]]:
-        """Account for a new burst, which ends at this position of its queue; return what had to go."""
+        """Account for a new burst, which ends at this position of its queue; return dropped bursts."""
         self.used_bytes += self._take_room(burst)
         self._arrivals.append((queue, end))
         if len(self._arrivals) > self._tidy_at:
@@ -85,21 +85,21 @@ class Buffer:
         self.used_bytes -= self._give_room(burst)
 
     def _take_room(self, burst: Burst) -> int:
-        """The bytes that one more queue with this burst takes."""
+        """Return the bytes that this burst takes in one more queue."""
         return burst.size
 
     def _give_room(self, burst: Burst) -> int:
-        """The bytes that are free when a queue no longer has this burst."""
+        """Return the bytes that become free when this burst leaves a queue."""
         return burst.size
 
     def _tidy(self) -> None:
-        """Forget what has left by itself; at the next doubling, so that it costs little per burst."""
+        """Remove obsolete arrivals; only at each doubling, so that the cost per burst is small."""
         self._arrivals = deque((queue, end) for queue, end in self._arrivals if end > queue.popped)
         self._tidy_at = max(ARRIVALS_KEPT_MIN, 2 * len(self._arrivals))
 
 
 _NOTHING: deque[Burst] = deque(maxlen=0)
-"""What waits in a queue where nothing does: a deque of its own takes 700 bytes, and most queues are empty."""
+"""Shared empty queue: an own deque takes 700 bytes, and most queues are empty."""
 
 
 def _lift_1(fields: dict[str, Any]) -> None:
@@ -109,8 +109,8 @@ def _lift_1(fields: dict[str, Any]) -> None:
 class DeliveryQueue:
     """A FIFO of bursts towards one client, with the sequence numbers of the access link.
 
-    `base` is the highest acknowledged sequence. In front is what was sent and not
-    yet acknowledged; it is sent again after the client has attached anew.
+    `base` is the highest acknowledged sequence. The front holds bursts that were sent and not yet
+    acknowledged; they are sent again after the next attach.
     """
 
     __slots__ = (
@@ -135,31 +135,31 @@ class DeliveryQueue:
         self.sent = base
         """The highest sequence sent."""
         self.in_flight: list[Burst] = []
-        """Sent and not acknowledged. A window is short: an empty deque takes 600 bytes more."""
+        """Bursts sent and not acknowledged. A window is short: an empty deque takes 600 bytes more."""
         self.waiting = _NOTHING
         self.appended = 0
         self.popped = 0
-        """Notifications that came at the end and left at the front, ever: positions within the queue."""
+        """Notifications ever removed at the front: gives positions within the queue."""
         self._limited = buffer is not None and buffer.limit_bytes is not None
         self._buffer = buffer
         self._limits = buffer.limits if buffer is not None else None
         self.size_bytes = 0
-        """Counted only where there are limits."""
+        """Counted only if there are limits."""
         self.in_flight_bytes = 0
 
     def _restore(self) -> None:
-        self.in_flight = list(self.in_flight)  # A deque in older snapshots.
+        self.in_flight = list(self.in_flight)  # Older snapshots contain a deque.
         self.waiting = deque(self.waiting) if self.waiting else _NOTHING
         self.in_flight_bytes = sum(burst.held for burst in self.in_flight)
 
     @property
     def backlog(self) -> list[Burst] | None:
-        """What waits, as a snapshot holds it."""
+        """Waiting bursts, as stored in a snapshot."""
         return list(self.waiting) if self.waiting else None
 
     @backlog.setter
     def backlog(self, bursts: Any) -> None:
-        self.waiting = bursts  # `_restore` makes a deque of it when it has been filled.
+        self.waiting = bursts  # `_restore` turns it into a deque after filling.
 
     def __len__(self) -> int:
         """Notifications held."""
@@ -169,13 +169,13 @@ class DeliveryQueue:
         return bool(self.in_flight or self.waiting)
 
     def limit(self, limits: QueueLimits | None) -> None:
-        """Other limits from now on; what is too much gives way when the next burst comes."""
+        """Apply new limits; excess is dropped when the next burst arrives."""
         if self._limits is None or limits is None:
             self.size_bytes = sum(burst.held for burst in self.bursts()) if limits is not None else 0
         self._limits = limits
 
     def join(self, buffer: Buffer) -> list[tuple[DeliveryQueue, Burst]]:
-        """Take room in a buffer from now on; return what had to be given up, here or in another queue."""
+        """Join a buffer; return the dropped bursts, of this or another queue."""
         self._buffer, self._limited = buffer, buffer.limit_bytes is not None
         self.limit(buffer.limits)
         buffer.taken_bytes += self.size_bytes
@@ -187,7 +187,7 @@ class DeliveryQueue:
         return evicted
 
     def append(self, burst: Burst) -> Sequence[tuple[DeliveryQueue, Burst]]:
-        """Add at the end; return what had to be given up for it, here or in another queue."""
+        """Add at the end; return the dropped bursts, of this or another queue."""
         if self.waiting:
             self.waiting.append(burst)
         else:
@@ -211,7 +211,8 @@ class DeliveryQueue:
         return evicted
 
     def pass_through(self, burst: Burst, window: int) -> int:
-        """Do what `append` and `take` would, if it can be sent at once: its sequence, or 0 if not."""
+        """Combine `append` and `take` for a burst that can be sent at once; returns its sequence, or 0 if it
+        cannot."""
         count, limits, buffer = burst.count, self._limits, self._buffer
         if self.waiting or self._limited or self.sent - self.base + count > window:
             return 0
@@ -233,7 +234,7 @@ class DeliveryQueue:
         return sequence
 
     def _shrink(self, limits: QueueLimits) -> list[tuple[DeliveryQueue, Burst]]:
-        """Keep to the limits of this queue. What was sent stays: the client may have it already."""
+        """Apply the limits of this queue. Sent bursts stay: the client may have them already."""
         evicted: list[tuple[DeliveryQueue, Burst]] = []
         while self.waiting and (
             self.appended - self.popped > limits.notifications_max or self.size_bytes > limits.bytes_max
@@ -247,7 +248,7 @@ class DeliveryQueue:
         return evicted
 
     def drop_waiting(self) -> Burst:
-        """Give up the oldest burst that was not sent; its sequences are skipped if nothing is in flight."""
+        """Drop the oldest unsent burst; its sequences are skipped if nothing is in flight."""
         burst = self._pop_front(self.waiting)
         if not self.in_flight:
             self.base = self.sent = self.base + burst.count
@@ -260,7 +261,7 @@ class DeliveryQueue:
         return evicted
 
     def take(self, window: int) -> list[tuple[int, Burst]]:
-        """Send what fits into the window: (sequence, burst) each, now in flight."""
+        """Send what fits into the window; returns (sequence, burst) for each, now in flight."""
         room = window - (self.sent - self.base)
         limits, taken = self._limits, []
         while self.waiting and room > 0:
@@ -282,7 +283,7 @@ class DeliveryQueue:
         return taken
 
     def up_to(self, sequence: int) -> Iterator[Burst]:
-        """What `acknowledge` would forget."""
+        """Return the bursts that `acknowledge` would remove."""
         left = sequence - self.base
         for burst in chain(self.in_flight, self.waiting):
             if left <= 0:
@@ -291,18 +292,18 @@ class DeliveryQueue:
             left -= burst.count
 
     def acknowledge(self, sequence: int) -> int:
-        """Forget what the client has; return how many notifications that were.
+        """Remove what the client has; return the number of notifications.
 
-        After a rewind nothing is in flight, and yet the client may have more than it
-        had said: so what is waiting can be acknowledged, too.
+        After a rewind nothing is in flight, but the client may have more than it reported: so waiting bursts
+        can be acknowledged, too.
         """
         in_flight = self.in_flight
         if in_flight and in_flight[0].count == sequence - self.base:
-            # Nearly always: the client answers each burst by itself, in order.
+            # Nearly always: the client acknowledges each burst separately, in order.
             self.base = sequence
             if len(in_flight) > 1 or self.waiting or self._limited:
                 return self._pop_front(in_flight).count
-            # The last one: nothing is held any more, so nothing need be added up.
+            # The last one: the queue is empty, so no sums are needed.
             in_flight.clear()
             count = self.appended - self.popped
             self.popped = self.appended
@@ -326,7 +327,7 @@ class DeliveryQueue:
         return acknowledged
 
     def rewind(self, received: int) -> None:
-        """The client attached anew, having received this: send the rest again."""
+        """Prepare to send everything after `received` again, for a new attach."""
         if received > self.base:
             self.acknowledge(received)
         if self.in_flight:
@@ -341,7 +342,7 @@ class DeliveryQueue:
         if self._limited and self._buffer is not None:
             for burst in bursts:
                 self._buffer.removed(burst)
-        # All at once: adding up what each takes would take as long as reading them.
+        # All at once: summing over the bursts would take as long as reading them.
         self.popped, self.size_bytes, self.in_flight_bytes = self.appended, 0, 0
         self.in_flight.clear()
         self.waiting = _NOTHING
@@ -349,7 +350,7 @@ class DeliveryQueue:
         return bursts
 
     def drop_oldest(self) -> Burst:
-        """Give up the oldest burst; its sequences are skipped."""
+        """Drop the oldest burst; its sequences are skipped."""
         if not self.in_flight:
             return self.drop_waiting()
         self.base += self.in_flight[0].count

@@ -1,8 +1,7 @@
-"""The rows of the event log: the one contract between whatever runs and whatever reads.
+"""The rows of the event log: the only contract between writers and readers of a run.
 
-Every driver writes these rows and no others; the pipeline reads them and knows
-nothing else of a run. The schema is versioned: a reader refuses a newer one and
-reads older ones.
+Every driver writes only these rows, and the pipeline reads only them. The schema is
+versioned: a reader refuses a newer one and reads older ones.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ FREQUENT_KINDS = frozenset({"forwarded", "control", "queued", "sent"})
 """Kinds that are left out when a run keeps counters only: no verdict depends on them."""
 
 REPEATED, RETAINED, SHARED = "repeated", "retained", "shared"
-"""Reasons of a `delivered` row: why the notification came apart from the promise to deliver it once and in
-order. Its broker marked it as sent before (QoS 1), it was stored, or the client is a member of a group."""
+"""Reasons of a `delivered` row that is exempt from the promise to deliver once and in order: the broker
+marked the notification as sent before (QoS 1), it was retained, or the client is a member of a group."""
 UNPROMISED, NO_LOCAL = "QoS 0", "no local"
-"""Reasons of a `subscribed` row that a client writes, besides `SHARED`: what the subscription does not ask
-for, so that it may be missing."""
+"""Reasons of a `subscribed` row written by a client, besides `SHARED`: notifications that the subscription
+excludes, and that may be missing."""
 
 HELD = "held"
 """Reason of a `subscribed` row that a broker writes when it starts, for what settled before: the log may have
 begun since."""
 
 LIFE_MARK = "@"
-"""Between the client and the time in the name of a node: each process of a client is a node of its own,
-because it numbers its rows from 1."""
+"""Separates client and start time in the name of a node: each process of a client is a node, because it
+numbers its rows from 1."""
 
 
 def life_of(client: str, started_ms: int) -> str:
-    """The node under which a process of a client writes. Names of later processes sort behind."""
+    """Return the node name of a client's process. Names of later processes sort behind."""
     return f"{client}{LIFE_MARK}{started_ms:014d}"
 
 
@@ -78,19 +77,19 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "acknowledged": ("client", "number", "notifications"),
     "dropped": ("reason",),
 }
-"""Kind to the fields without which its row says nothing; a reader puts a row that lacks one aside."""
+"""Kind to its required fields; a reader puts rows without them aside."""
 
 NOTIFICATIONS_MAX = 1_000_000
-"""What one row can stand for at most."""
+"""Maximum of notifications that one row represents."""
 NUMBER_BITS = 40
-"""Bits of a notification's number: a thousand billion for each publisher and incarnation."""
+"""Bits of a notification's number: about 10**12 per publisher and incarnation."""
 
 Level = Literal["none", "counters", "full"]
-"""How much a node tells: nothing, what is needed to say what was owed and delivered, or every hop too."""
+"""What a node records: nothing, what is needed to check deliveries, or every hop, too."""
 
 
 class Row(NamedTuple):
-    """One row, but for the name of the run, which belongs to the whole log."""
+    """One row, except the name of the run, which belongs to the whole log."""
 
     sequence: int
     """Position within the node's own log; with the node it identifies the row."""
@@ -106,12 +105,12 @@ class Row(NamedTuple):
     number: int | None = None
     """Number of the notification, or of the first one of a burst."""
     notifications: int | None = None
-    """How many notifications the row stands for."""
+    """Number of notifications that the row represents."""
     message: str | None = None
     """Type of the message, for `control` and `forwarded`."""
     cause: str | None = None
     hops: int | None = None
-    """How many hops the row counts for."""
+    """Number of hops that the row represents."""
     size_bytes: int | None = None
     filter: str | None = None
     attributes: bytes | None = None

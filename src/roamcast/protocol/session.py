@@ -1,4 +1,5 @@
-"""A client's session: what of it lives at exactly one broker, its holder, and moves with it."""
+"""A client's session: the state that exists at exactly one broker, its holder, and moves in
+handoffs."""
 
 from __future__ import annotations
 
@@ -8,17 +9,17 @@ from roamcast.protocol.notification import Burst
 from roamcast.protocol.whereabouts import InZone, Pace, Place
 
 BEFORE_MAX = 2
-"""Brokers that a session remembers having been at: with the one where it is, what third order asks for."""
+"""Former brokers that a session remembers: with the current one, as many as third-order prediction needs."""
 SERVED_KEPT_MAX = 16
-"""More copies of a request cannot be under way, since copies arise only where a session is moving."""
+"""Limit of remembered requests; more duplicates cannot be under way, since they arise only while a session
+moves."""
 
 
 class Session(msgspec.Struct):
     """The part of a client's state that every protocol needs and none may copy.
 
-    Only its holder changes it; a handoff moves it whole. What a protocol adds of
-    its own goes along as `luggage`, and what the MQTT side adds as `capsule`:
-    both are opaque here.
+    Only its holder changes it; a handoff moves it whole. The protocol's own part travels as `luggage`, and
+    that of the MQTT side as `capsule`: both are opaque here.
     """
 
     client: str
@@ -27,63 +28,63 @@ class Session(msgspec.Struct):
     moves: int = -1
     """The client's own count of attaches, as far as the holder has seen it."""
     served: list[tuple[str, int]] = []
-    """The last attach requests that were served: broker and connection."""
+    """Last attach requests that were served: broker and connection."""
     incarnation: int = 0
     """Incarnation as publisher: higher than in every ended session of the client."""
     published: int = 0
     """Number of the client's last notification; the counter that makes its identity."""
     accepted: int = 0
-    """The last request of the client that was taken."""
+    """Number of the client's last accepted request."""
     subscriptions: dict[str, float] = {}
-    """Filter text to the time at which the subscription was issued."""
+    """Filter text to the time of issue."""
     advertisements: dict[str, float] = {}
     deferred: list[tuple[int, str, str]] = []
-    """Requests taken during a handoff, to be carried out after it: (request, kind, filter text),
-    or, of a move, the values as JSON."""
+    """Requests accepted during a handoff, to be carried out after it: (request, kind, filter text); for a
+    move, with the values as JSON."""
     begun: tuple[float, str] = (0.0, "")
-    """When and at which broker it was made: what tells it from any other session of the client."""
+    """Time and broker of the session's creation: distinguishes it from other sessions of the client."""
     life: int = 0
-    """Which of the sessions that were made at that broker it is."""
+    """Number of the session among those made at that broker."""
     last_broker: str = ""
     """Where the session was before its last move; "" if it never moved."""
     places: dict[str, Place] = {}
-    """The client's own state: where it is (`location`), and whatever else its filters depend on."""
+    """The client's own state: its location (`location`), and other values that its filters depend on."""
     places_number: int = 0
-    """One higher whenever brokers are to be told anew."""
+    """Rises whenever brokers must be told of the state again."""
     paces: dict[str, Pace] = {}
     owner: str = ""
-    """Who may have it; nobody else gets it by giving the same name."""
+    """Owner of the session; no other owner can get it by using the same client id."""
     luggage: bytes = b""
     capsule: bytes = b""
     owed: tuple[Burst, ...] = ()
-    """During a handoff: what is stored for the client and travels with its session. The protocol takes it
-    out where the session arrives."""
+    """During a handoff: stored notifications that travel with the session. The protocol takes them out on
+    arrival."""
     zones: dict[str, InZone] = {}
-    """The zones on the earth in which the client is."""
+    """Zones on the earth that contain the client."""
     is_copied: bool = False
-    """Whether there may be copies elsewhere that serve the client before its session is there."""
+    """True if copies elsewhere may serve the client ahead of its session."""
     copied: int = 0
-    """The last sequence that such a copy has ever had: up to it, the client may have been sent everything."""
+    """Last sequence that a copy ever had: up to it, the client may have been sent everything."""
     is_lent: bool = False
-    """Whether its location is that of a broker, because its client has never said where it is."""
+    """True if the location is that of a broker, because the client never reported one."""
     earlier: tuple[str, ...] = ()
-    """Where it was before `last_broker`, the last one last."""
+    """Brokers before `last_broker`, the last one last."""
 
     @property
     def before(self) -> tuple[str, ...]:
-        """Where it was before it came here, the last one last; no more than predictions look at."""
+        """Brokers before the current one, the last one last; no more than predictions use."""
         return (*self.earlier, self.last_broker) if self.last_broker else ()
 
     def leave(self, broker: str) -> None:
-        """Remember that it leaves this broker for another one."""
+        """Note that the session leaves this broker."""
         self.earlier, self.last_broker = self.before[1 - BEFORE_MAX :], broker
 
     def serve(self, broker: str, connection: int) -> None:
-        """Remember that this attach has been served."""
+        """Note that this attach has been served."""
         self.served = [*self.served, (broker, connection)][-SERVED_KEPT_MAX:]
 
     def copy(self) -> Session:
-        """One that can be changed without changing this one, which may be part of a message."""
+        """Return an independent copy; the original may be part of a message."""
         return msgspec.structs.replace(
             self,
             served=list(self.served),

@@ -1,8 +1,8 @@
-"""Where a client is: the values of the variables that its filters speak of, as brokers tell each other.
+"""Where a client is: the values of the variables that its filters refer to, as exchanged by brokers.
 
-A client's location is the first such variable (`myloc`); any other part of its own
-state works the same way. Only the holder of the client's session changes them, and
-numbers each change, so that of two accounts the newer one is known.
+A client's location is the first such variable (`myloc`); any other part of its own state works the
+same way. Only the holder of the client's session changes them, and numbers each change, so that the
+newer of two reports is known.
 """
 
 from __future__ import annotations
@@ -16,36 +16,37 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     """The value of one variable."""
 
     value: Value | None = None
-    """None: not known."""
+    """None if unknown."""
     coming: Value | None = None
-    """The value that it takes as soon as every broker that must know does."""
+    """The next value, which takes effect when all brokers that must know it do."""
     stay_s: float = 0.0
-    """It keeps a value at least this long before it takes a step."""
+    """Minimum time that the variable keeps a value before a step."""
 
 
 class Pace(msgspec.Struct, frozen=True, array_like=True):
-    """What the holder remembers of how fast a variable changes."""
+    """The holder's measurements of how fast a variable changes."""
 
     changed_at: float
     stays_s: tuple[float, ...] = ()
-    """How long it kept its last values."""
+    """Durations of its last values."""
     is_late: bool = False
-    """Whether it took its value later than the client said, so that the next change seems early."""
+    """True if the last change took effect later than the client reported it, so that the next one seems
+    early."""
 
 
 class InZone(msgspec.Struct, frozen=True, array_like=True):
-    """That a client is in a zone."""
+    """Presence of a client in a zone."""
 
     since: float
     is_told: bool = True
-    """Whether others have been told; not before it has been there for long enough."""
+    """True if the entry was published, which happens after the dwell time."""
 
 
 class Whereabouts(msgspec.Struct, frozen=True, array_like=True):
-    """What a broker knows of a client's variables."""
+    """A broker's knowledge of a client's variables."""
 
     client: str
     number: int
     places: dict[str, Place]
     distance_s: float = 0.0
-    """How long news from the client's broker takes to here, and a notification back."""
+    """Time that news from the client's broker takes to here, and a notification back."""

@@ -1,8 +1,8 @@
-"""Reports of fail-stops: what a turn was given when it raised, and where it raised.
+"""Reports of fail-stops: the inputs of the turn that raised, and where it raised.
 
 A report is for people and for a bug report: readable text, and the inputs as the journal would have held
-them. Inputs hold no passwords, but they do hold payloads: the files are their owner's alone. Both the size
-of a report and the number of reports are bounded.
+them. Inputs hold no passwords, but they do hold payloads: the files are private to their owner. Both the
+size of a report and the number of reports are bounded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Failure(msgspec.Struct, frozen=True):
     """One turn that raised."""
 
     who: str
-    """The broker or site."""
+    """Id of the broker or site."""
     version: str
     at: float
     error: str
@@ -35,9 +35,9 @@ class Failure(msgspec.Struct, frozen=True):
     """File and line that raised."""
     traceback: str
     now: float
-    """The time that the turn was given."""
+    """Time of the turn."""
     journal_entry: int
-    """The last journal entry before the turn; 0 if there was none."""
+    """Last journal entry before the turn; 0 if there was none."""
     input_count: int
     inputs: list[str]
     """The first inputs, as text."""
@@ -46,7 +46,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def describe(error: BaseException) -> str:
-    """The exception on one line."""
+    """Return the exception on one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:TEXT_CHARACTERS_MAX] if text else type(error).__name__
 
@@ -71,7 +71,7 @@ def _text_of(value: object) -> str:
 
 
 def write_report(data: Path, failure: Failure) -> Path:
-    """Write a report into the data folder, and delete the oldest ones; OSError if that cannot be."""
+    """Write a report into the data folder, and delete the oldest ones; OSError if impossible."""
     if len(failure.entry) > ENTRY_BYTES_MAX:
         failure = msgspec.structs.replace(failure, entry=b"")
     folder = data / FOLDER_NAME
@@ -86,7 +86,7 @@ def write_report(data: Path, failure: Failure) -> Path:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace a file as a whole; only its owner can read it."""
+    """Replace a file as a whole; it is private to its owner."""
     temporary = path.with_suffix(".new")
     try:
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Looking into a journal without changing it, also while a broker writes to it."""
+"""Read-only inspection of a journal, also while a broker writes to it."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from roamcast.storage.segments import (
 )
 
 ATTEMPTS = 3
-"""How often a folder is read that somebody writes to, until nothing has changed meanwhile."""
+"""Attempts to read a folder that is being written to, until it does not change meanwhile."""
 
 BYTES_SHOWN_MAX = 256
 
 
 class FileReport(NamedTuple):
-    """What is in one file of a journal."""
+    """Content of one file of a journal."""
 
     file: str
     kind: Literal["segment", "snapshot"]
     first: int | None = None
-    """The sequence of its first entry."""
+    """Sequence of its first entry."""
     last: int | None = None
-    """That of its last one; of a snapshot, the last one that it includes."""
+    """Sequence of its last entry; of a snapshot, the last one included."""
     entries: int = 0
     commits: int = 0
     size_bytes: int = 0
@@ -46,24 +46,24 @@ class FileReport(NamedTuple):
     version: str = ""
     replay: int = 0
     state_hash: str = ""
-    """Of a broker's snapshot: the hash of the state in it."""
+    """For a broker's snapshot: the hash of its state."""
     damage: str | None = None
     note: str = ""
 
 
 class JournalReport(NamedTuple):
-    """What is in a journal, and whether it can be recovered from."""
+    """Content of a journal, and whether it is recoverable."""
 
     folder: str
     files: list[FileReport]
     in_use_by: str | None
-    """The process that has it open."""
+    """Process that has the journal open."""
     problem: str | None
-    """Why a broker would refuse it."""
+    """Why a broker would refuse the journal."""
     snapshot: int | None
-    """The last entry in the snapshot from which recovery would begin."""
+    """Last entry in the snapshot from which recovery would begin."""
     entries: int
-    """How many would be replayed."""
+    """Number of entries to replay."""
     cut_bytes: int
 
     @property
@@ -82,7 +82,7 @@ class ShownEntry(NamedTuple):
 
 
 def find_journal(folder: Path) -> Path:
-    """The folder itself, or the one named `journal` in it, as brokers name it."""
+    """Return the folder itself, or its subfolder `journal`, as brokers name it."""
     for place in (folder, folder / "journal"):
         if any(numbered(place, suffix) for suffix in (SEGMENT_SUFFIX, SNAPSHOT_SUFFIX)):
             return place
@@ -90,7 +90,7 @@ def find_journal(folder: Path) -> Path:
 
 
 def verify(folder: Path, hash_of: Callable[[memoryview], str] = lambda _: "") -> JournalReport:
-    """Read everything and check it; `hash_of` gives the hash of the state in a snapshot's bytes."""
+    """Read and check everything; `hash_of` returns the hash of the state in a snapshot's bytes."""
     folder = find_journal(folder)
     for attempt in range(ATTEMPTS):
         owner = _owner_of(folder)
@@ -174,7 +174,7 @@ def _segment_report(path: Path, before: int | None) -> FileReport:
 
 
 def _owner_of(folder: Path) -> str | None:
-    """The process that has the journal open, if one has."""
+    """Return the process that has the journal open, if any."""
     try:
         file = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -194,7 +194,7 @@ def _owner_of(folder: Path) -> str | None:
 def show_entries(
     folder: Path, first: int = 1, decode: Callable[[bytes], Any] = msgspec.msgpack.decode
 ) -> Iterator[ShownEntry]:
-    """The entries from this one on, as far as each segment is whole; `decode` says what is in them."""
+    """Return the entries from this one on, as far as segments are intact; `decode` decodes an entry."""
     folder = find_journal(folder)
     heads = [(path, read_segment_head(path)) for path in numbered(folder, SEGMENT_SUFFIX).values()]
     befores = [head.first for _, head in heads[1:]]
@@ -208,7 +208,7 @@ def show_entries(
 
 
 def describe(entry: bytes, decode: Callable[[bytes], Any]) -> Any:
-    """An entry as a person can read it: with `decode` where that works, else as plain msgpack or bytes."""
+    """Return an entry in readable form: decoded if possible, else as plain msgpack or bytes."""
     for attempt in (decode, msgspec.msgpack.decode):
         try:
             return readable(attempt(entry))
@@ -218,7 +218,7 @@ def describe(entry: bytes, decode: Callable[[bytes], Any]) -> Any:
 
 
 def readable(value: Any) -> Any:
-    """Any value as JSON's own types: bytes as text where they are, structs with the names of their fields."""
+    """Convert any value to JSON types: bytes to text where possible, structs with their field names."""
     if isinstance(value, msgspec.Struct):
         fields = {name: readable(getattr(value, name)) for name in value.__struct_fields__}
         return {type(value).__name__: fields}

@@ -1,4 +1,4 @@
-"""The journal of a broker's inputs: what was committed is there again after a crash.
+"""The journal of a broker's inputs: committed entries survive a crash.
 
     journal, recovered = Journal.open(folder, sync="group", version=__version__)
     …                           # thaw recovered.snapshot, replay recovered.entries
@@ -6,21 +6,20 @@
 
 `write` is `append`, which can be called several times, and `commit` in one.
 
-What `commit` promises: with `sync="process"` that its entries survive the end of the process, however
-it ends; with `sync="group"` that they survive a power loss, as far as the disk keeps what it says it
-has. Recovery gives a prefix of what was appended that includes everything committed; recovery.py has
-the rules for torn and damaged files. (A flipped bit in the very last commit looks like a torn one.)
+What `commit` promises: with `sync="process"` that its entries survive the end of the process, however it
+ends; with `sync="group"` that they survive a power loss, if the disk keeps what it has confirmed. Recovery
+gives a prefix of what was appended that includes everything committed; recovery.py has the rules for torn
+and damaged files. (A flipped bit in the very last commit looks like a torn one.)
 
-When a write fails, `commit` raises `JournalFailed` and the journal refuses everything until
-`try_again` succeeds. What was committed before stays promised; what was appended since is kept in
-memory and written by `try_again`, in a new segment, so that a part of it that did reach the disk is
-superseded.
+When a write fails, `commit` raises `JournalFailed` and the journal refuses everything until `try_again`
+succeeds. Committed entries stay promised; entries appended since are kept in memory and written by
+`try_again`, in a new segment, which supersedes any part that did reach the disk.
 
 Size: the entries since the last snapshot take at most `journal_bytes_max`, beside at most two
 snapshots, the spare files (as many bytes as lie between snapshots, at most) and one segment. Past that the
 journal fails as on a full disk, and goes on when a snapshot has been written.
 
-One process at a time can have a folder open; the folder and its files are its owner's alone.
+One process at a time can have a folder open; the folder and its files are private to their owner.
 """
 
 from __future__ import annotations
@@ -75,11 +74,11 @@ RECORD_BYTES_MAX = 1024 * MEBIBYTE
 
 
 class JournalFailed(Exception):
-    """Nothing can be promised now; the text says why, in one line."""
+    """The journal can promise nothing now; the text says why, in one line."""
 
 
 class _Settings(NamedTuple):
-    """What `Journal.open` was given."""
+    """Arguments of `Journal.open`."""
 
     sync: Sync
     version: str
@@ -110,17 +109,17 @@ class SnapshotTicket:
     def __init__(self, journal: Journal, file: SnapshotFile, first_needed: int, at_bytes: int) -> None:
         self.sequence = file.sequence
         self.first_needed = first_needed
-        """The number of the segment with the entries after it."""
+        """Number of the segment with the entries after the snapshot."""
         self.at_bytes = at_bytes
-        """How much had been written to the journal before it."""
+        """Bytes written to the journal before it."""
         self.size_bytes = 0
         self._journal = journal
         self._file = file
         self.child: SnapshotChild | None = None
-        """The process that writes it, if there is one; its `fileno` becomes readable at its end."""
+        """Process that writes the snapshot, if any; its `fileno` becomes readable at its end."""
 
     def write(self, pieces: Pieces) -> None:
-        """Write it to the disk, not yet as the one that counts; JournalFailed if that cannot be."""
+        """Write the snapshot to the disk without activating it; JournalFailed if impossible."""
         try:
             self._file.write(pieces)
         except OSError as error:
@@ -129,7 +128,7 @@ class SnapshotTicket:
         self.size_bytes = self._file.size_bytes
 
     def commit(self) -> None:
-        """From now on recovery begins with it, and older files are not needed any more."""
+        """Activate the snapshot: recovery begins with it, and older files are obsolete."""
         try:
             self._file.publish()
         except OSError as error:
@@ -138,14 +137,14 @@ class SnapshotTicket:
         self._journal._snapshot_done(self)
 
     def abandon(self) -> None:
-        """Leave everything as it was before."""
+        """Discard the snapshot; nothing changes."""
         if self.child is not None:
             self.child.kill()
         self._file.forget()
         self._journal._snapshot_abandoned()
 
     def write_in_child(self, freeze: Callable[[], Pieces]) -> None:
-        """Write and commit what `freeze` gives in a copy of this process; `Journal.poll_snapshot` follows."""
+        """Write and commit the result of `freeze` in a child process; `Journal.poll_snapshot` follows."""
         self._journal._spares.wait()
         try:
             self.child = SnapshotChild(self._file, freeze)
@@ -180,15 +179,15 @@ class Journal:
     def __init__(self, folder: Path, lock: int, found: Found, settings: _Settings) -> None:
         self.folder = folder
         self.failed: str | None = None
-        """Why nothing can be promised now."""
+        """Why the journal can promise nothing now."""
         self.commits = 0
         self.syncs = 0
         self.sync_last_s = 0.0
         self.sync_total_s = 0.0
         self.snapshot_bytes = 0
-        """The size of the last snapshot, …"""
+        """Size of the last snapshot."""
         self._snapshot_wanted_bytes = 0
-        """… and after how many bytes of entries the next one is worth its while."""
+        """Bytes of entries after which the next snapshot is worthwhile."""
         self._lock = lock
         self._settings = settings
         self._set_snapshot_bytes(len(found.snapshot or b""))
@@ -203,31 +202,32 @@ class Journal:
         self._ticket: SnapshotTicket | None = None
         self._snapshot_not_before_s = 0.0
         self._found_bytes = found.journal_bytes
-        """Bytes of records since the snapshot that the journal was opened with."""
+        """Bytes of records after the snapshot when the journal was opened."""
         self._before_bytes = found.journal_bytes - HEADER_BYTES
-        """To be added to the offset in the segment, for what there is now."""
+        """Added to the offset in the segment, gives the current total."""
         self._snapshot_at_bytes = 0
-        """What that was when the last snapshot was begun that is now on the disk."""
+        """The total when the last completed snapshot was begun."""
         self._record = bytearray(RECORD_HEAD_BYTES)
         self._pending = 0
         self._boot = current_boot()
         self._mark_place = 0
         """Which of the two places of the watermark was written last."""
         self.mark_after_s = 0.0
-        """How long the watermark may stay behind. Whoever raises it calls `mark` within that time."""
+        """Allowed delay of the watermark, in seconds. A caller that raises it calls `mark` within that
+        time."""
         self.is_unmarked = False
-        """True while the watermark is behind what is promised."""
+        """True while the watermark is behind the promised entries."""
         self._marked_s = -math.inf
         self._file = -1
         self._map: MappedSegment | None = None
-        """The file's memory, where that can be used."""
+        """Mapping of the file, where usable."""
         self._maps = settings.sync == "process" and file_system_of(folder) in FILE_SYSTEMS
         self._head = SegmentHead(0, found.sequence + 1, 0, *self._written_by)
         self._offset = HEADER_BYTES
         self._plain_until = 0
-        """Up to here a record is written into the segment, and that is all that has to be done."""
+        """Offset up to which a record is simply written into the segment."""
         self._next = found.sequence + 1
-        """The sequence of the next entry that is committed."""
+        """Sequence of the next entry to be committed."""
 
     # --- opening and closing ---
 
@@ -244,7 +244,7 @@ class Journal:
         journal_bytes_max: int = JOURNAL_BYTES_MAX,
         snapshot_retry_s: float = SNAPSHOT_RETRY_S,
     ) -> tuple[Journal, Recovered]:
-        """Take the folder, which is made if it is not there, and recover what it holds.
+        """Open the folder, created if missing, and recover its content.
 
         Entries are recovered only if they were written with this `replay` number; `version` is for people.
         """
@@ -271,7 +271,7 @@ class Journal:
         return journal, found.recovered()
 
     def _continue_from(self, found: Found) -> None:
-        """Clear away what a crash left, cut what it tore, and be ready to append."""
+        """Remove the remains of a crash, cut a torn commit, and prepare for appending."""
         for path in self.folder.glob(f"*{TEMPORARY_SUFFIX}"):
             path.unlink()
         if not found.scans:
@@ -286,7 +286,7 @@ class Journal:
             write_all(self._file, END_MARK, last.end)
             if self._syncs_commits:
                 os.fdatasync(self._file)
-            # In both places: after a power loss an older watermark may be ahead of what is left.
+            # In both places: after a power loss an older watermark may be ahead of the remaining entries.
             self._mark()
             self._mark()
         else:
@@ -295,7 +295,7 @@ class Journal:
         self._look_ahead()
 
     def close(self) -> None:
-        """Commit what is pending, unless the journal has failed, and give the folder free."""
+        """Commit what is pending, unless the journal has failed, and release the folder."""
         if self._lock < 0:
             return
         if self._ticket is not None:
@@ -314,7 +314,7 @@ class Journal:
 
     @property
     def last_sequence(self) -> int:
-        """The number of the last entry that was committed; 0 if there was none yet."""
+        """Number of the last committed entry; 0 if there was none yet."""
         return self._next - 1
 
     @property
@@ -328,11 +328,11 @@ class Journal:
 
     @property
     def pending_bytes(self) -> int:
-        """What was appended and not yet committed."""
+        """Bytes appended and not yet committed."""
         return len(self._record) - RECORD_HEAD_BYTES
 
     def write(self, entry: bytes) -> None:
-        """Commit this entry; when this returns it is promised."""
+        """Commit this entry; on return it is promised."""
         offset = self._offset
         end = offset + RECORD_HEAD_BYTES + LENGTH_BYTES + len(entry)
         if end <= self._plain_until:
@@ -360,7 +360,7 @@ class Journal:
         self.commit()
 
     def append(self, entry: bytes) -> None:
-        """Add an entry to what the next `commit` writes."""
+        """Add an entry to the next `commit`."""
         if self.failed is not None:
             raise JournalFailed(self.failed)
         if len(entry) > ENTRY_BYTES_MAX:
@@ -373,7 +373,7 @@ class Journal:
         self._plain_until = 0
 
     def commit(self) -> None:
-        """Write what was appended; when this returns it is promised."""
+        """Write appended entries; on return they are promised."""
         if self.failed is not None:
             raise JournalFailed(self.failed)
         if not self._pending:
@@ -389,7 +389,7 @@ class Journal:
         if self.failed is None:
             return
         try:
-            # An empty segment has nothing that would have to be superseded.
+            # An empty segment has nothing to supersede.
             if self._offset > HEADER_BYTES:
                 self._begin_segment()
             if self._pending:
@@ -402,7 +402,7 @@ class Journal:
             raise JournalFailed(self.failed)
 
     def _look_ahead(self) -> None:
-        """Take nothing more once the limit is reached; what was written up to here is promised."""
+        """Refuse further entries at the limit; entries written so far are promised."""
         most = self._settings.journal_bytes_max
         if self._since_snapshot_bytes >= most:
             self._fail(
@@ -439,9 +439,9 @@ class Journal:
         self._pending = 0
 
     def _mark_soon(self) -> None:
-        """Move the watermark now, or let `mark` do it if it was moved a moment ago.
+        """Move the watermark now, or leave it to `mark` if it was moved a moment ago.
 
-        The watermark has a block of its own, which a sync of the next commit would have to write too.
+        The watermark has a block of its own, which the sync of the next commit would have to write, too.
         """
         if self.mark_after_s and time.monotonic() - self._marked_s < self.mark_after_s:
             self.is_unmarked = True
@@ -449,7 +449,7 @@ class Journal:
             self._mark()
 
     def mark(self) -> None:
-        """Move the watermark behind what is promised now, if it is not there."""
+        """Move the watermark behind the promised entries, if it is not there."""
         if self.is_unmarked and self._file >= 0:
             self._mark()
 
@@ -465,7 +465,7 @@ class Journal:
         if segment is not None and segment.head is not None:
             segment.head[place : place + len(packed)] = packed
         elif segment is None or not segment.put_in_head(packed, place):
-            # A watermark that stays behind promises less, and the next commit meets the same disk.
+            # A late watermark promises less, and the next commit reports the error of the disk.
             with suppress(OSError):
                 os.pwrite(self._file, packed, place)
 
@@ -514,7 +514,7 @@ class Journal:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether replaying has become long enough to be worth a snapshot, and one can be begun."""
+        """True if a replay would be long enough to justify a snapshot, and one can be begun."""
         return (
             self._since_snapshot_bytes >= self._snapshot_wanted_bytes
             and self._ticket is None
@@ -528,7 +528,8 @@ class Journal:
         return self._ticket is not None
 
     def _set_snapshot_bytes(self, size: int) -> None:
-        """A large state is written less often than a small one, or writing it would be most of the work."""
+        """Set the interval of snapshots: large states are written less often, or most of the work would be
+        snapshots."""
         self.snapshot_bytes = size
         settings = self._settings
         self._snapshot_wanted_bytes = min(
@@ -536,7 +537,7 @@ class Journal:
         )
 
     def begin_snapshot(self) -> SnapshotTicket:
-        """A snapshot of the state as it is now, everything having been committed, can be written."""
+        """Begin a snapshot of the present state, after everything has been committed."""
         if self._ticket is not None:
             raise RuntimeError("a snapshot is being written")
         if self._pending:
@@ -548,7 +549,7 @@ class Journal:
             self._snapshot_abandoned()
             why = f"{self.folder}: no new segment ({_reason(error)})"
             if segment_path(self.folder, self._head.number + 1).exists():
-                # It would supersede whatever is committed from now on.
+                # The snapshot would supersede everything committed from now on.
                 raise self._fail(why) from None
             raise JournalFailed(why) from None
         file = SnapshotFile(self.folder, self._next - 1, *self._written_by)
@@ -556,7 +557,7 @@ class Journal:
         return self._ticket
 
     def write_snapshot(self, pieces: Pieces) -> None:
-        """Write a snapshot here and now, as for a clean stop; one that a child writes is given up."""
+        """Write a snapshot synchronously, as for a clean stop; one that a child writes is abandoned."""
         if self._ticket is not None:
             self._ticket.abandon()
         ticket = self.begin_snapshot()
@@ -564,7 +565,7 @@ class Journal:
         ticket.commit()
 
     def begin_anew(self, sequence: int, data: bytes) -> None:
-        """Give up everything in this folder, and go on behind a snapshot of another journal.
+        """Discard everything in this folder, and continue behind a snapshot of another journal.
 
         A crash meanwhile may leave a folder that is refused as damaged.
         """
@@ -584,7 +585,7 @@ class Journal:
             raise self._fail(f"{self.folder}: no snapshot ({_reason(error)})") from None
 
     def poll_snapshot(self) -> SnapshotOutcome | None:
-        """How the snapshot that a child writes has ended; None while it works, or if there is none."""
+        """Return the outcome of a child's snapshot; None while it works, or if there is none."""
         return self._ticket.poll() if self._ticket is not None else None
 
     def _snapshot_done(self, ticket: SnapshotTicket) -> None:
@@ -598,7 +599,7 @@ class Journal:
         self._snapshot_not_before_s = time.monotonic() + self._settings.snapshot_retry_s
 
     def _remove_before(self, sequence: int, number: int) -> None:
-        """Forget snapshots before this one, and segments before the one with the entries after it."""
+        """Remove snapshots before this one, and segments before the one with the entries after it."""
         for found, path in numbered(self.folder, SNAPSHOT_SUFFIX).items():
             if found < sequence:
                 path.unlink()

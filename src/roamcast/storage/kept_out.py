@@ -1,8 +1,8 @@
-"""Who is kept out after a fail-stop, and for how long.
+"""Clients and peers kept out after a fail-stop, and for how long.
 
 A culprit is a client or a peer whose input made a turn raise. Its time doubles with each repetition. A
-suspect only had input in a turn that raised for reasons nobody could tell: it is kept out for the shortest
-time, unless it was a culprit before. Everything is forgotten after a day without repetition.
+suspect only had input in a turn that raised for unknown reasons: it is kept out for the shortest time,
+unless it was a culprit before. Everything is forgotten after a day without repetition.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class Offender(msgspec.Struct):
     kind: Literal["client", "peer"]
     name: str
     count: int
-    """How often it was the culprit; 0 for a suspect."""
+    """Number of times as culprit; 0 for a suspect."""
     last_at: float
     until: float
     why: str
 
 
 class Ledger(msgspec.Struct):
-    """What is known of fail-stops, as the file holds it."""
+    """The record of fail-stops, as the file holds it."""
 
     fail_stops: int = 0
-    """How many there were since the file was begun."""
+    """Number of fail-stops since the file was created."""
     unexplained_at: list[float] = []
-    """Recent ones without a culprit."""
+    """Times of recent fail-stops without a culprit."""
     offenders: list[Offender] = []
 
 
@@ -62,7 +62,7 @@ class KeptOut:
     """The ledger in a data folder."""
 
     def __init__(self, data: Path, clock: Callable[[], float], ledger: Ledger | None = None) -> None:
-        """`ledger` is newer than the file, where the process before could not write it."""
+        """`ledger` is newer than the file if the process before could not write it."""
         self._path = data / FILE_NAME
         self._clock = clock
         found = ledger or self._read()
@@ -93,16 +93,16 @@ class KeptOut:
             log.warning("%s: cannot be written (%s); who is kept out is not known after a stop",
                         self._path, error.strerror or error)  # fmt: skip
 
-    # --- who comes on it ---
+    # --- adding and removing ---
 
     def blame(self, who: Who, why: str) -> float:
-        """Keep a culprit out; for how many seconds."""
+        """Keep a culprit out; returns for how many seconds."""
         self._forget_old()
         before = self._offenders.get(who)
         return self._keep_out(who, before.count + 1 if before is not None else 1, why)
 
     def suspect(self, who: Who, why: str) -> float:
-        """Keep out somebody who may have had nothing to do with it; for how many seconds."""
+        """Keep a suspect out, who may be innocent; returns for how many seconds."""
         self._forget_old()
         before = self._offenders.get(who)
         return self._keep_out(who, before.count + 1 if before is not None and before.count else 0, why)
@@ -117,14 +117,14 @@ class KeptOut:
         return seconds
 
     def count_unexplained(self) -> bool:
-        """Count a fail-stop that nobody could be blamed for; False if there were too many lately."""
+        """Count a fail-stop without a culprit; False if there were too many lately."""
         now = self._clock()
         recent = [at for at in self._unexplained_at if 0 <= now - at < UNEXPLAINED_WITHIN_S]
         self._unexplained_at = [*recent, now]
         return len(self._unexplained_at) <= UNEXPLAINED_MAX
 
     def readmit(self, name: str) -> list[Who]:
-        """Let everyone of this name in again, and forget what it did."""
+        """Admit everyone with this name again, and forget their record."""
         found = [who for who in self.now() if who.name == name]
         for who in found:
             del self._offenders[who]
@@ -132,21 +132,21 @@ class KeptOut:
             self.save()
         return found
 
-    # --- who asks ---
+    # --- queries ---
 
     def now(self) -> dict[Who, Offender]:
-        """Those who are kept out now."""
+        """Clients and peers that are kept out now."""
         now = self._clock()
         return {who: one for who, one in self._offenders.items() if one.until > now}
 
     def refusal(self, kind: Literal["client", "peer"], name: str) -> str:
-        """Why this client or peer may not come in now, as one line; "" if it may."""
+        """Return in one line why this client or peer is refused now; "" if admitted."""
         if not self._offenders:
             return ""
         one = self._offenders.get(Who(kind, name))
         if one is None or one.until <= self._clock():
             return ""
-        # Who is refused is not told where it went wrong. The text stays the same, so that it is logged once.
+        # The text hides where the failure was, and stays the same, so that it is logged once.
         until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(one.until))
         cause = "its input" if one.count else "a turn with its input"
         return f"{kind} {name} is kept out until {until}: {cause} stopped this broker"

@@ -1,4 +1,4 @@
-"""The lock of a journal's folder: one process at a time has it."""
+"""The lock of a journal's folder: only one process at a time holds it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roamcast.storage.segments import sync_folder
 
 
 def lock_folder(folder: Path) -> int:
-    """Make the folder if need be, for its owner alone, and lock it until the file is closed."""
+    """Create the folder if missing, private to its owner, and lock it until the file is closed."""
     if not folder.is_dir():
         folder.mkdir(mode=0o700, parents=True)
         sync_folder(folder.parent)

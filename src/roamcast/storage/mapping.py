@@ -1,9 +1,8 @@
-"""A segment in memory: what is put there is the system's, whatever becomes of this process.
+"""A segment in memory: data put there survive the end of this process.
 
-Putting a record into a mapped page costs a tenth of writing it, and more where the broker has been idle
-and none of the system's ways is in the processor's caches. It is done only where the file system has
-given the segment its room for good, because a page that cannot be had then ends the process; and only
-for pages that were made ready beforehand, which says so if it cannot be.
+Putting a record into a mapped page costs about a tenth of writing it. Mapping is used only where
+the file system has allocated the segment permanently, because a page fault without room would end
+the process; and only for pages that were prepared before, because preparation reports errors.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from pathlib import Path
 MADV_POPULATE_WRITE = 23
 """Linux 5.14 and later; the mmap module has no name for it."""
 READY_BYTES = 64 << 10
-"""Made ready at a time: enough for some hundred messages, little enough to be done in between."""
+"""Bytes prepared at a time: enough for some hundred messages, and quick to prepare."""
 MAPPED_BYTES_MAX = 4 << 10
-"""Longer records are written: the system copies many pages faster than they are made ready one by one."""
+"""Longer records are written: the system copies many pages faster than pages are prepared one by one."""
 FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs"})
-"""Those that overwrite where a file's room is, and so never run out of it there."""
+"""File systems that overwrite files in place, and so cannot run out of room for it."""
 
 
 def file_system_of(folder: Path) -> str:
-    """The type of the file system that a folder is on; "" where the system does not say."""
+    """Return the type of the file system of a folder; "" if unknown."""
     device = os.stat(folder).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -38,18 +37,18 @@ def file_system_of(folder: Path) -> str:
 
 
 class MappedSegment:
-    """The file of a segment, as far as it has its full size."""
+    """The mapped file of a segment, up to its full size."""
 
     def __init__(self, file: int) -> None:
         self._map = mmap.mmap(file, os.fstat(file).st_size)
         self._size = len(self._map)
         self._from = self._until = 0
-        """Between these the pages are ready."""
+        """The pages between these offsets are prepared."""
         self.head: mmap.mmap | None = None
-        """The same, once its first page is ready, and stays so."""
+        """Mapping of the first page, once prepared; it stays prepared."""
 
     def put_in_head(self, data: bytes, offset: int) -> bool:
-        """As `put`, for the first page, which stays ready."""
+        """Like `put`, for the first page, which stays prepared."""
         try:
             self._map.madvise(MADV_POPULATE_WRITE, 0, mmap.PAGESIZE)
         except OSError:
@@ -59,7 +58,7 @@ class MappedSegment:
         return True
 
     def put(self, record: bytes, offset: int) -> bool:
-        """False if there is no room, or no page can be had: then it has to be written."""
+        """Put a record into memory; False if there is no room or no page: then it has to be written."""
         end = offset + len(record)
         if (end > self._until or offset < self._from) and not self._make_ready(offset, end):
             return False

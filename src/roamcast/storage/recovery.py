@@ -1,10 +1,10 @@
-"""What can be recovered from a folder: the last whole snapshot and the entries after it.
+"""Recovery of a folder: the last whole snapshot and the entries after it.
 
 The rules, in the order in which they are applied:
 
-1. The newest snapshot that is whole is taken. If a newer one is damaged, that is said; an older
-   one serves only if every segment after it is still there. Without any snapshot the entries must
-   begin with the first one ever.
+1. The newest intact snapshot is used. If a newer one is damaged, a note says so; an older one serves
+   only if every segment after it is still there. Without any snapshot the entries must begin with the
+   first one ever.
 2. Segments follow each other without a gap, each whole up to where the next one begins. Anything
    else is damage, and refused with the file and the offset.
 3. In the last segment, what is behind the last whole record is cut, if no whole record comes after
@@ -43,37 +43,37 @@ from roamcast.storage.snapshots import Child
 
 @dataclass
 class Recovered:
-    """What a journal held when it was opened."""
+    """Content of a journal when it was opened."""
 
     sequence: int
-    """The last entry in the snapshot; 0 if there is none."""
+    """Last entry in the snapshot; 0 if there is none."""
     snapshot: bytes | memoryview | None
     snapshot_version: str | None
-    """The version of the code that wrote the snapshot."""
+    """Version of the code that wrote the snapshot."""
     entries: Iterator[bytes]
-    """The entries after the snapshot, in order; to be read before anything is appended."""
+    """Entries after the snapshot, in order; to be read before anything is appended."""
     entry_count: int
     cut_bytes: int
-    """What a torn commit had left at the end."""
+    """Bytes of a torn commit at the end."""
     first_start: bool
     lost: int = 0
-    """Entries at the end that were promised, and that a power loss has taken."""
+    """Promised entries at the end that a power loss has destroyed."""
     verifying: Child | None = None
-    """The process that verifies the state of the snapshot, if there is one."""
+    """Process that verifies the snapshot's state, if any."""
     notes: list[str] = field(default_factory=list)
-    """What an operator should know: a line for each thing that was not as it should be."""
+    """Lines for the operator about irregularities."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The part of a folder that recovery rests on."""
+    """The part of a folder that recovery uses."""
 
     sequence: int
-    """The last entry in the snapshot; 0 if there is none."""
+    """Last entry in the snapshot; 0 if there is none."""
     snapshot: bytes | memoryview | None
     snapshot_version: str | None
     scans: list[SegmentScan]
-    """The segments after the snapshot."""
+    """Segments after the snapshot."""
     notes: list[str]
 
     @property
@@ -103,7 +103,7 @@ class Found:
 
 
 def find_recoverable(folder: Path) -> Found:
-    """Read a folder and check everything that would be recovered from it; it is not changed."""
+    """Read a folder and check everything that would be recovered from it, without changing it."""
     segments = numbered(folder, SEGMENT_SUFFIX)
     snapshots = numbered(folder, SNAPSHOT_SUFFIX)
     if not segments and not snapshots:
@@ -124,7 +124,7 @@ def find_recoverable(folder: Path) -> Found:
 def _chain_instead(
     folder: Path, segments: dict[int, Path], sequence: int, snapshots: dict[int, Path], notes: list[str]
 ) -> list[SegmentScan]:
-    """The segments after a snapshot, which must make up for those after it that are damaged."""
+    """Return the segments after an older snapshot, which must replace a damaged newer one."""
     try:
         scans = _chain_after(folder, segments, sequence)
         if scans[-1].next <= max(snapshots, default=0):
@@ -140,7 +140,7 @@ def _chain_instead(
 
 
 def check_replay(folder: Path, found: Found, replay: int, version: str) -> None:
-    """Refuse entries that this code would replay by other rules than the code that wrote them."""
+    """Refuse entries that this code would replay by other rules than its writer."""
     for scan in found.scans:
         if scan.next > scan.head.first and scan.head.replay != replay:
             raise InputError(
@@ -151,9 +151,9 @@ def check_replay(folder: Path, found: Found, replay: int, version: str) -> None:
 
 
 def _chain_after(folder: Path, segments: dict[int, Path], sequence: int) -> list[SegmentScan]:
-    """The segments with the entries after this one, each checked."""
+    """Return the segments with the entries after this one, each checked."""
     chain: list[tuple[Path, SegmentHead]] = []
-    # From the newest backwards, so that segments that are no longer needed are not even looked at.
+    # Backwards from the newest, so that obsolete segments are not read.
     for number, path in reversed(segments.items()):
         head = read_segment_head(path)
         if head.number != number:

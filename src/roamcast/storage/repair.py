@@ -1,7 +1,7 @@
 """Repairing a damaged journal: an operator accepts that entries are lost.
 
-What is kept is the longest prefix of entries that is whole. Everything behind it is given up: what came later
-may rest on what is missing. Segments that are given up stay in the folder under another name.
+The longest intact prefix of entries is kept. Everything behind it is given up, because later entries may
+depend on missing ones. Segments that are given up stay in the folder under another name.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ LOG_NAME = "repairs.log"
 
 
 class Loss(NamedTuple):
-    """What a repair gives up."""
+    """Entries that a repair gives up."""
 
     damage: str
     """Why the journal is refused."""
     last_kept: int
-    """The last entry that is kept."""
+    """Last entry that is kept."""
     last_known: int
-    """The last entry that is known to have been acknowledged; there may have been more."""
+    """Last entry known to have been acknowledged; there may have been more."""
     segments: list[str]
-    """Segments that are given up as a whole."""
+    """Segments that are given up completely."""
 
     @property
     def entries(self) -> int:
@@ -54,7 +54,7 @@ class Loss(NamedTuple):
 
 
 def find_loss(folder: Path) -> Loss | None:
-    """What a repair of this journal would give up; None if the journal needs no repair."""
+    """Return what a repair of this journal would give up; None if it needs no repair."""
     try:
         find_recoverable(folder)
     except JournalDamaged as error:
@@ -65,7 +65,7 @@ def find_loss(folder: Path) -> Loss | None:
 
 
 def repair(folder: Path) -> Loss | None:
-    """Give up what `find_loss` names; nobody may have the journal open."""
+    """Give up what `find_loss` names; no process may have the journal open."""
     lock = lock_folder(folder)
     try:
         loss = find_loss(folder)
@@ -88,7 +88,7 @@ def repair(folder: Path) -> Loss | None:
 
 
 def _whole_prefix(folder: Path) -> tuple[SegmentScan, list[Path]]:
-    """The segment in which the whole entries end, and the segments behind it."""
+    """Return the segment in which the intact entries end, and the segments behind it."""
     snapshots = numbered(folder, SNAPSHOT_SUFFIX)
     sequence = read_snapshot(snapshots[max(snapshots)])[0].sequence if snapshots else 0
     paths = list(numbered(folder, SEGMENT_SUFFIX).values())
@@ -105,7 +105,7 @@ def _whole_prefix(folder: Path) -> tuple[SegmentScan, list[Path]]:
 
 
 def _last_known(path: Path) -> int:
-    """The last entry of a segment that is known to have been acknowledged."""
+    """Return the last entry of a segment known to have been acknowledged."""
     try:
         return read_watermark(path).next - 1
     except JournalDamaged:

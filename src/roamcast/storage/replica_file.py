@@ -1,4 +1,4 @@
-"""What a replica must remember beside its journal: the ids of its disk, and who wrote which entries."""
+"""State of a replica besides its journal: the ids of its disk, and the epochs of the entries."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NAME = "replica.json"
 
 class ReplicaState(msgspec.Struct):
     disks: list[str] = []
-    """Ids that etcd may know this disk by (see `replication.replica`)."""
+    """Ids by which etcd may know this disk (see `replication.replica`)."""
     terms: list[tuple[int, int]] = []
-    """The epochs of the journal, and the first entry of each (see `replication.terms`)."""
+    """Epochs of the journal, each with its first entry (see `replication.terms`)."""
 
 
 def read_state(data: Path) -> ReplicaState:
-    """The state in a data folder; an empty one at the first start."""
+    """Read the state from a data folder; empty at the first start."""
     path = data / NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=ReplicaState)
@@ -33,7 +33,7 @@ def read_state(data: Path) -> ReplicaState:
 
 
 def write_state(data: Path, state: ReplicaState) -> None:
-    """Write it, and return when a power loss cannot take it any more."""
+    """Write the state durably: it survives a power loss."""
     path = data / NAME
     temporary = path.with_suffix(".tmp")
     with open(temporary, "wb") as file:

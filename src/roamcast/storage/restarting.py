@@ -1,6 +1,6 @@
-"""Fail-stop: end the process at once, and begin it anew under its process id.
+"""Fail-stop: end the process at once, and restart it under the same process id.
 
-The new process is told what happened through a file in memory, so that a full disk changes nothing.
+The new process learns of the failure through a file in memory, so that a full disk does not matter.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from roamcast.storage.kept_out import UNEXPLAINED_WITHIN_S, KeptOut, Ledger, Who
 log = logging.getLogger("roamcast")
 
 VARIABLE = "_ROAMCAST_FAIL_STOP"
-"""Names the file in memory. It does not begin as settings do."""
+"""Names the file in memory. Unlike settings, it begins with an underscore."""
 EXIT_FAILED = 70
-"""A fault of ours, as the command line has it."""
+"""Exit code for a fault of ours, as in the command line."""
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """What a process leaves to the one that takes its place."""
+    """Data that a process leaves to its successor."""
 
     failure: Failure
     report: str
-    """Where the report is, or why there is none."""
+    """Path of the report, or why there is none."""
     ledger: Ledger
     culprit: Who | None = None
-    """Who brought the input, where that was known at once."""
+    """Source of the input, if known at once."""
 
 
 class FailStop:
-    """The fail-stops of one process: the one before it, if that is why it was started, and its own."""
+    """The fail-stops of one process: the one that ended its predecessor, if any, and its own."""
 
     def __init__(self, data: Path, clock: Callable[[], float] = time.time) -> None:
         self._data = data
         self.before = _take_handover()
-        """What ended the process before."""
+        """Fail-stop that ended the process before."""
         self.kept_out = KeptOut(data, clock, self.before.ledger if self.before is not None else None)
         self.closes: list[Callable[[], None]] = []
-        """What to close before the end, in this order; nothing of the turn that failed may be in there."""
+        """Functions to call before the end, in this order; none may write results of the failed turn."""
 
     def restart(self, failure: Failure, culprit: Who | None = None) -> NoReturn:
-        """Report the failure and begin anew from the journal, with the same command and process id."""
+        """Report the failure and restart from the journal, with the same command and process id."""
         try:
             self._restart(failure, culprit)
         except BaseException as error:
-            # Whatever happens, the loop must not go on with a state that is half changed.
+            # In no case may the loop continue with a half-changed state.
             log.critical("cannot start again (%s): the process ends", describe(error))
         os._exit(EXIT_FAILED)
 
@@ -67,13 +67,14 @@ class FailStop:
             failure.error, failure.place, failure.input_count, report,
         )  # fmt: skip
         _close_all(self.closes)
-        # Sockets, listeners and locks are closed by the system as the new program begins.
+        # The system closes sockets, listeners and locks when the new program begins.
         _exec(Handover(failure, report, kept_out.ledger, culprit))
 
     def settle(self, culprits: Sequence[Who], suspects: Sequence[Who] = ()) -> None:
-        """Keep out who had a part in the fail-stop before.
+        """Keep out those responsible for the last fail-stop.
 
-        The process ends if there were too many fail-stops without a culprit: whoever started it decides.
+        The process ends if there were too many fail-stops without a culprit, and leaves the decision to its
+        supervisor.
         """
         if self.before is None:
             return
@@ -97,7 +98,7 @@ class FailStop:
 
 
 def reported(data: Path, failure: Failure) -> str:
-    """Where the report is, or why there is none."""
+    """Return the path of the report, or why there is none."""
     try:
         return f"report: {write_report(data, failure)}"
     except OSError as error:

@@ -5,20 +5,20 @@ version of the code, checksum. Behind it are records, each what one commit wrote
 first entry, number of entries, length, checksum, and the entries, each with its length in front. Behind
 the last record is an end mark of zeros, written together with it; the next record overwrites it.
 
-Why this is enough to tell what was written from what was not:
+How written data is distinguished from other data:
 
 - Entries are numbered without a gap over all segments, so nothing can be missing unnoticed.
-- The marker is drawn anew for each segment and stands in front of each of its records. What a
-  recycled file held before has another one, so it is never taken for new; and somebody who can
-  choose what is journalled cannot forge a record, because the marker is not known to them.
-- The checksum is CRC-32 over head and entries. It finds every flip of one or two bits in records of
-  up to 512 MB, every burst of up to 32 bits, and misses one of 2^32 other accidents. It is there
-  against accidents, not against those who may write to the folder.
+- Each segment has a random marker, which precedes each of its records. Former content of a recycled file
+  has another marker, so it is never taken for new; and a client that chooses the journalled content cannot
+  forge a record, because it does not know the marker.
+- The checksum is CRC-32 over head and entries. It finds every flip of one or two bits in records of up to
+  512 MB, every burst of up to 32 bits, and misses one of 2^32 other accidents. It protects against
+  accidents, not against attackers with write access to the folder.
 - A record is the unit, not an entry, because the parts of one commit may reach a disk in any order.
   The next commit is written only after it, so a whole record behind a broken one means damage.
 - The watermark says how far entries were promised. It is written into the segment's first block after a
-  commit (with `sync = "group"`: after the sync), so it is never ahead of what a crash leaves. Entries that
-  are missing below the watermark were there once: the file was cut or overwritten.
+  commit (with `sync = "group"`: after the sync), so it is never ahead of what a crash leaves. Entries
+  missing below the watermark existed before: the file was cut or overwritten.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from roamcast.errors import InputError
 
 FORMAT = 3
 HEADER_BYTES = 4096
-"""Room for the head of a segment: a disk's block, so that writing records never touches it."""
+"""Room for the head of a segment: one disk block, so that writing records never touches it."""
 VERSION_BYTES_MAX = 64
 SNAPSHOT_SUFFIX, SEGMENT_SUFFIX, SPARE_SUFFIX, TEMPORARY_SUFFIX = ".snapshot", ".journal", ".spare", ".tmp"
 
@@ -44,12 +44,12 @@ _SNAPSHOT_HEAD = struct.Struct(f">8sHQQI{VERSION_BYTES_MAX}s")
 _WATERMARK = struct.Struct(">IQQIB")
 SYNCED, CONTINUED = 1, 2
 WATERMARK_AT = (512, 1024)
-"""The two places of the watermark, in blocks of their own. They are written in turn, so that one of them is
-whole even if a process is killed while it writes the other."""
+"""The two places of the watermark, in separate blocks. They are written in turn, so that one is intact even
+if a process is killed while it writes the other."""
 _RECORD_HEAD = struct.Struct(">IQII")
 _SINGLE_HEAD = struct.Struct(">IQIII")
 _SEALED_HEAD = struct.Struct(">IQIIII")
-"""The head of a record with one entry, and the length of that."""
+"""The head of a record with one entry, and the length of that entry."""
 _U32 = struct.Struct(">I")
 
 RECORD_HEAD_BYTES = _RECORD_HEAD.size + _U32.size
@@ -64,36 +64,36 @@ WAYS_OUT = "restore the folder from a copy, or accept the loss with 'roamcast jo
 
 
 class JournalDamaged(InputError):
-    """A journal that cannot be trusted: which file, where, and what to do."""
+    """A journal that cannot be trusted; the text says which file, where, and what to do."""
 
 
 class SegmentHead(NamedTuple):
     number: int
     first: int
-    """Sequence of the first entry, whether it has come or not."""
+    """Sequence of the first entry, existing or expected."""
     marker: int
     replay: int
-    """Which rules the entries are replayed by: only code with the same number replays them."""
+    """Version of the rules for replaying the entries: only code with the same number replays them."""
     version: str
-    """Version of the package that wrote it, for people."""
+    """Version of the package that wrote the segment, for people."""
 
 
 class Watermark(NamedTuple):
     """How far the entries of a segment were promised."""
 
     end: int
-    """The offset behind the last record that was promised."""
+    """Offset behind the last promised record."""
     next: int
-    """The sequence after its last entry."""
+    """Sequence after the last entry of that record."""
     boot: int
-    """The start of the operating system in which the watermark was written (see `current_boot`)."""
+    """Start of the operating system in which the watermark was written (see `current_boot`)."""
     is_synced: bool
     """True if the entries survive a power loss."""
     is_continued: bool
     """True if another segment follows."""
 
     def outlives(self, boot: int) -> bool:
-        """True if every entry below the watermark must be there now.
+        """True if every entry below the watermark must still exist.
 
         Without a sync, entries outlive the process but not the operating system.
         """
@@ -101,19 +101,19 @@ class Watermark(NamedTuple):
 
 
 class SegmentScan(NamedTuple):
-    """What is in a segment."""
+    """Content of a segment."""
 
     path: Path
     head: SegmentHead
     next: int
-    """The sequence after its last whole record."""
+    """Sequence after its last intact record."""
     records: int
     end: int
-    """Where its last whole record ends."""
+    """End of its last intact record."""
     torn_bytes: int
-    """What is behind that and is no record, as far as it can be told from what was there before."""
+    """Bytes behind that which are no record, as far as distinguishable from former content."""
     lost: int = 0
-    """Entries below the watermark that a power loss took, where the journal did not promise to survive it."""
+    """Entries below the watermark lost by a power loss, where the journal did not promise to survive it."""
 
     @property
     def record_bytes(self) -> int:
@@ -122,7 +122,7 @@ class SegmentScan(NamedTuple):
 
 class SnapshotHead(NamedTuple):
     sequence: int
-    """The last entry that the snapshot includes."""
+    """Last entry that the snapshot includes."""
     length: int
     replay: int
     version: str
@@ -140,7 +140,7 @@ def snapshot_path(folder: Path, sequence: int) -> Path:
 
 
 def numbered(folder: Path, suffix: str) -> dict[int, Path]:
-    """The files of one kind by their number, in order."""
+    """Return the files of one kind by number, in order."""
     found = {}
     for path in folder.glob(f"*-*{suffix}"):
         number = path.name.removesuffix(suffix).rpartition("-")[2]
@@ -160,7 +160,7 @@ def encode_version(version: str) -> bytes:
 
 
 def pack_segment_head(head: SegmentHead) -> bytes:
-    """The first block of a segment that has no record yet, and the end mark behind it."""
+    """Return the first block of a segment without records, and the end mark behind it."""
     version = encode_version(head.version)
     packed = _SEGMENT_HEAD.pack(
         _SEGMENT_MAGIC, FORMAT, head.marker, head.number, head.first, head.replay, version
@@ -171,13 +171,15 @@ def pack_segment_head(head: SegmentHead) -> bytes:
 
 
 def pack_watermark(marker: int, end: int, next: int, boot: int, flags: int) -> bytes:
-    """See `Watermark`; written at every commit, so without one. `flags` are SYNCED and CONTINUED."""
+    """Encode a watermark (see `Watermark`) from plain values, because this runs at every commit. `flags` are
+    SYNCED and CONTINUED."""
     packed = _WATERMARK.pack(marker, end, next, boot, flags)
     return packed + _U32.pack(crc32(packed))
 
 
 def current_boot() -> int:
-    """A number for this start of the operating system; 0 where the system does not name its starts."""
+    """Return a number for this start of the operating system; 0 if the system does not identify its
+    starts."""
     try:
         return crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes())
     except OSError:
@@ -185,7 +187,7 @@ def current_boot() -> int:
 
 
 def new_marker() -> int:
-    """Anything but zero, which is what an end mark begins with."""
+    """Return a random marker; never zero, which begins an end mark."""
     while True:
         marker = int.from_bytes(os.urandom(4), "big")
         if marker:
@@ -193,7 +195,7 @@ def new_marker() -> int:
 
 
 def seal_record(record: bytearray, marker: int, first: int, count: int) -> None:
-    """Fill in the head of a record, whose entries are in place behind it."""
+    """Fill in the head of a record whose entries are already in place."""
     _RECORD_HEAD.pack_into(record, 0, marker, first, count, len(record) - RECORD_HEAD_BYTES)
     checksum = crc32(record[: _RECORD_HEAD.size])
     with memoryview(record) as view, view[RECORD_HEAD_BYTES:] as body:
@@ -202,7 +204,7 @@ def seal_record(record: bytearray, marker: int, first: int, count: int) -> None:
 
 
 def single_record(marker: int, first: int, entry: bytes) -> bytes:
-    """A whole record of one entry, and the end mark behind it."""
+    """Return a complete record of one entry, and the end mark behind it."""
     length = len(entry)
     head = _SINGLE_HEAD.pack(marker, first, 1, _U32.size + length, length)
     checksum = crc32(entry, crc32(head))
@@ -212,7 +214,7 @@ def single_record(marker: int, first: int, entry: bytes) -> bytes:
 def write_snapshot(file: int, sequence: int, replay: int, version: str, pieces: Iterable[bytes]) -> int:
     """Write a snapshot piece by piece, and return its length.
 
-    The head has the length and the checksum, and is written last.
+    The head with length and checksum is written last.
     """
     offset = SNAPSHOT_HEAD_BYTES
     for piece in pieces:
@@ -231,7 +233,7 @@ def write_snapshot(file: int, sequence: int, replay: int, version: str, pieces: 
 
 
 def write_all(file: int, data: bytes | bytearray, offset: int) -> None:
-    """`pwrite` until everything is written; OSError if it cannot be."""
+    """Call `pwrite` until everything is written; OSError if impossible."""
     done = os.pwrite(file, data, offset)
     if done == len(data):
         return
@@ -242,7 +244,7 @@ def write_all(file: int, data: bytes | bytearray, offset: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in the folder survive a power loss."""
+    """Make changes of names in the folder durable."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(file)
@@ -285,10 +287,10 @@ def _decode_version(path: Path, version: bytes) -> str:
 
 
 def scan_segment(path: Path, before: int | None = None) -> SegmentScan:
-    """Read a whole segment; JournalDamaged if records are missing that must have been there.
+    """Read a whole segment; JournalDamaged if required records are missing.
 
-    `before` is the first sequence of the next segment, if there is one: this one must reach to it,
-    and whatever it holds behind that was not promised and is told again in the next one.
+    `before` is the first sequence of the next segment, if there is one: this one must reach it. Records
+    behind it were not promised, and are repeated in the next segment.
     """
     data = path.read_bytes()
     scan = _whole_part(path, data, before)
@@ -315,7 +317,7 @@ def scan_segment(path: Path, before: int | None = None) -> SegmentScan:
 
 
 def read_watermark(path: Path) -> Watermark:
-    """How far the entries of a segment were promised."""
+    """Return how far the entries of a segment were promised."""
     with path.open("rb") as file:
         block = file.read(HEADER_BYTES)
     return _parse_watermark(path, block, _parse_segment_head(path, block).marker)
@@ -336,7 +338,7 @@ def _parse_watermark(path: Path, data: bytes, marker: int) -> Watermark:
 
 
 def read_whole_part(path: Path, before: int | None = None) -> SegmentScan:
-    """As `scan_segment`, but what comes after a break is left out, whatever it is."""
+    """Like `scan_segment`, but everything after a break is left out."""
     return _whole_part(path, path.read_bytes(), before)
 
 
@@ -352,7 +354,7 @@ def _whole_part(path: Path, data: bytes, before: int | None) -> SegmentScan:
 
 
 def _record_at(data: bytes, offset: int, marker: int) -> tuple[int, int, int] | None:
-    """First sequence, number of entries and end of the whole record that begins here."""
+    """Return first sequence, number of entries and end of the complete record that begins here."""
     body = offset + RECORD_HEAD_BYTES
     if body > len(data):
         return None
@@ -368,7 +370,7 @@ def _record_at(data: bytes, offset: int, marker: int) -> tuple[int, int, int] | 
 
 
 def _whole_record_behind(data: bytes, offset: int, marker: int, sequence: int) -> int | None:
-    """Where a whole record begins behind a broken one, wherever that may end."""
+    """Return where a complete record begins behind a broken one of unknown length."""
     sign = _U32.pack(marker)
     place = data.find(sign, offset)
     while place >= 0:
@@ -386,13 +388,13 @@ def _torn_bytes(data: bytes, end: int, marker: int) -> int:
     if len(left) < RECORD_HEAD_BYTES:
         return len(left)
     found, _, _, length = _RECORD_HEAD.unpack_from(left)
-    # Where not even the marker is right, nobody can tell how much was meant to be there.
+    # If even the marker is wrong, the intended length is unknown.
     claimed = length if found == marker else 0
     return min(RECORD_HEAD_BYTES + claimed, len(data) - end)
 
 
 def read_entries(scan: SegmentScan) -> Iterator[bytes]:
-    """The entries of a segment that was scanned."""
+    """Return the entries of a scanned segment."""
     with scan.path.open("rb") as file:
         data = file.read(scan.end)
     offset = HEADER_BYTES
@@ -406,7 +408,7 @@ def read_entries(scan: SegmentScan) -> Iterator[bytes]:
 
 
 def read_snapshot(path: Path) -> tuple[SnapshotHead, memoryview]:
-    """A whole snapshot; JournalDamaged if it is not whole."""
+    """Read a snapshot; JournalDamaged if it is incomplete."""
     content = path.read_bytes()
     head = _checked_head(path, content, _SNAPSHOT_HEAD, _SNAPSHOT_MAGIC)
     _, _, sequence, length, replay, version = _SNAPSHOT_HEAD.unpack(head)

@@ -2,7 +2,7 @@
 
 The child is forked at the border of a turn, so it sees the state as it was after the last entry of
 the closed segments, however the parent goes on. It writes one file and ends without any clean-up of
-Python's or of ours; whether it succeeded is told by what it leaves in a pipe.
+Python's or of ours; a pipe tells whether it succeeded.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from roamcast.storage.segments import (
 )
 
 CHILD_S_MAX = 600.0
-"""A child that takes longer hangs; the journal could not go on without an end."""
+"""A child that takes longer is considered hanging; without a limit the journal could not continue."""
 
 Pieces = bytes | Iterable[bytes]
-"""What is written, in one piece or one after the other: large states are never in memory as a whole."""
+"""Data to write, at once or in pieces: large states are never in memory as a whole."""
 
 _DONE = b"done"
 _TOLD_BYTES_MAX = 4096
@@ -36,15 +36,15 @@ class SnapshotOutcome(NamedTuple):
     """How writing a snapshot ended."""
 
     sequence: int
-    """The last entry that it includes."""
+    """Last entry that the snapshot includes."""
     error: str | None
-    """Why there is none, in one line."""
+    """Why there is no snapshot, in one line."""
     size_bytes: int
     seconds: float
 
 
 class SnapshotFile:
-    """One snapshot on its way to the disk: under a temporary name until it is whole."""
+    """A snapshot being written: under a temporary name until complete."""
 
     def __init__(self, folder: Path, sequence: int, replay: int, version: str) -> None:
         self.sequence = sequence
@@ -82,7 +82,7 @@ class SnapshotChild:
         def write() -> None:
             file.write(freeze())
             if os.getppid() != parent:
-                os._exit(1)  # Nobody to tell, and somebody else may have the folder by now.
+                os._exit(1)  # There is no parent to tell, and another process may have the folder by now.
             file.publish()
 
         self._file = file
@@ -95,7 +95,7 @@ class SnapshotChild:
         return self._child.fileno()
 
     def poll(self) -> SnapshotOutcome | None:
-        """How it ended, or None while it works."""
+        """Return the outcome, or None while the child works."""
         error = self._child.poll()
         if error is not None:
             return self._outcome(error)
@@ -105,7 +105,7 @@ class SnapshotChild:
         return None
 
     def kill(self) -> SnapshotOutcome:
-        """End it before it is done."""
+        """Kill the child before it is done."""
         return self._outcome(self._child.kill())
 
     def _outcome(self, error: str) -> SnapshotOutcome:
@@ -117,7 +117,7 @@ class SnapshotChild:
 
 
 class Child:
-    """A child process that has a copy of everything, does one thing and ends."""
+    """A child process with a copy of the state that performs one task."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._pipe, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -131,12 +131,12 @@ class Child:
         return self._pipe
 
     def poll(self) -> str | None:
-        """Why it failed, "" if it did not; None while it works."""
+        """Return why the child failed, "" on success; None while it works."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         return self._error(status) if pid else None
 
     def kill(self) -> str:
-        """End it before it is done."""
+        """Kill the child before it is done."""
         os.kill(self.pid, signal.SIGKILL)
         return self._error(os.waitpid(self.pid, 0)[1])
 
@@ -153,15 +153,15 @@ class Child:
 
 
 def _be_child(work: Callable[[], None], told: int) -> NoReturn:
-    """All that the child does; it never returns into the loop it was copied with."""
+    """Run the child; never returns into the copied loop."""
     try:
-        # What stops the parent must stop this, and nothing of it may reach the parent's loop.
+        # Signals for the parent must stop the child, too, without reaching the parent's loop.
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        # Collecting would write to every object and so copy the memory that is shared.
+        # Collecting would write to every object and so copy the shared memory.
         gc.disable()
-        # A socket that the parent closes stays open for the other side as long as anyone has it.
+        # A socket that the parent closes stays open for the other side while a copy exists.
         os.closerange(3, told)
         os.closerange(told + 1, os.sysconf("SC_OPEN_MAX"))
         os.nice(5)

@@ -1,9 +1,9 @@
-"""Files that become segments: made ahead of time, and taken back when their entries are not needed.
+"""Files that become segments: made ahead of time, and recycled when their entries are not needed.
 
-A commit that must survive a power loss is fast only where the file system has nothing to write down
-about the file: its blocks must be allocated, and must have been written before. So a spare is filled
-with zeros once, in a thread, and used again and again; what it held before is told from what is
-written next by the marker of each segment (see segments.py).
+A commit that must survive a power loss is fast only where the file system need not write metadata:
+its blocks must be allocated, and must have been written before. So a spare is filled with zeros
+once, in a thread, and used again and again; what it held before is told from what is written next by
+the marker of each segment (see segments.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from roamcast.storage.segments import (
 )
 
 _ZEROS = bytes(4096)
-"""Written page by page: a file system keeps in one piece what is written at once, and would have to go
-through a whole megabyte at every later sync of a few bytes."""
+"""Written page by page: a file system keeps together what is written at once, and would process a whole
+megabyte at every later sync of a few bytes."""
 
 
 class Spares:
@@ -49,7 +49,7 @@ class Spares:
     def begin_segment(self, head: SegmentHead) -> int:
         """Make a spare the next segment; returns its file, open for writing.
 
-        Its name is seen only when its head is on the disk, so that a segment without one is damage.
+        Its name appears only after its head is on the disk, so a segment without a head is damage.
         """
         self.wait()
         if not self._paths:
@@ -71,12 +71,12 @@ class Spares:
         return file
 
     def recycle(self, path: Path) -> None:
-        """A segment whose entries are in a snapshot."""
+        """Reuse a segment whose entries are in a snapshot."""
         if len(self._paths) >= self._kept_max:
             path.unlink()
             return
         if path.stat().st_size != self._segment_bytes:
-            # One entry too large for a segment made it grow, or the setting was changed.
+            # The segment grew for one large entry, or the setting was changed.
             path.unlink()
             return
         spare = self._next_path()
@@ -84,7 +84,7 @@ class Spares:
         self._paths.append(spare)
 
     def prepare(self) -> None:
-        """See to it that there is a spare soon. Without zeros to write it is made when it is needed."""
+        """Prepare a spare in a thread. If no zeros must be written, it is made on demand instead."""
         if self._paths or self._making is not None or not self._synced:
             return
         self._making = threading.Thread(target=self._make_quietly, name="journal-spare", daemon=True)
@@ -103,7 +103,7 @@ class Spares:
         try:
             self._paths.append(self._make())
         except OSError:
-            return  # It is made when it is needed, and then whoever needs it hears why that fails.
+            return  # The spare is then made on demand, where the error is reported.
 
     def _make(self) -> Path:
         spare = self._next_path()
@@ -115,7 +115,7 @@ class Spares:
                     write_all(file, _ZEROS[: self._segment_bytes - offset], offset)
                 os.fsync(file)
             else:
-                # Room is all that is wanted here: a full disk is then noticed now.
+                # Reserves room: a full disk is then noticed now.
                 os.posix_fallocate(file, 0, self._segment_bytes)
         except BaseException:
             temporary.unlink()

@@ -581,7 +581,7 @@ class _Reading:
 
     def _expect(self, incarnation: int, number: int) -> None:
         if incarnation != (self.incarnation or incarnation):
-            raise LinkError(f"{self.end.peer} sends with another incarnation than before: its journal was replaced")
+            raise LinkError(f"{self.end.peer} sends with another incarnation: its journal was replaced")
         if number > self.received + 1:
             raise LinkError(f"{self.end.peer} sent message {number} after {self.received}: some are missing")
         self.incarnation = incarnation
