@@ -274,7 +274,7 @@ def test_a_peer_that_lost_its_journal_is_noticed_on_both_sides() -> None:
         a.up(fresh.resume())
     with pytest.raises(LinkError, match="a resumes an earlier link"):
         fresh.up(a.resume())
-    with pytest.raises(LinkError, match="begun this link anew"):
+    with pytest.raises(LinkError, match="restarted this link"):
         a.up(Resume())
     assert not a.is_up
 
@@ -301,13 +301,13 @@ def test_frames_that_do_not_fit_are_refused_and_change_nothing() -> None:
     for bad, why in (
         (later, "message 3 after 1: some are missing"),
         (good + b"\0\0\0\x01\x09", "unknown kind 9"),
-        (good + b"\0\0\0\x02\x03\0", "cannot be read"),
-        (good + later[:-1], "not whole"),
-        (good + b"\0\0", "cannot be read"),
-        (good + b"\0\0\0\0\x03", "not whole"),
-        (good + wire.fleeting(b"\xc1"), "cannot be read: malformed batch"),
+        (good + b"\0\0\0\x02\x03\0", "unreadable frame"),
+        (good + later[:-1], "incomplete"),
+        (good + b"\0\0", "unreadable frame"),
+        (good + b"\0\0\0\0\x03", "incomplete"),
+        (good + wire.fleeting(b"\xc1"), "unreadable frame: malformed batch"),
         (good + wire.acknowledgement(1), "acknowledges message 1, but only 0 were sent"),
-        (other, "another end than before"),
+        (other, "with another incarnation"),
     ):
         with pytest.raises(LinkError, match=why):
             b.receive(bad)

@@ -38,7 +38,7 @@ ASSUMPTIONS = {
     "bounded_delay": "a bound on the overlay's delay",
     "honest_peers": "every broker following the protocol",
 }
-"""What a protocol may rely on beyond what every driver provides; some faults break it."""
+"""Conditions that a protocol may require beyond what every driver provides; some faults break them."""
 
 
 class Promise(msgspec.Struct, frozen=True):
@@ -69,39 +69,39 @@ class Settings(msgspec.Struct, frozen=True):
     """Settings of mobility protocols; each protocol reads those that concern it."""
 
     delay_bound_s: float | None = None
-    """No message takes longer between any two brokers."""
+    """Upper bound, in seconds, of the time that a message takes between any two brokers."""
     cache_notifications: int | None = None
-    """Room in the cache of one client, in notifications; past it the oldest is overwritten."""
+    """Maximum of notifications in the cache of one client; beyond it the oldest is overwritten."""
     cache_ttl_s: float | None = None
-    """How old a notification may become before its client has it; "none": any age."""
+    """Maximum age of a cached notification, in seconds; "none": unlimited."""
     neighbour_graph: str = ""
     """Where clients go next, as JSON: {"brokers": {"a": {"b": {"probability": 0.4}}}}; "": not known yet."""
     neighbours_max: int | None = 8
-    """Neighbours of one broker, at most; the one not used for the longest time gives way."""
+    """Maximum of neighbours of one broker; beyond it the least recently used one is evicted."""
     neighbours_mass: float = 1.0
-    """No more neighbours for a client than make up this probability, where a model says it."""
+    """Limit a client's neighbours to those that make up this probability, if a model gives probabilities."""
     neighbours_online: bool = True
-    """Whether the moves that are seen change the graph; if not, it stays as it was given."""
+    """True if observed moves change the graph; otherwise it stays as given."""
     neighbours_directed: bool = False
-    """Whether a move from here to there says nothing about moves from there to here."""
+    """True if a move from here to there says nothing about moves in the other direction."""
     neighbour_timeout_s: float | None = 3600.0
     """Seconds without a move to a neighbour after which the neighbour is forgotten; "none": never."""
     context_timeout_s: float | None = 600.0
-    """How long neighbours store for a client that is away; after that only its last broker does."""
+    """Seconds that neighbours store for an absent client; after that only its last broker does."""
     heartbeat_period_s: float | None = None
-    """How often neighbours that store for each other's clients say that they are there; "none": never."""
+    """Seconds between heartbeats of neighbours that store for each other's clients; "none": no heartbeats."""
     heartbeats_missed_max: int = 3
-    """For how many periods nothing may be heard of a neighbour before it counts as failed."""
+    """Periods without any message after which a neighbour counts as failed."""
     copies_max: int = 6
-    """Brokers that keep a copy of one client's queue, at most: those where it is likely to appear."""
+    """Maximum of brokers with a copy of one client's queue: those where it is likely to appear."""
     copies_after_s: float | None = None
-    """How long a client stays before its copies begin; "none": when it leaves."""
+    """Seconds that a client stays before its copies begin; "none": when it leaves."""
     copies_for_s: float | None = 14_400.0
-    """How long copies are kept for a client that is away; "none": as long as its session."""
+    """Seconds that copies are kept for an absent client; "none": as long as its session."""
     copy_bytes_max: int = 1 << 20
-    """Size of one copy, which has what is queued first."""
+    """Maximum size of one copy, in bytes; it holds the head of the queue."""
     fetch_max: int = 64
-    """Notifications that are fetched at once for a client that reads as fast as they come; at least 64."""
+    """Notifications fetched at a time for a client that reads without pause; at least 64."""
 
 
 class OwnToken(NamedTuple):
@@ -111,7 +111,7 @@ class OwnToken(NamedTuple):
 
 
 class Host(Protocol):
-    """What a broker does for its protocol."""
+    """Functions that a broker provides to its protocol."""
 
     @property
     def id(self) -> str: ...

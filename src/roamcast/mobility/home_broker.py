@@ -142,7 +142,7 @@ class ChangeSettled(Message, frozen=True):
 
 
 class Home:
-    """What the home broker keeps for one of its own clients."""
+    """State of one of the home broker's own clients."""
 
     __state__ = State("home", saved=("queue", "location", "number"))
 
@@ -155,7 +155,7 @@ class Home:
 
 
 class Visit:
-    """What a foreign broker keeps for an attached client."""
+    """State of an attached client at a foreign broker."""
 
     __state__ = State("home-broker-visit", saved=("session", "number", "queue"))
 

@@ -231,7 +231,7 @@ class Located(Message, frozen=True):
     left_out: tuple[str, ...] = ()
     """Brokers that could not be asked, and hold no session as far as known."""
     is_brief: bool = False
-    """True if one of them may hold a session that ends with its client's connection."""
+    """True if one of `left_out` may hold a session that ends with its client's connection."""
     may_hold: tuple[str, ...] = ()
     """Brokers that may hold the session, according to the brokers behind the sender."""
     cause: ClassVar[Cause] = "handoff"

@@ -47,10 +47,10 @@ CHECKSUM_BYTES = 4
 HASH_BYTES = 16
 CHUNK_HEAD_BYTES = 5
 CHUNK_BYTES = 1 << 20
-"""About as much as is encoded at a time."""
+"""Approximate bytes encoded at a time."""
 
 ROOT, HASHED, REST, END = range(4)
-"""What a chunk holds: the number of the root, a part of what is hashed, a part of the rest; or nothing."""
+"""Content of a chunk: the number of the root, a piece of the hashed part, a piece of the rest; or nothing."""
 
 Bytes = bytes | memoryview
 
@@ -62,20 +62,21 @@ _decoders = [msgspec.msgpack.Decoder(kind) for kind in LISTS.values()]
 
 
 class NotOpened(InputError):
-    """The bytes are damaged, or of no format that this code reads."""
+    """The bytes are damaged, or in no format that this code reads."""
 
 
 class CannotFreeze(Exception):
-    """Something in the state cannot be written: where it is, and what."""
+    """A part of the state cannot be written; the text names the place and the value."""
 
 
 def freeze(root: object, catalogue: Catalogue = STATE_CLASSES) -> bytes:
-    """The bytes of a state; CannotFreeze says what in it cannot be written."""
+    """Return the bytes of a state; CannotFreeze names the value that cannot be written."""
     return b"".join(freezing(root, catalogue))
 
 
 def freezing(root: object, catalogue: Catalogue = STATE_CLASSES) -> Iterator[bytes]:
-    """The same in pieces, which are small unless a single value is large. The state may not change meanwhile.
+    """Return the bytes of a state in pieces, small unless a single value is large. The state must not change
+    meanwhile.
 
     A chunk is its length, what it holds, and its content. The last one is followed by a checksum.
     """
@@ -102,7 +103,7 @@ def _chunks(root: object, catalogue: Catalogue) -> Iterator[tuple[int, bytes]]:
 
 
 def _parts_of_form(form: SnapshotForm) -> Iterator[bytes]:
-    """Slices of its lists, each behind the number of the list. Equal forms are cut alike."""
+    """Return slices of the form's lists, each behind the number of the list. Equal forms are cut alike."""
     for number, name in enumerate(LISTS):
         values, start = getattr(form, name), 0
         while start < len(values):
@@ -114,7 +115,7 @@ def _parts_of_form(form: SnapshotForm) -> Iterator[bytes]:
 
 
 def _end_of_chunk(values: list[Any], start: int, end: int) -> int:
-    """Where a slice ends that begins here: before it becomes large, or behind one value."""
+    """Return the end of the slice that begins here: before it becomes large, or behind one value."""
     size = 0
     for place in range(start, end):
         value = values[place]
@@ -125,7 +126,7 @@ def _end_of_chunk(values: list[Any], start: int, end: int) -> int:
 
 
 def state_hash(root: object, catalogue: Catalogue = STATE_CLASSES) -> str:
-    """The hash of a state, equal wherever the same state is."""
+    """Return the hash of a state; equal states have equal hashes everywhere."""
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     try:
         for content in _parts_of_form(SnapshotWriter(catalogue).write_hashed(root)[1]):
@@ -136,7 +137,7 @@ def state_hash(root: object, catalogue: Catalogue = STATE_CLASSES) -> str:
 
 
 def hash_of(data: Bytes) -> str:
-    """The hash of the state behind the bytes, without thawing it."""
+    """Return the hash of a frozen state, without thawing it."""
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     if not _is_whole(data):
         digest.update(_opened_2(data)[1])
@@ -148,7 +149,7 @@ def hash_of(data: Bytes) -> str:
 
 
 def thaw(data: Bytes, catalogue: Catalogue = STATE_CLASSES, *, verify: bool = False) -> Any:
-    """The state behind the bytes; InputError if they are not what `freeze` gave.
+    """Return the state from the bytes; InputError if `freeze` did not make them.
 
     `verify` compares the hash of what was thawed with that of what was frozen, unless an older version
     wrote it, whose fields were lifted.
@@ -167,7 +168,7 @@ def verify_hash(found: object, data: Bytes, catalogue: Catalogue = STATE_CLASSES
 
 
 def thawed(data: Bytes, catalogue: Catalogue = STATE_CLASSES) -> tuple[Any, bool]:
-    """The state behind the bytes, and whether its hash can be compared: no older version wrote it."""
+    """Return the state from the bytes, and whether its hash can be compared: no older version wrote it."""
     try:
         root, form = read_form(data)
         reader = SnapshotReader(form, catalogue)
@@ -185,7 +186,7 @@ def _unusable(data: Bytes, why: str) -> InputError:
 
 
 def _is_whole(data: Bytes) -> bool:
-    """Whether it is of the format that is written now, and not damaged."""
+    """True if the bytes are in the current format, and not damaged."""
     if bytes(data[: len(MAGIC)]) != MAGIC:
         return False
     behind = len(data) - CHECKSUM_BYTES
@@ -204,7 +205,7 @@ def _read_chunks(data: Bytes) -> Iterator[tuple[int, memoryview]]:
 
 
 def read_form(data: Bytes) -> tuple[int, SnapshotForm]:
-    """The number of the root, and everything else."""
+    """Return the number of the root, and everything else."""
     if not _is_whole(data):
         return _read_form_2(*_opened_2(data))
     root = 0
@@ -223,7 +224,7 @@ def _read_form_2(root: int, hashed: bytes, rest: bytes) -> tuple[int, SnapshotFo
 
 
 def _opened_2(data: Bytes) -> tuple[int, bytes, bytes]:
-    """Of a snapshot of format 2: the number of the root, the hashed part and the rest."""
+    """Return, for a snapshot of format 2, the number of the root, the hashed part and the rest."""
     encoded = memoryview(data)[CHECKSUM_BYTES:]
     if not encoded or zlib.crc32(encoded) != int.from_bytes(data[:CHECKSUM_BYTES], "big"):
         raise NotOpened(f"snapshot of {len(data)} bytes: damaged or cut off, its checksum is wrong")
@@ -248,7 +249,7 @@ def _explained(root: object, error: Exception, catalogue: Catalogue) -> Exceptio
 
 
 def path_to(root: object, wanted: object, catalogue: Catalogue = STATE_CLASSES) -> str:
-    """Where in a state a value is, as one would write it in Python, on one of the shortest ways."""
+    """Return the place of a value in a state, as a Python expression along one of the shortest ways."""
     seen = {id(root)}
     held = [root]
     queue = deque([(type(root).__name__.lower(), root)])

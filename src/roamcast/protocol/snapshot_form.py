@@ -1,4 +1,4 @@
-"""How a snapshot is laid out, and which classes it may hold (see snapshot.py)."""
+"""The layout of a snapshot, and the classes that it may hold (see snapshot.py)."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from roamcast.protocol.notification import Burst
 from roamcast.state import State
 
 MAGIC = b"roamcast state 3"
-"""Begins what is written."""
+"""Beginning of every snapshot."""
 FORMAT_2 = 2
 """The format of 0.2.0, which is still read."""
 CHUNK_ITEMS = 65_536
-"""How many values of one list are encoded together, at most."""
+"""Maximum of values of one list that are encoded together."""
 
 FIRST_NUMBER = 4
-"""Behind None, True and False; nothing has number 0."""
+"""First number after None, True and False; number 0 is unused."""
 
 FACTORIES = {one.__name__: one for one in (int, float, str, list, dict, set)}
-"""What a defaultdict may make."""
+"""Permitted factories of a defaultdict."""
 
 STATEFUL = ("filters.index", "protocol", "routing", "mobility", "mqtt.codec", "mqtt.server", "broker")
-"""Where the classes are that make up a machine: rooms, or parts of rooms."""
+"""Modules with the classes of a machine: rooms, or parts of rooms."""
 
 _HEAP_TYPE = 1 << 9
-"""The flag of classes that were defined by code, not built into the interpreter."""
+"""Flag of classes that were defined by code, not built into the interpreter."""
 
 
 class Kind(IntEnum):
-    """What a value is."""
+    """The kind of a value."""
 
     TEXT = 0
     BYTES = 1
@@ -68,11 +68,11 @@ class Kind(IntEnum):
 
 
 class Shape(msgspec.Struct, array_like=True):
-    """A class, and which fields of its instances are told, in which order."""
+    """A class, and the saved fields of its instances, in order."""
 
     name: str
     versions: dict[str, int]
-    """Of the class's own state and of those that it inherits, by their names."""
+    """Versions of the states of the class and its bases, by name."""
     fields: tuple[str, ...]
     unhashed: tuple[str, ...] = ()
 
@@ -88,11 +88,11 @@ class SnapshotForm(msgspec.Struct, array_like=True):
     floats: list[float]
     shapes: list[Shape]
     building: list[int]
-    """What the values are made with, in their order: lengths, shapes, references to earlier ones."""
+    """Data to make the values, in their order: lengths, shapes, references to earlier values."""
     instances: list[int]
-    """An instance and the references of its fields, again and again."""
+    """For each instance: the instance, and the references of its fields."""
     unhashed: list[int]
-    """An instance and the references of its unhashed fields."""
+    """For each instance: the instance, and the references of its unhashed fields."""
     sequences: list[int]
     """A list or deque, its length, references."""
     mappings: list[int]
@@ -100,15 +100,15 @@ class SnapshotForm(msgspec.Struct, array_like=True):
     sets: list[int]
     """A set, its length, references."""
     bursts: list[Burst] = []
-    """As links carry them."""
+    """Bursts in the form in which links carry them."""
 
 
 LISTS: dict[str, Any] = get_type_hints(SnapshotForm)
-"""The lists of a form, and what is in them."""
+"""Names of a form's lists, and the types of their items."""
 
 
 class Fields(NamedTuple):
-    """What is told of the instances of one class."""
+    """The saved fields of the instances of one class."""
 
     cls: type
     kind: Kind
@@ -126,7 +126,7 @@ class Fields(NamedTuple):
         return Shape(self.name, versions, self.saved, self.unhashed)
 
     def of(self, value: object) -> dict[str, Any]:
-        """The saved attributes that this instance has, by name."""
+        """Return the saved attributes that this instance has, by name."""
         names = (*self.saved, *self.unhashed)
         return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
@@ -143,7 +143,7 @@ class Catalogue:
         self._classes: dict[str, list[type]] = {}
 
     def of(self, cls: type) -> Fields:
-        """What is told of a class; InputError if its instances cannot be saved."""
+        """Return the saved fields of a class; InputError if its instances cannot be saved."""
         found = self._fields.get(cls)
         if found is None:
             name = name_of(cls)
@@ -211,7 +211,7 @@ def _is_named_tuple(cls: type) -> bool:
 
 
 def name_of(cls: type) -> str:
-    """The declared name; of values without one the tag, as in messages, or the name of the class."""
+    """Return the declared name; for values without one the tag, as in messages, or the name of the class."""
     state = _own_state(cls)
     if state is not None:
         return state.name
@@ -271,19 +271,19 @@ def _slots_of(cls: type) -> tuple[str, ...]:
 
 
 def is_compiled(cls: type) -> bool:
-    """Whether instances hold their attributes in the form of mypyc, without slots or a dictionary."""
+    """True if instances hold their attributes in the form of mypyc, without slots or a dictionary."""
     return any("__mypyc_attrs__" in base.__dict__ for base in cls.__mro__)
 
 
 @cache
 def holds_containers(cls: type) -> bool:
-    """Whether a struct has fields that are dicts or lists."""
+    """True if a struct has fields that are dicts or lists."""
     types = [str(one) for base in cls.__mro__ for one in get_annotations(base).values()]
     return any(re.search(r"\b(dict|list|Mapping|Sequence)\b", one) for one in types)
 
 
 def getter(names: tuple[str, ...]) -> Any:
-    """A function that gives several attributes at once, as a tuple, however few they are."""
+    """Return a function that returns these attributes as a tuple, even if there is only one."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda value: tuple(getattr(value, name) for name in names)

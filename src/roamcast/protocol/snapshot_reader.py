@@ -19,7 +19,7 @@ _set_attribute = object.__setattr__
 
 
 class _Class:
-    """One class as the snapshot tells of it, and as it is here."""
+    """One class: its fields in the snapshot, and its present fields."""
 
     __slots__ = ("fields", "is_lifted", "names", "shape", "unhashed")
 
@@ -34,10 +34,10 @@ class _Class:
             fields.unhashed,
             versions,
         )
-        """Whether another version wrote it, so that its fields are brought up to date."""
+        """True if another version wrote it, so that its fields must be lifted."""
 
     def lift(self, told: dict[str, Any]) -> dict[str, Any]:
-        """The fields as they are here. A value that was not told takes its default."""
+        """Return the present fields. A missing value takes its default."""
         name = self.fields.name
         for state in self.fields.states:
             version = self.shape.versions.get(state.name, 1)
@@ -63,7 +63,7 @@ class _Class:
 
 
 def defaults_of(cls: type) -> dict[str, Callable[[], Any]]:
-    """What makes the value of a field that was not told; objects have no defaults, only lifts."""
+    """Return the defaults for missing fields; objects have no defaults, only lifts."""
     found: dict[str, Callable[[], Any]] = {}
     if issubclass(cls, msgspec.Struct):
         for field in msgspec.structs.fields(cls):
@@ -88,10 +88,10 @@ def _giving(value: Any) -> Callable[[], Any]:
 
 
 class SnapshotReader:
-    """Makes every value in the order of its number, then fills those that can be filled."""
+    """Makes every value in the order of its number, then fills the containers and instances."""
 
     def __init__(self, state: SnapshotForm, catalogue: Catalogue) -> None:
-        """`state` is both parts of a snapshot, the one behind the other."""
+        """`state` holds both parts of a snapshot, concatenated."""
         self._state = state
         self._values: list[Any] = [None, None, True, False]
         self._building = iter(state.building)
@@ -117,7 +117,7 @@ class SnapshotReader:
         return values[root]
 
     def _makers(self) -> list[Callable[[], Any]]:
-        """How a value of each kind is made, by kind."""
+        """Return the functions that make values, by kind."""
         state = self._state
         makers: dict[Kind, Callable[[], Any]] = {
             Kind.TEXT: iter(state.texts).__next__,
@@ -151,7 +151,7 @@ class SnapshotReader:
         return self._values[next(self._building)]
 
     def _parts(self, count: int, stream: Iterator[int] | None = None) -> list[Any]:
-        """The values of the next references."""
+        """Return the values of the next references."""
         parts = list(map(self._values.__getitem__, islice(stream or self._building, count)))
         if len(parts) != count:
             raise InputError("references are missing")

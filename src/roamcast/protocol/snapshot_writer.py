@@ -30,7 +30,7 @@ INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 
 
 class Unwritable(Exception):
-    """A value that cannot be written; where it is, is found out by whoever has the root."""
+    """A value that cannot be written; the caller with the root finds its place."""
 
     def __init__(self, value: object, why: str) -> None:
         super().__init__(why)
@@ -39,7 +39,7 @@ class Unwritable(Exception):
 
 
 def in_order(values: Iterable[Any]) -> list[Any]:
-    """The members of a set, in an order that does not depend on their hashes."""
+    """Return the members of a set in an order that does not depend on their hashes."""
     try:
         return sorted(values)
     except TypeError:
@@ -65,7 +65,7 @@ class SnapshotWriter:
         """Writes large bursts."""
         self._shapes: list[Shape] = []
         self._fixed: dict[Kind, dict[tuple[int, ...], int]] = {kind: {} for kind in Kind}
-        """What cannot change, by its kind and parts."""
+        """Numbers of immutable values, by kind and parts."""
         self._building: list[int] = []
         self._instances: list[int] = []
         self._unhashed: list[int] = []
@@ -73,13 +73,14 @@ class SnapshotWriter:
         self._mappings: list[int] = []
         self._sets: list[int] = []
         self._given = (0, 0, 0, 0, 0, 0, 0)
-        """How much of the lists that go on over both parts was given with the first part."""
+        """Lengths of the lists when the first part was written; the second part continues them."""
         self._numbers: dict[int, int] = {id(None): 1, id(True): 2, id(False): 3}
-        """By identity: what is in it is held by the state, so that no other value can get its place."""
+        """Numbers by identity. The state holds these values, so that no other value can reuse their
+        identity."""
         self._kept: list[object] = []
         self._filled_later: set[type] = set()
         self._work: list[tuple[Callable[[Any, int], None], Any, int]] = []
-        """What must still be filled. Not done at once, or long chains of objects would recurse."""
+        """Objects that must still be filled. Filling them at once would recurse on long chains of objects."""
         self._later_fields: list[tuple[Callable[[Any], Iterable[object]], object, int]] = []
         """Objects with fields that are not hashed."""
         self._writers: dict[type, Callable[[Any], int]] = {
@@ -102,13 +103,13 @@ class SnapshotWriter:
         }
 
     def write_hashed(self, root: object) -> tuple[int, SnapshotForm]:
-        """The number of the root, and everything that is hashed."""
+        """Return the number of the root, and everything that is hashed."""
         number = self._number(root)
         self._fill()
         return number, self._take_form()
 
     def write_rest(self) -> SnapshotForm:
-        """What the hashed part leaves out."""
+        """Return everything that the hashed part leaves out."""
         for parts, value, number in self._later_fields:  # It may grow meanwhile.
             self._unhashed.append(number)
             self._unhashed += self._refer(parts(value))
@@ -160,7 +161,7 @@ class SnapshotWriter:
         return number
 
     def _refer(self, values: Iterable[object]) -> list[int]:
-        """The numbers of these values. Most were met before, and then this is all there is to do."""
+        """Return the numbers of these values. Most were met before, and then there is no more to do."""
         known, number = self._numbers.get, self._number
         return [known(id(value)) or number(value) for value in values]
 
@@ -232,7 +233,7 @@ class SnapshotWriter:
         return number
 
     def _value(self, part: object) -> int:
-        """A part of a frozen struct. Nobody changes its dicts and lists: they count as values, too."""
+        """Write a part of a frozen struct, whose dicts and lists never change and so count as values."""
         if type(part) is dict:
             made_of = (len(part), *self._refer(part), *map(self._value, part.values()))
             kind, stream = Kind.DICT, self._mappings
@@ -359,7 +360,7 @@ class SnapshotWriter:
         return write
 
     def _keeping(self, parts: Callable[[Any], tuple[object, ...]]) -> Callable[[Any], tuple[object, ...]]:
-        """Keep what an object makes anew when it is asked: by a property, or because it is compiled.
+        """Keep parts that an object creates on access: by a property, or because the class is compiled.
 
         Otherwise a later value could be at the place in memory of one that has a number, and get that number.
         """

@@ -43,7 +43,7 @@ LEADERS_REMEMBERED_MAX = 64
 
 
 class ElectionSettings(msgspec.Struct, frozen=True):
-    """Of brokers that move: how they find a leader, and the tree that follows from it."""
+    """Settings of the election, by which brokers that move find a leader and form a tree."""
 
     period_s: float = 1.0
     """Seconds between two rounds of a leader."""

@@ -143,7 +143,7 @@ class EndpointSettings(msgspec.Struct, frozen=True):
 
 
 class Keeper(Protocol):
-    """What the endpoint needs of its site."""
+    """Functions that the endpoint needs of its site."""
 
     def publish(self, topic: str, marks: bytes, body: bytes) -> None:
         """Publish a will."""
