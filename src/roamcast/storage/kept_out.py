@@ -90,7 +90,7 @@ class KeptOut:
         try:
             write_private(self._path, msgspec.json.format(msgspec.json.encode(self.ledger)) + b"\n")
         except OSError as error:
-            log.warning("%s: cannot be written (%s); who is kept out is not known after a stop",
+            log.warning("%s: cannot be written (%s); a stop will lose the list of those kept out",
                         self._path, error.strerror or error)  # fmt: skip
 
     # --- adding and removing ---

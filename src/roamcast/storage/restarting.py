@@ -54,7 +54,7 @@ class FailStop:
             self._restart(failure, culprit)
         except BaseException as error:
             # In no case may the loop continue with a half-changed state.
-            log.critical("cannot start again (%s): the process ends", describe(error))
+            log.critical("cannot restart (%s): the process ends", describe(error))
         os._exit(EXIT_FAILED)
 
     def _restart(self, failure: Failure, culprit: Who | None) -> None:
@@ -62,8 +62,8 @@ class FailStop:
         kept_out.fail_stops += 1
         report = reported(self._data, failure)
         log.critical(
-            "fail-stop: %s at %s, in a turn with %d inputs; nothing of it was kept or sent; %s;"
-            " starting again from the journal",
+            "fail-stop: %s at %s, in a turn with %d inputs, which was discarded; %s;"
+            " restarting from the journal",
             failure.error, failure.place, failure.input_count, report,
         )  # fmt: skip
         _close_all(self.closes)
@@ -89,12 +89,12 @@ class FailStop:
         if is_too_much:
             minutes = UNEXPLAINED_WITHIN_S / 60
             log.critical(
-                "too many fail-stops within %g minutes that nobody can be blamed for: the process ends;"
-                " the last one: %s", minutes, why,
+                "too many fail-stops within %g minutes without a known culprit: the process ends;"
+                " last one: %s", minutes, why,
             )  # fmt: skip
             raise SystemExit(EXIT_FAILED)
         if not culprits and not suspects:
-            log.warning("nobody can be blamed for the fail-stop: %s", why)
+            log.warning("fail-stop without a known culprit: %s", why)
 
 
 def reported(data: Path, failure: Failure) -> str:
@@ -132,5 +132,5 @@ def _take_handover() -> Handover | None:
             file.seek(0)
             return msgspec.msgpack.decode(file.read(), type=Handover)
     except (OSError, ValueError) as error:
-        log.warning("what the process before left cannot be read (%s)", error)
+        log.warning("cannot read the data that the previous process left (%s)", error)
         return None

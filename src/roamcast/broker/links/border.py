@@ -79,7 +79,7 @@ REASONS: dict[str, str] = {
     "holder": "sessions that are held here, or are not for here",
     "forget": "orders to forget brokers, which it may not give",
     "quota": "more subscriptions, sessions, brokers or retained messages than it may have here",
-    "form": "messages that cannot be right",
+    "form": "malformed or implausible messages",
 }
 """Texts for refused messages of peers, for log and operators."""
 

@@ -80,9 +80,8 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
     links_may_cycle = True
     strategy = "every broker knows every subscriber"
     promise = (
-        "with QoS 1 what is owed arrives in the end, perhaps twice and in another order; QoS 2, retained "
-        "messages and shared subscriptions are refused, since in a network that may be parted nobody can "
-        "vouch for them"
+        "QoS 1 notifications arrive eventually, maybe duplicated or reordered; QoS 2, retained messages and "
+        "shared subscriptions are refused, because they cannot be guaranteed across partitions"
     )
 
     __state__ = State(
