@@ -232,7 +232,7 @@ class RetainedMessages:
         return self._count < self._messages_max and self._bytes + size <= self._bytes_max
 
     def _bury(self) -> None:
-        """Forget tombstones that have done their work, and the oldest if they take too much memory.
+        """Forget expired tombstones, and the oldest ones if they take too much memory.
 
         Their number has no limit: a peer that is away may not have heard of any of them.
         """

@@ -306,14 +306,14 @@ class MobilityProtocol:
         """Refuse settings that this protocol cannot work with."""
 
     def configure(self, settings: Settings) -> None:
-        """A start, or a reload: of the settings only the model of where clients go changes."""
+        """Apply settings at a start or reload; a reload changes only the model of where clients go."""
         model = settings.neighbour_graph
         if model != self.settings.neighbour_graph:
             self.settings = msgspec.structs.replace(self.settings, neighbour_graph=model)
             self.take_model(model)
 
     def take_model(self, model: str) -> None:
-        """Go by this model from now on, with what moves have told; "" is none."""
+        """Use this model from now on, together with observed moves; "" is none."""
 
     # --- the hooks ---
 

@@ -129,9 +129,9 @@ class NeighbourGraph:
         self._removed: deque[Removed] = deque(maxlen=EVENTS_KEPT_MAX)
 
     def load(self, row: Mapping[str, float]) -> None:
-        """Begin with these neighbours; of too many, the most probable. They count from their first use.
+        """Load initial neighbours; if there are too many, the most probable. Their age counts from first use.
 
-        Whatever was learnt before stays; what was loaded before does so until it is not used any more.
+        Learnt neighbours stay; neighbours loaded before stay until they are unused for the timeout.
         """
         if not self.online:
             self._edges.clear()

@@ -28,7 +28,7 @@ WAYS_MAX = 10_000
 """Ways remembered by one broker; beyond that the least recently used is forgotten."""
 SEPARATOR = "\0"
 ANYHOW = ""
-"""In place of a way: wherever clients were before."""
+"""Key of the row for all clients, whatever their way."""
 
 Row = dict[str, float]
 """Next broker to its weight, in moves."""
@@ -60,7 +60,7 @@ def _lift_1(fields: dict[str, Any]) -> None:
 
 
 def _lift_2(fields: dict[str, Any]) -> None:
-    """What was learnt was not kept apart from what the model said: now all of it counts as learnt."""
+    """Version 2 did not separate learnt weights from the model's: all of them now count as learnt."""
     fields["_learnt"] = {**fields.pop("_ways"), ANYHOW: fields.pop("_first")}
     fields["_model"], fields["_left"] = {}, {}
 
@@ -74,33 +74,33 @@ class Predictor:
 
     def __init__(self, here: str, model: str = "") -> None:
         self._learnt: dict[str, Row] = {}
-        """By the brokers before this one, or `ANYHOW`; the last used context last."""
+        """Learnt weights by the brokers before this one, or `ANYHOW`; the most recently used last."""
         self.take(here, model)
 
     def take(self, here: str, model: str) -> None:
-        """Go by this model from now on. What was learnt from moves stays."""
+        """Use this model from now on. Learnt weights stay."""
         self._model: dict[str, Row] = {}
-        """What the model says, by the same."""
+        """Weights of the model, with the same keys."""
         self._left: dict[str, float] = {}
-        """What that still counts, where moves have been seen since."""
+        """Remaining share of a model's row, which decays with each observed move."""
         self._stays: list[tuple[float, float]] = []
         """Times, and the share of stays that end within them."""
         if model:
             known = read_contexts(model)
             rows = {SEPARATOR.join(one.after): _learned(one.next) for one in known.contexts.get(here, ())}
             if not rows.get(ANYHOW):
-                # Nobody knows from how many moves the probabilities of a graph come.
+                # A graph does not say how many moves its probabilities rest on.
                 rows[ANYHOW] = _learned(parse_graph(model).get(here, {}), MOVES_LEARNED_MAX)
             self._model = rows
             self._stays = known.stays.get(here, [])
 
     @property
     def knows_ways(self) -> bool:
-        """Whether it says more than where everybody goes."""
+        """True if predictions depend on the way by which a client came."""
         return any(self._model) or any(self._learnt)
 
     def learn(self, before: Sequence[str], destination: str) -> None:
-        """A client that had been at these brokers, the last one last, went from here to this destination."""
+        """Learn that a client went to this destination after these brokers, the last one last."""
         for way in (*_ways(before), ANYHOW):
             row = self._learnt.pop(way, {})
             _count(row, destination)
@@ -111,7 +111,7 @@ class Predictor:
             del self._learnt[next(iter(self._learnt))]
 
     def _row(self, way: str) -> Row:
-        """What is known of those who came this way; nobody changes it."""
+        """Return the combined weights for a way; the caller must not change them."""
         learnt, told = self._learnt.get(way, {}), self._model.get(way)
         if not told:
             return learnt
@@ -122,7 +122,7 @@ class Predictor:
         return row
 
     def chances(self, before: Sequence[str]) -> Row:
-        """Broker to the probability that a client which was there before goes to it next."""
+        """Return, by broker, the probability that a client which came by this way goes there next."""
         first = self._row(ANYHOW)
         total = sum(first.values())
         likely = {one: weight / total for one, weight in first.items()}

@@ -36,8 +36,8 @@ UNPROMISED, NO_LOCAL = "QoS 0", "no local"
 excludes, and that may be missing."""
 
 HELD = "held"
-"""Reason of a `subscribed` row that a broker writes when it starts, for what settled before: the log may have
-begun since."""
+"""Reason of a `subscribed` row that a broker writes when it starts, for subscriptions that settled before:
+the log may have begun since."""
 
 LIFE_MARK = "@"
 """Separates client and start time in the name of a node: each process of a client is a node, because it
