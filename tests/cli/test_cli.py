@@ -110,7 +110,7 @@ print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
     [
         (["bench"], "'roamcast bench' needs a command: "),
         (["bnch"], "'roamcast' has no command 'bnch'; did you mean 'bench'?"),
-        (["xyzzy"], "'roamcast' has no command 'xyzzy'; there are: "),
+        (["xyzzy"], "'roamcast' has no command 'xyzzy'; valid are: "),
         (["--verson"], "'roamcast' has no option --verson; did you mean '--version'?"),
         (
             ["bench", "match", "--subscription", "5"],
