@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from roamcast.filters.selector import parse
 from roamcast.mobility.base import STREAM, Host, MobilityProtocol, Promise, Settings, queue_of, register
@@ -141,15 +141,21 @@ class SegmentGone(Message, frozen=True):
     cause: ClassVar[Cause] = "transfer"
 
 
+def _lift_hold_1(fields: dict[str, Any]) -> None:
+    fields["received"] = 0
+
+
 class Hold:
     """A session at this broker: the token is here."""
 
     __state__ = State(
         "handoff-hold",
+        2,
         saved=(
             "previous_hop", "stay", "queue", "segments", "granted", "asked_by", "own", "swept", "credit",
-            "hurries",
+            "hurries", "received",
         ),
+        lifts={1: _lift_hold_1},
     )  # fmt: skip
 
     def __init__(self, stay: int, queue: DeliveryQueue, previous_hop: str = "") -> None:
@@ -171,6 +177,8 @@ class Hold:
         self.credit = FIRST_CREDIT
         self.hurries = False
         """True to fetch everything, even while the client does not read."""
+        self.received = 0
+        """Last sequence that the attached client said it has; what comes later may begin before it."""
 
 
 class Pass:
@@ -255,7 +263,8 @@ class MultiHopHandoff(MobilityProtocol):
             self.holds[client] = Hold(session.number, DeliveryQueue(STREAM, buffer=self.host.buffer))
         hold = self.holds[client]
         if not self.host.is_read(client, hold.queue):
-            hold.queue.rewind(received.get(STREAM, 0))
+            hold.received = received.get(STREAM, 0)
+            hold.queue.rewind(hold.received)
             self.host.deliver_from(client, hold.queue)
         hold.credit = FIRST_CREDIT
         self.go_on(client, hold)
@@ -488,10 +497,16 @@ class MultiHopHandoff(MobilityProtocol):
             reader.granted, reader.asked_by = message.granted, sender
             self.look_after(client, number, reader)
         if isinstance(reader, Hold):
+            self.drop_received(reader)
             if reader.granted == 0 and reader.credit >= CREDIT:
                 self.adapt(reader)
             self.host.pump(client)
         self.read_on(client, number, reader)
+
+    def drop_received(self, hold: Hold) -> None:
+        """Drop what the client said it has: it may have read that from a copy before this came."""
+        if hold.received > hold.queue.base:
+            hold.queue.acknowledge(hold.received)
 
     def reader_of(self, client: str, number: int, segment: Reference) -> Hold | Segment | None:
         """Return the stay with this number, if it reads this segment now."""
@@ -521,6 +536,7 @@ class MultiHopHandoff(MobilityProtocol):
             own, hold.own = hold.own, None
             for burst in own:
                 self.keep(hold.queue, client, burst)
+            self.drop_received(hold)
             self.host.pump(client)
         if hold.own is None:
             self.host.handoff_finished(client)

@@ -390,7 +390,8 @@ class Endpoint:
             if capsule and reads_on and former.is_copied_from(capsule):
                 # The client reads on: its copy was of this session.
                 session, in_vain, former.copied_from = former, None, b""
-            elif capsule:
+            elif capsule and (former.connection or 0.0 < session.since <= former.since):
+                # Otherwise the client has been at the holder since it left the copy, and said more there.
                 session.expiry_s, session.since = former.expiry_s, former.since
         self.sessions[client] = session
         self._count(session, +1)
