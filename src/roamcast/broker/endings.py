@@ -95,8 +95,12 @@ class Endings:
             here.on(Event.REPLACED)
 
     def on_merged(self, source: str, target: str) -> None:
-        """Merge a session into another: subscriptions first, so that nothing is missed; overlaps are
-        duplicated."""
+        """Merge a session into another, and then let that go where it is wanted."""
+        self._merge(source, target)
+        self._broker.locator.serve_waiting(target)
+
+    def _merge(self, source: str, target: str) -> None:
+        """Merge subscriptions first, so that nothing is missed; overlaps are duplicated."""
         broker, here = self._broker, self._broker.clients.here.get(source)
         session = broker.sessions.get(target)
         if here is None or here.session is None or session is None or source in broker.attachments:

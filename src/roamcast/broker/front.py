@@ -42,9 +42,10 @@ class Front(Protocol):
     def can_unpack(self, client: str, capsule: bytes) -> bool:
         """True if a capsule from elsewhere can be read."""
 
-    def arrived(self, client: str, capsule: bytes, owner: str, reads_on: bool = False) -> None:
+    def arrived(self, client: str, capsule: bytes, owner: str, reads_on: bool = False) -> bool:
         """Take a session that is here now; an empty capsule means a new one. With `reads_on`, deliveries from
-        a copy and their acknowledgements count, if the copy matches the session."""
+        a copy and their acknowledgements count, if the copy matches the session. Return True if a stand-in is
+        about to be merged into it (`SessionsMerged`)."""
 
     def left_over(self, client: str, burst: Burst) -> None:
         """Handle a burst that the client of an ending session did not get."""

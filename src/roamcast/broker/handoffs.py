@@ -129,8 +129,10 @@ class Handoffs:
 
     def session_arrived(
         self, here: ClientHere, session: Session, received: Mapping[str, int], reads_on: bool
-    ) -> None:
+    ) -> bool:
+        """Take a session; return True if a stand-in is about to be merged into it."""
         broker, attachment, came_from = self._broker, here.attachment, here.came_from
+        is_merging = False
         if came_from == "":
             session.number += 1
             session.begun = (broker.now, broker.id)
@@ -139,7 +141,7 @@ class Handoffs:
             if not session.published:
                 session.incarnation = broker.new_incarnation(session.incarnation)
         if broker.front is not None:
-            broker.front.arrived(session.client, session.capsule, session.owner, reads_on)
+            is_merging = broker.front.arrived(session.client, session.capsule, session.owner, reads_on)
         if attachment is not None:
             session.moves = max(session.moves, attachment.hello.moves)
             received = attachment.hello.received
@@ -148,7 +150,7 @@ class Handoffs:
             session.advertisements = {}
             broker.endings.begin(here, came_from)
             broker.reunion.session_came(here)
-            return
+            return is_merging
         broker.requests.advertise_again(here, session)
         self._welcome(here, session, received)
         broker.requests.take_held(here, session)
@@ -156,6 +158,7 @@ class Handoffs:
             broker.reunion.session_came(here)
             if not broker.is_reachable(came_from) and here.session is not None:
                 broker.reunion.claim([session.client])
+        return is_merging
 
     def _welcome(self, here: ClientHere, session: Session, received: Mapping[str, int]) -> None:
         broker, client, came_from, is_attached = (

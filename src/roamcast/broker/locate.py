@@ -324,8 +324,14 @@ class Locator:
         here = self._clients.arrive(session, came_from)
         self._broker.directory.changed(here.client)
         received = request.received if request is not None else {}
-        self._broker.handoffs.session_arrived(here, session, received, reads_on)
-        for waiting in here.take_waiting():
+        if not self._broker.handoffs.session_arrived(here, session, received, reads_on):
+            self.serve_waiting(session.client)
+
+    def serve_waiting(self, client: str) -> None:
+        """Serve the requests that waited for the session, in order. It may go now: what a stand-in held for
+        its client has been merged into it."""
+        here = self._clients.here.get(client)
+        for waiting in here.take_waiting() if here is not None else ():
             self.on_request(waiting.broker, waiting)
 
     def on_refused(self, sender: str, message: AttachRefused) -> None:

@@ -371,7 +371,7 @@ class Endpoint:
         unpacked[1].owner = owner
         return unpacked[1:]
 
-    def arrived(self, client: str, capsule: bytes, owner: str, reads_on: bool = False) -> None:
+    def arrived(self, client: str, capsule: bytes, owner: str, reads_on: bool = False) -> bool:
         self._present[client] = bool(capsule)
         recalls: list[Recall] = []
         if capsule:
@@ -432,6 +432,7 @@ class Endpoint:
             # The client read an outdated copy. It reconnects, and its session is here then.
             in_vain.session, session.connection = session, in_vain.id
             self._end(in_vain, Reason.ADMINISTRATIVE_ACTION, OLD_COPY)
+        return stand_in is not None and stand_in.owner == session.owner
 
     def subscribe(self, session: MqttSession, subscription: Subscription) -> None:
         before = session.subscriptions_bytes
