@@ -232,14 +232,17 @@ class RetainedMessages:
         return self._count < self._messages_max and self._bytes + size <= self._bytes_max
 
     def _bury(self) -> None:
-        """Forget expired tombstones, and the oldest ones if they take too much memory.
+        """Forget expired tombstones, and the oldest ones if there are too many.
 
-        Their number has no limit: a peer that is away may not have heard of any of them.
+        While a peer has not heard everything, only their memory is limited: it may not have heard of any.
         """
         old = self._broker.now - TOMBSTONE_S
         while self._tombstones:
             oldest = next(iter(self._tombstones))
-            if self._bytes <= self._bytes_max and self._kept[oldest].time >= old:
+            is_over = self._bytes > self._bytes_max or (
+                len(self._tombstones) > self._messages_max and not self.untold
+            )
+            if not is_over and self._kept[oldest].time >= old:
                 return
             self._forget(oldest)
 
