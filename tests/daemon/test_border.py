@@ -262,4 +262,4 @@ def test_a_changed_byte_on_a_plain_link_is_noticed_and_the_message_arrives_as_it
         reader.wait_for_messages(1)
         assert forger.changed == 1
         assert reader.messages == [("orders", b"pay 100 to alice")]
-        a.wait_for("the link to b is down: what came was changed, left out, repeated or moved on its way")
+        a.wait_for("the link to b is down: received data was changed, omitted, repeated or moved on its way")

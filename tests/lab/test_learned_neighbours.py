@@ -55,7 +55,7 @@ def test_what_cannot_be_is_told(
     file, overlay = trace
     assert "give both" in said("N1", "--trace", file)
     assert "takes none; comparison and" in said("W6", "--trace", file, "--overlay", overlay)
-    assert "is replayed as it is" in said("N1", "--trace", file, "--overlay", overlay, "--quick")
+    assert "is always replayed in full" in said("N1", "--trace", file, "--overlay", overlay, "--quick")
     assert not (tmp_path / "out").exists()
 
 
