@@ -31,7 +31,7 @@ from roamcast.mqtt.server.asleep import Sessions
 from roamcast.mqtt.server.attributes import contents_of
 from roamcast.mqtt.server.connection import DENIED, UNLIMITED, MqttConnection, Refusal, Refusals
 from roamcast.mqtt.server.delivering import PUBREL, deliver, may_be_repeated
-from roamcast.mqtt.server.holdings import Holdings
+from roamcast.mqtt.server.holdings import OwnerHoldings
 from roamcast.mqtt.server.marks import QOS, RETAIN, SHARED, TOPIC
 from roamcast.mqtt.server.moves import CONTROL, MOVE_TOPIC, read_move
 from roamcast.mqtt.server.outgoing import Encoder
@@ -266,7 +266,7 @@ class Endpoint:
         self.ahead: dict[int, None] = {
             one.connection: None for one in self.sessions.awake() if one.copied_from and one.connection
         }
-        self.holdings = Holdings(self.sessions.held())
+        self.holdings = OwnerHoldings(self.sessions.held())
         wills = [*self._wills.values(), *(one.connect.will for one in self.connections.values())]
         self._wills_bytes = sum(map(will_bytes, wills))
         """Memory of all wills, of connected and absent clients."""

@@ -10,7 +10,7 @@ SHARE_OF_ONE_OWNER = 2
 """One owner may hold 1/N of the broker's limit, so that others have room."""
 
 
-class Holdings:
+class OwnerHoldings:
     """Counts per owner; anonymous clients are many, so they are exempt from the limit of an owner."""
 
     def __init__(self, sessions: Iterable[tuple[str, int]] = ()) -> None:
