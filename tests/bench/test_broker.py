@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 from pathlib import Path
 from typing import cast
 
@@ -12,7 +13,7 @@ from roamcast.bench.accounting import Miscounted
 from roamcast.bench.broker import compared, descriptors_max, run, shape_figures, summary
 from roamcast.bench.broker_cases import CASES, content, fan_out
 from roamcast.bench.broker_figure import write_figure
-from roamcast.bench.contestants import OTHERS, ROAMCAST
+from roamcast.bench.contestants import OTHERS, ROAMCAST, before
 from roamcast.bench.field_shapes import (
     RETAINED,
     SHAPES,
@@ -42,6 +43,21 @@ def test_every_case_counts_every_message(tmp_path: Path) -> None:
     finally:
         process.stop()
     assert not process.is_running
+
+
+def test_an_earlier_tree_is_measured_with_its_own_source(tmp_path: Path) -> None:
+    (tmp_path / "roamcast").mkdir()
+    (tmp_path / "roamcast" / "__init__.py").write_text("")
+    *command, _ = before(tmp_path, "group").command[:5]
+    out = subprocess.run(
+        [*command, "import roamcast; print(roamcast.__file__)"], capture_output=True, text=True, check=True
+    )
+    assert out.stdout.strip() == str(tmp_path / "roamcast" / "__init__.py")
+
+
+def test_a_folder_without_roamcast_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(build_app(), ["bench", "broker", "--before", str(tmp_path)]) == 2
+    assert f"--before {tmp_path}: no folder with a roamcast package" in capsys.readouterr().err
 
 
 @pytest.mark.slow  # 10 s: thousands of connections

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from roamcast.bench.broker_cases import CASES, Case, content
-from roamcast.bench.contestants import OTHERS, ROAMCAST, Kind
+from roamcast.bench.contestants import OTHERS, ROAMCAST, Kind, before
 from roamcast.bench.field_shapes import SHAPES, Shape
 from roamcast.bench.mqtt_load import Figure, idle_connections
 from roamcast.bench.processes import BenchFailed, Process, running_on, two_cores, wait_until
@@ -34,11 +34,13 @@ Row = dict[str, Any]
 def run(
     *,
     against: Sequence[str],
+    earlier: Path | None = None,
     seconds: float = 1.0,
     rounds: int = 5,
     idle: int = IDLE_CONNECTIONS,
     progress: Report = silent,
 ) -> dict[str, Any]:
+    """Measure this Roamcast, the brokers in `against`, and the Roamcast in the source tree `earlier`."""
     skipped = {name: reason for name in against if (reason := OTHERS[name].missing()) is not None}
     broker_core, load_core = two_cores()
     with tempfile.TemporaryDirectory(prefix="roamcast-bench-") as folder, ExitStack() as stack:
@@ -46,6 +48,8 @@ def run(
         field = Field(Path(folder), broker_core, stack)
         for sync, kind in ROAMCAST.items():
             field.enter(f"roamcast {sync}", kind)
+            if earlier is not None:
+                field.enter(f"before {sync}", before(earlier, sync))
         for name in against:
             if name not in skipped:
                 try:
@@ -106,7 +110,8 @@ class Field:
         self.contestants[name] = kind, process
 
     def names_for(self, syncs: Sequence[str], against_others: bool) -> list[str]:
-        own = [f"roamcast {sync}" for sync in syncs]
+        own = [f"{tree} {sync}" for sync in syncs for tree in ("roamcast", "before")]
+        own = [name for name in own if name in self.contestants]
         return own + [name for name in self.contestants if against_others and name in OTHERS]
 
     def in_turn(
@@ -155,6 +160,8 @@ class Field:
             row["target_per_s"] = case.at_least_per_s
             row["holds"] = own["messages_per_s"] >= case.at_least_per_s
             row["holds_per_core_s"] = own["messages_per_core_s"] >= case.at_least_per_s
+        if f"before {sync}" in summaries:
+            row["times_before"] = ratios(own, summaries[f"before {sync}"])
         for name, other in summaries.items():
             if name in OTHERS:
                 row["against"][name] = compared(
@@ -175,8 +182,10 @@ class Field:
         for name, own in figures.items():
             row: Row = {"shape": shape.name, "qos": shape.qos, "broker": name, **own}
             other = figures.get("mosquitto")
+            if name.startswith("roamcast") and (older := figures.get(name.replace("roamcast", "before"))):
+                row["times_before"] = ratios(own, older)
             if other is not None and name.startswith("roamcast"):
-                row["times_mosquitto"] = {part: own[part] / max(other[part], 1e-9) for part in own}
+                row["times_mosquitto"] = ratios(own, other)
                 if name == "roamcast process":
                     row["limits"] = shape.limits
                     row["holds"] = all(
@@ -252,6 +261,10 @@ def shape_figures(runs: Sequence[Figure]) -> Row:
         "p99_ms": median(1e3 * at_rank(figure.latencies_s, 0.99) for figure in runs),
         "p999_ms": median(1e3 * at_rank(figure.latencies_s, 0.999) for figure in runs),
     }
+
+
+def ratios(own: Row, other: Row) -> Row:
+    return {part: own[part] / max(other[part], 1e-9) for part in own}
 
 
 def compared(own: Row, other: Row, target: float) -> Row:

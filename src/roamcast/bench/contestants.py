@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roamcast.bench.foreign_brokers import find_program, missing
@@ -76,19 +76,25 @@ class Kind:
         return process
 
 
-ROAMCAST = {
-    sync: Kind(
-        f"roamcast {sync}",
-        f"journal on disk, sync = {sync}, records as counters (no event log), uvloop",
-        tuple(
-            roamcast_command(
-                "broker", "--id", "bench", "--listen", f"{HOST}:PORT", "--data", "DATA",
-                "--set", f"journal.sync={sync}", "--set", "log.level=warning",
-            )
-        ),
+def roamcast(sync: str) -> Kind:
+    command = roamcast_command(
+        "broker", "--id", "bench", "--listen", f"{HOST}:PORT", "--data", "DATA",
+        "--set", f"journal.sync={sync}", "--set", "log.level=warning",
+    )  # fmt: skip
+    settings = f"journal on disk, sync = {sync}, records as counters (no event log), uvloop"
+    return Kind(f"roamcast {sync}", settings, tuple(command))
+
+
+def before(source: Path, sync: str) -> Kind:
+    """The Roamcast of another source tree, with the same interpreter and libraries."""
+    kind = roamcast(sync)
+    command = ("env", f"PYTHONPATH={source.resolve()}", *kind.command)
+    return replace(
+        kind, name=f"before {sync}", settings=f"source tree {source}; {kind.settings}", command=command
     )
-    for sync in ("process", "group")
-}  # fmt: skip
+
+
+ROAMCAST = {sync: roamcast(sync) for sync in ("process", "group")}
 OTHERS = {
     "mosquitto": Kind(
         "mosquitto",

@@ -306,6 +306,12 @@ def broker(
         str,
         typer.Option(help="Brokers to compare with: mosquitto, amqtt, nats, separated by commas, or none."),
     ] = "mosquitto,amqtt",
+    before: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder with an earlier Roamcast's source (src) to compare with.", file_okay=False
+        ),
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.05, help="How long messages are sent in each run.")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each case with each broker, in turn.")] = 5,
     idle: Annotated[int, typer.Option(min=1, help="Idle connections to open.")] = 10_000,
@@ -319,11 +325,15 @@ def broker(
 
     if out is not None:
         prepare_out_folder(out)
+    if before is not None and not (before / "roamcast" / "__init__.py").is_file():
+        raise InputError(f"--before {before}: no folder with a roamcast package in it; name a tree's src")
     names = [] if against == "none" else split_names("--against", against, OTHERS)
     if quick:
         seconds, rounds, idle = 0.1, 1, 200
     with progress("measuring brokers") as report, failing_plainly():
-        result = benchmark.run(against=names, seconds=seconds, rounds=rounds, idle=idle, progress=report)
+        result = benchmark.run(
+            against=names, earlier=before, seconds=seconds, rounds=rounds, idle=idle, progress=report
+        )
     if out is not None:
         from roamcast.bench.broker_figure import write_figure
 
@@ -348,14 +358,19 @@ def show_broker(result: dict[str, Any]) -> None:
             other = row["against"].get(name, {})
             parts = ("messages_per_s", "ratio", "ratio_per_core_s", "target", "holds")
             cells += [other.get(part) for part in parts]
+        if "times_before" in row:
+            cells += [row["times_before"][part] for part in ("messages_per_s", "messages_per_core_s")]
         rows.append(cells)
-    shapes = [
-        row | {f"{part} times": times for part, times in row.get("times_mosquitto", {}).items()}
-        for row in result["shapes"]
-    ]
-    for row in shapes:
-        row.pop("times_mosquitto", None)
-        row.pop("limits", None)
+    if any("times_before" in row for row in result["cases"]):
+        columns += ["times before", "per core s"]
+    shapes = []
+    for row in result["shapes"]:
+        shown = dict(row)
+        shown.pop("limits", None)
+        for other in ("mosquitto", "before"):
+            times = shown.pop(f"times_{other}", {})
+            shown |= {f"{part} times {other}": ratio for part, ratio in times.items()}
+        shapes.append(shown)
     table_of(shapes, "shapes of the field: CPU time per delivery or connection, and latency")
     table(columns, rows, title="messages per second")
     table_of(result["idle"], "memory with idle connections")
