@@ -145,7 +145,8 @@ class Endings:
         is_replaced = here.holding is Holding.REPLACED
         broker.clients.over(here)
         broker.record("detached", client=client, broker=broker.id, reason="session ended")
-        broker.next_incarnation = max(broker.next_incarnation, session.incarnation + 1)
+        used = max(session.incarnation, session.places_number)
+        broker.next_incarnation = max(broker.next_incarnation, used + 1)
         broker.places.session_gone(here)
         broker.directory.changed(client)
         if broker.front is not None:

@@ -124,6 +124,7 @@ class Handoffs:
         fresh = Session(
             former.client, former.number, former.moves, former.served, former.incarnation, former.published,
             former.accepted, owner=former.owner,
+            places_number=former.places_number + bool(former.places_number),
         )  # fmt: skip
         self._broker.locator.arrived(fresh, "")
 

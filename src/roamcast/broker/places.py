@@ -175,7 +175,7 @@ class Places:
             session.is_lent = request == LENT
         steps = {name: one for name, one in said.items() if _value(session, name) != one}
         if steps and (is_late or not self._are_steps(session, steps)):
-            self._announce(here, session, Waiting(session.places_number + 1, request, values))
+            self._announce(here, session, Waiting(_next_number(session), request, values))
             return
         if steps:
             self._take(session, steps, is_late=False)
@@ -243,7 +243,7 @@ class Places:
             "located", client=session.client, broker=broker.id, attributes=encode_attributes(known),
             reason="late" if is_late else "step",
         )  # fmt: skip
-        session.places_number += 1
+        session.places_number = _next_number(session)
         broker.router.locate(_whereabouts(session), "subscribe")
         if LOCATION in values:
             self._fences.moved(session, values[LOCATION])
@@ -299,6 +299,7 @@ class Places:
 
     def know(self, session: Session) -> None:
         """Make the state of a client whose session is here ready for a filter that uses it."""
+        session.places_number = session.places_number or session.incarnation
         self._broker.router.dependents.locate(_whereabouts(session))
 
     def session_came(self, here: ClientHere, session: Session) -> None:
@@ -307,7 +308,7 @@ class Places:
         The client's moves wait until all brokers know.
         """
         if here.came_from not in ("", self._broker.id) and _depends(session):
-            session.places_number += 1
+            session.places_number = _next_number(session)
             here.announced = Waiting(session.places_number)
             self._broker.router.relocate_client(_whereabouts(session))
 
@@ -377,6 +378,12 @@ def decoded_values(values: str) -> dict[str, Value]:
 def _value(session: Session, variable: str) -> Value | None:
     place = session.places.get(variable)
     return None if place is None else place.value
+
+
+def _next_number(session: Session) -> int:
+    """Return the number of the client's next whereabouts: higher than in its ended sessions, whose messages
+    may still be under way."""
+    return max(session.places_number, session.incarnation) + 1
 
 
 def _whereabouts(session: Session) -> Whereabouts:

@@ -268,11 +268,13 @@ class ClientLedger:
 
         Once everything was up for a moment, one of them has become the session.
         """
-        own = life.stood_for if may_have_ended(life.stood_for, None, noted.welcome_at) else []
-        over = own[-1].number if own else 0
-        served = [one for one in self.connections if one.life == life.number and one.number > over]
+        now, here = noted.welcome_at, [one for one in self.connections if one.life == life.number]
+        ended = list(life.stood_for) if may_have_ended(life.stood_for, None, now) else []
+        ended += [one for one in here if not one.stands_in and may_have_ended([one], None, now)]
+        over = max((one.number for one in ended), default=0)
+        served = [one for one in here if one.number > over]
         return all(one.stands_in and one.broker != noted.broker for one in served) and not any(
-            ledger.was_calm_between(one.welcome_at, noted.welcome_at) for one in served
+            ledger.was_calm_between(one.welcome_at, now) for one in served
         )
 
     def _comes_late(self, life: Life) -> bool:
