@@ -1,4 +1,4 @@
-"""The cases of `roamcast bench broker`: what is sent, to whom, and what is asked of the result."""
+"""The cases of `roamcast bench broker`: what is sent, to which clients, and the target for the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.writing import write
 
 ROUND = 2_000
-"""Different messages of one publisher; then they begin again."""
+"""Number of different messages of one publisher before they repeat."""
 PAYLOAD_BYTES = 64
 TOPIC = "bench/topic"
 
@@ -37,15 +37,15 @@ class Case:
     name: str
     qos: int
     run: Callable[[Process, float], Figure]
-    """Broker and seconds to a figure."""
+    """Takes the broker and the seconds, and returns a figure."""
     targets: dict[str, float] = field(default_factory=dict)
-    """By how the journal is synced: how many times Mosquitto's throughput is asked for."""
+    """By way of syncing the journal: the required multiple of Mosquitto's throughput."""
     at_least_per_s: float | None = None
     against_others: bool = True
 
 
 def numbered(number: int, size: int, publisher: int = 0) -> bytes:
-    """A payload that no other message of the round has."""
+    """Return a payload that is unique within the round."""
     return (b"%02d:%06d:" % (publisher, number)).ljust(size, b"x")
 
 
@@ -70,7 +70,7 @@ def fan_out(qos: int, subscribers: int) -> Callable[[Process, float], Figure]:
 
 @cache
 def mixed_cycles(qos: int) -> list[Cycle]:
-    """Topics and sizes (64 to 100 bytes) drawn for each message."""
+    """Return cycles with topics and sizes (64 to 100 bytes) drawn for each message."""
     cycles = []
     for publisher in range(PUBLISHERS):
         rng = random.Random(publisher)
@@ -107,7 +107,7 @@ class Content:
     filters: list[str]
     cycle: Cycle
     matches: Any
-    """Subscription by notification, an array of truth values."""
+    """Array of truth values, subscriptions by notifications."""
 
     @property
     def matching(self) -> float:

@@ -1,4 +1,4 @@
-"""The brokers that are compared, each set as its users would set it for speed without loss."""
+"""The compared brokers, each configured for speed without loss."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Kind:
     name: str
     settings: str
     command: tuple[str, ...]
-    """PORT, DATA and FILE stand for the port, a folder for data, and the configuration file."""
+    """Command; PORT, DATA and FILE stand for the port, the data folder and the configuration file."""
     file: str = ""
-    """The content of the configuration file."""
+    """Content of the configuration file."""
     target: float = 0.0
-    """How many times its throughput is asked for, in every case."""
+    """Required multiple of its throughput, in every case."""
 
     def missing(self) -> str | None:
-        """Why it cannot be started here; None if it can."""
+        """Return why it cannot be started here; None if it can."""
         if self.name == "amqtt":
             return None if importlib.util.find_spec("amqtt") else "amqtt is not installed (pip install amqtt)"
         return missing(self.name) if self.name in OTHERS else None
@@ -86,7 +86,7 @@ def roamcast(sync: str) -> Kind:
 
 
 def before(source: Path, sync: str) -> Kind:
-    """The Roamcast of another source tree, with the same interpreter and libraries."""
+    """Return the Roamcast of another source tree, run with the same interpreter and libraries."""
     kind = roamcast(sync)
     command = ("env", f"PYTHONPATH={source.resolve()}", *kind.command)
     return replace(

@@ -1,7 +1,7 @@
-"""The load: MQTT clients on raw sockets, all in one process, that check every byte they receive.
+"""The load: MQTT clients on raw sockets in one process, which check every byte they receive.
 
-One process drives all brokers alike, faster than any of them: frames are made beforehand, written by
-the hundred, and checked by the read (see accounting).
+One process loads all brokers in the same way, and is faster than any of them: frames are created beforehand,
+written in hundreds, and checked read by read (see `accounting`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from roamcast.mqtt.codec.reading import cut, parse
 from roamcast.mqtt.codec.writing import write
 
 PATIENCE_S = 30.0
-"""Timeout of any step, after which the run is given up."""
+"""Timeout of each step, after which the run is abandoned."""
 WINDOW_QOS_0 = 4_000
-"""Messages in transit to the slowest subscriber, few enough that no broker has a reason to drop any."""
+"""Maximum messages in transit to the slowest subscriber, so few that no broker has a reason to drop any."""
 WINDOW_QOS_1 = 1_000
 """Unacknowledged messages of a publisher."""
 QUICK_S = 0.25
@@ -40,7 +40,7 @@ Door = Callable[[], socket.socket]
 
 @dataclass(frozen=True)
 class Figure:
-    """What one run gave."""
+    """Result of one run."""
 
     messages: int
     deliveries: int
@@ -73,7 +73,7 @@ class LoadConnection:
         is_lasting: bool = False,
         login: tuple[str, bytes] | None = None,
     ) -> None:
-        """`is_lasting` takes up the session of this client id, and leaves it behind."""
+        """`is_lasting` resumes the session of this client id, and leaves it at the end."""
         user, password = login or (None, None)
         self.version = version
         self.is_resumed = False
@@ -176,7 +176,7 @@ class LoadConnection:
 
 
 class Poller:
-    """Connections and what to do when they can be read."""
+    """Connections, and the function to call when each is readable."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -208,10 +208,9 @@ class Poller:
 
 
 class Window:
-    """Messages under way: few at first, and more as long as they arrive quickly.
+    """Limit of messages in transit: low at first, and higher as long as they arrive quickly.
 
-    At its end a run waits for what is under way, and a slow broker should not be waited for longer than
-    it was measured.
+    A run ends by waiting for what is in transit, and that wait should not exceed the measurement.
     """
 
     def __init__(self, size: int) -> None:
@@ -275,7 +274,7 @@ def one_to_many(
     seconds: float,
     chunk: int = CHUNK,
 ) -> Figure:
-    """One publisher sends as fast as its windows allow; every subscriber gets what is due to it."""
+    """One publisher sends as fast as its windows allow; every subscriber receives what it wants."""
     poller = Poller()
     version = subscribers[0][0].version
     publisher = Publisher(LoadConnection(broker.port, "bench-publisher", version), cycle, chunk)
@@ -301,7 +300,7 @@ def one_to_many(
 
 
 def many_to_one(broker: Process, cycles: Sequence[Cycle], seconds: float, chunk: int) -> Figure:
-    """Publishers with topics and sizes of their own, a few messages per write, to one subscriber."""
+    """Publishers with different topics and sizes send a few messages per write to one subscriber."""
     poller = Poller()
     subscriber = LoadConnection(broker.port, "bench-subscriber")
     subscriber.subscribe(["bench/#"], cycles[0].qos)
@@ -338,7 +337,7 @@ def many_to_one(broker: Process, cycles: Sequence[Cycle], seconds: float, chunk:
 
 @dataclass(frozen=True)
 class Pair:
-    """A publisher, what it sends, and who gets all of it."""
+    """A publisher, its messages, and the subscribers of all of them."""
 
     publisher: LoadConnection
     cycle: Cycle
@@ -347,7 +346,7 @@ class Pair:
 
 
 def pairs(broker: Process, of: Sequence[Pair], seconds: float, chunk: int) -> Figure:
-    """Every publisher sends as fast as the windows of its own pair allow."""
+    """Every publisher sends as fast as the window of its own pair allows."""
     poller = Poller()
     publishers, windows = [Publisher(one.publisher, one.cycle, chunk) for one in of], []
     for pair, publisher in zip(of, publishers, strict=True):
@@ -381,9 +380,9 @@ def one_in_flight(
     seconds: float,
     doors: Sequence[Door] = (),
 ) -> Figure:
-    """Clients that each send the next message when their last one has come back to them.
+    """Each client sends its next message when the previous one has come back to it.
 
-    With `doors` they come in there, in turn.
+    They connect through `doors`, in turn, if there are any.
     """
     poller = Poller()
     clients: list[tuple[LoadConnection, Echo]] = []
@@ -410,7 +409,7 @@ def one_in_flight(
         poller.add(connection, handler(connection, echo))
 
     def send() -> None:
-        """Each client's first message; what comes back sends the next one."""
+        """Send each client's first message; each arrival sends the next one."""
         nonlocal open_count
         if not open_count:
             open_count = len(clients)
@@ -418,7 +417,7 @@ def one_in_flight(
                 connection.send(echo.first())
 
     def is_done() -> bool:
-        """The last ones are answered too, but nothing follows them."""
+        """Return whether all last messages were answered."""
         nonlocal is_over
         is_over = True
         return not open_count
@@ -464,7 +463,9 @@ def _run(
     is_done: Callable[[], bool],
     seconds: float,
 ) -> tuple[float, float, float]:
-    """Send, then wait until all has arrived; returns seconds: wall, this process, the broker."""
+    """Send, then wait until everything has arrived; return seconds: wall clock, CPU of this process, CPU of
+    the broker.
+    """
     broker_cpu_s = broker.cpu_s()
     started_cpu_s, started_s = time.process_time(), time.perf_counter()
     is_sending = True

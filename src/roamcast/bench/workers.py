@@ -1,11 +1,12 @@
-"""`roamcast bench workers`: what a site delivers with more and more workers, each with as much of a core.
+"""`roamcast bench workers`: throughput of a site with more and more workers, each with the same share of a
+core.
 
-A machine that has fewer cores than there are workers shows no gain by itself, and the load program takes its
-part, too. So every worker may be given a share of a core (`cpu_shares`), small enough that all of them and
-the load fit on the machine: then the workers bound the throughput, as on a machine with many cores.
-Beside messages per second stands what all workers together do in a second of a core.
+A machine with fewer cores than workers shows no gain by itself, and the load program needs CPU time, too. So
+every worker may be limited to a share of a core (`cpu_shares`), small enough that all of them and the load
+fit on the machine: then the workers bound the throughput, as on a machine with many cores. Besides messages
+per second, the figures include messages per CPU second of all workers together.
 
-Pairs of a publisher and a subscriber are either both at one worker, or at two, so that everything crosses the
+Each pair of a publisher and a subscriber is either at one worker, or at two, so that everything crosses the
 site's links; some loads have many clients that echo one message at a time.
 """
 
@@ -65,7 +66,7 @@ def run(
 
 
 def measure(count: int, share: float | None, seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """All cases with this number of workers."""
+    """Measure all cases with this number of workers."""
     with tempfile.TemporaryDirectory(prefix="roamcast-bench-") as name, ExitStack() as stack:
         site = start(Path(name), count)
         stack.callback(site.stop)

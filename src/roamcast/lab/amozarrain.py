@@ -193,8 +193,8 @@ def judge_migration(claim: Claim, story: str, protocol: str, more: str = "") -> 
     _, network, messages = play(story, protocol)
     expected = expected_messages(claim.paper)
     parts = {
-        "the messages are others": by_link(messages) == by_link(expected),
-        "not every way leads to its subscriber": not wrong_ways(network),
+        "the messages differ": by_link(messages) == by_link(expected),
+        "not every route leads to its subscriber": not wrong_ways(network),
     }
     figures: dict[str, object] = {
         "messages": ", ".join(f"{sender}→{receiver} {what}" for sender, receiver, what in messages),

@@ -155,11 +155,11 @@ def judge_figure_5(claim: Claim, text: str) -> Outcome:
     result, messages, requests = run.result, ", ".join(witness.messages), ", ".join(witness.requests)
     entries, left = entries_of(run.network, FILTER), left_over(run.network)
     parts = {
-        "the entries are others": entries == TABLES[text],
-        "the old broker is found on another way": requests == FOUND,
-        "messages go another way": messages == WAY,
-        f"left over: {', '.join(left)}": not left,
-        "not everything was delivered once and in order": result.violations_total == result.lost == 0,
+        "the entries differ": entries == TABLES[text],
+        "the old broker is found on another path": requests == FOUND,
+        "messages take another path": messages == WAY,
+        f"brokers still hold: {', '.join(left)}": not left,
+        "not all notifications were delivered once and in order": result.violations_total == result.lost == 0,
     }
     figures = {
         "final entries (C, F)": entries,
@@ -304,14 +304,14 @@ def judge_f7(rows: Sequence[Row], tried: Sequence[Row]) -> Outcome:
         f"roomy caches: {roomy[name]} {name}": roomy[name] == 0 for name in ("lost", *wrong)
     }
     parts |= {f"limited caches: {limited[name]} {name}": limited[name] == 0 for name in wrong}
-    parts["limited caches lose what they did not give up"] = limited["lost"] == given_up
-    parts[f"{len(inexact)} caches miss others than expected"] = not inexact
+    parts["limited caches lose notifications that they did not drop"] = limited["lost"] == given_up
+    parts[f"{len(inexact)} caches miss other notifications than expected"] = not inexact
     if not (roomy["handoffs"] and limited["lost"] and tried):
-        return F7.open("too few runs: nothing moved or no cache gave anything up")
+        return F7.open("too few runs: no client moved, or no cache dropped anything")
     figures = {
         "runs": len(rows),
         "caches large enough": roomy,
-        "caches limited in size and age": {**limited, "given up by caches": given_up},
+        "caches limited in size and age": {**limited, "dropped by caches": given_up},
         "limits and places tried": len(tried),
         "of them exactly as expected": len(tried) - len(inexact),
     }
@@ -466,7 +466,7 @@ def judge_r20(rows: Sequence[Row]) -> Outcome:
     violations = sum(one["violations"] for row in rows for one in row["strategies"].values())
     figures: dict[str, object] = {"runs": len(LAZY) * len(rows), "violations": violations}
     parts: dict[str, bool | None] = {} if rows else {"there are no runs": None}
-    parts[f"{changed} clients got something else"] = changed == 0
+    parts[f"{changed} clients received other notifications"] = changed == 0
     parts[f"{violations} violations"] = violations == 0
     for (workload,), group in grouped(rows, "workload").items():
         means = {
@@ -526,7 +526,7 @@ def judge_f8(rows: Sequence[Row], means: Sequence[Row]) -> Outcome:
     figures: dict[str, object] = {"runs": 4 * len(rows), **counts, "violations": violations}
     parts: dict[str, bool | None] = {} if means else {"there are no runs": None}
     parts |= {
-        f"{counts['clients_changed']} clients got something else": counts["clients_changed"] == 0,
+        f"{counts['clients_changed']} clients received other notifications": counts["clients_changed"] == 0,
         f"{violations} violations": violations == 0,
     }
     why = ""
@@ -540,7 +540,7 @@ def judge_f8(rows: Sequence[Row], means: Sequence[Row]) -> Outcome:
             ratios = {workload: found[better] / found[worse] for workload, found in sizes.items()}
             for workload, ratio in ratios.items():
                 parts[f"{name}, {workload}: {better} is {ratio:.3f} of {worse}"] = ratio <= 1
-            parts[f"{name}: {better} is nowhere below {worse}"] = any(one < 1 for one in ratios.values())
+            parts[f"{name}: {better} is never below {worse}"] = any(one < 1 for one in ratios.values())
             if (measure, better) == ("control_hops", "merging") and max(ratios.values(), default=0) > 1:
                 why = WHY_MERGING_COSTS_MORE
     return F8.judge(parts, figures, why=why)

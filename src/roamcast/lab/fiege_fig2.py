@@ -124,7 +124,7 @@ def experiment(quick: bool, sweep: Sweep) -> Findings:
 def judge(rows: Sequence[Row]) -> Outcome:
     wrong = [row for row in rows if row["got"] != row["expected"]]
     parts: dict[str, bool | None] = {} if rows else {"there are no runs": None}
-    parts[f"{len(wrong)} moves came out otherwise"] = not wrong
+    parts[f"{len(wrong)} moves had another result"] = not wrong
     figures: dict[str, object] = {"moves": len(rows)}
     for how in MOVES:
         got = [row["got"] for row in where(rows, how=how)]

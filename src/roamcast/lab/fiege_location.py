@@ -348,11 +348,11 @@ def judge_f6(rows: Sequence[Row], walks: Sequence[Row]) -> Outcome:
     starved = [row["stay_delays"] for row in naive if row["delivered"] == 0]
     parts = {
         f"{totals['violations']} violations": totals["violations"] == 0,
-        "no client was too fast": totals["blacked_out"] > 0,
+        "no client moved too fast": totals["blacked_out"] > 0,
         "sub/unsub is silent for other times than two delays": not wrong,
         "sub/unsub does not starve at stays below two delays": starved
         == [row["stay_delays"] for row in naive if row["stay_delays"] <= 2],
-        "the algorithm misses something": all(row["delivered"] == row["owed"] for row in adaptive),
+        "the algorithm misses notifications": all(row["delivered"] == row["owed"] for row in adaptive),
     }
     figures = {
         **totals,

@@ -524,7 +524,7 @@ def judge_g10(rows: Sequence[Row]) -> Outcome:
     parts |= {
         "NBR is not above RND for pro-active": gains[PROACTIVE] >= GAIN_MIN,
         "NBR is above RND for another, too": max(gains[REACTIVE], gains[DURABLE]) < GAIN_MIN,
-        "a broker's throughput does not follow its number of neighbours": follows >= FOLLOWS_MIN,
+        "a broker's throughput does not correlate with its number of neighbours": follows >= FOLLOWS_MIN,
     }
     received = {
         movement: over(rows, "subscribers", "throughput_per_s", movement=movement) for movement in curves

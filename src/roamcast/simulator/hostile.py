@@ -2,8 +2,8 @@
 
 It has honest links (numbers, acknowledgements), since breaking these would only end its connection. All its
 messages are made up: any type with any fields, or a copy of a message somewhere in the network with some
-fields changed. The brokers that it is linked with have rules for it (`rules_for`), and the checkers judge
-everyone else.
+fields changed. Brokers linked with it have rules for it (`rules_for`), and the checkers judge all other
+brokers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def rules_for(seed: int) -> PeerRules:
 
 
 def border_of(hostile: str, seed: int) -> dict[str, PeerRules]:
-    """The rules of the honest brokers, who may forget each other."""
+    """Return the rules of the honest brokers, which may forget each other."""
     return {hostile: rules_for(seed), "": PeerRules(may=(*USUAL, "forget"))}
 
 
@@ -100,7 +100,7 @@ class HostileBroker(BrokerMachine):
 
 
 class Liar:
-    """Draws messages by what msgspec knows of their types."""
+    """Draws messages by msgspec's knowledge of their types."""
 
     def __init__(
         self, rng: random.Random, clients: Sequence[str], brokers: Sequence[str], heard: Sequence[Message]

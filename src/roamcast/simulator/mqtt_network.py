@@ -40,9 +40,9 @@ from roamcast.simulator.topology import Topology
 REST_S = 60.0
 """Simulated time after the last action in which the network comes to rest; later timers are ignored."""
 OF_OTHERS = (ClientConnected, ClientFrames, ConnectionLost, LinkFrames, Tick)
-"""Inputs that may be lost with a journal entry, because whoever sent them sends them again."""
+"""Inputs that may be lost with a journal entry, because their senders repeat them."""
 NOT_JOINED = "not joined"
-"""Why a link is down that the story has not made yet."""
+"""Why a link is down that the story has not created yet."""
 UNLIMITED = 100_000
 
 
@@ -59,7 +59,9 @@ class MqttNetwork(Network):
         joins: Iterable[frozenset[str]] = (),
         trace: Callable[[float, str, str, Message], None] | None = None,
     ) -> None:
-        """`joins` are links that do not exist before the story makes them; see `MqttAccess` for `drains`."""
+        """`joins` are links that do not exist before the story creates them; see `MqttAccess` for
+        `drains`.
+        """
         self._ledger = ledger
         self._drains = drains
         self._joins = dict.fromkeys(joins)
@@ -107,7 +109,7 @@ class MqttNetwork(Network):
         )
 
     def _given(self, id: str) -> OverlayGiven:
-        """Return the topology without links that are made later, and without the brokers behind them."""
+        """Return the topology without links that are created later, and without the brokers behind them."""
         given = super()._given(id)
         links = [link for link in given.links if frozenset((id, link.peer)) not in self._joins]
         return OverlayGiven(
@@ -126,7 +128,7 @@ class MqttNetwork(Network):
     # --- running ---
 
     def run(self, actions: Iterable[Action] = (), progress: Callable[[float], None] | None = None) -> None:
-        """Perform the actions, which are in order of time, and go on until the network is at rest."""
+        """Perform the actions, which are in order of time, and continue until the network is at rest."""
         script = list(actions)
         self._push_action(iter(script))
         self.go(progress, (script[-1][0] if script else 0.0) + REST_S)
@@ -176,7 +178,7 @@ class MqttNetwork(Network):
         self.step(broker, (SettingsChanged(self._machine_settings(broker, self._limits[broker])),))
 
     def _restart(self, broker: str) -> None:
-        """A broker reads its configuration when it starts: it may have changed meanwhile."""
+        """Restart a broker with the present configuration, which may have changed since it stopped."""
         was_down = broker in self._down
         super()._restart(broker)
         if was_down:
@@ -192,7 +194,7 @@ class MqttNetwork(Network):
         return True
 
     def _forget(self, broker: str, gone: str) -> None:
-        """The other broker stops for good, and everyone is told so."""
+        """Tell all brokers that one of them has stopped for good."""
         if gone in self._gone or broker in self._down:
             return
         if gone not in self._down:

@@ -1,7 +1,7 @@
-"""What an attack is, and the tools that attacks share.
+"""Definition of an attack, and tools that attacks share.
 
-An attack is one function and one row of the table at the end of its file. The function runs in a process
-of its own until the time is over; it counts what it did and what the broker answered.
+An attack is a function and a row of the table at the end of its file. The function runs in its own process
+until its time is over; it counts its actions and the broker's answers.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Attack:
 
     name: str
     what: str
-    """One line for people: the load and its bounds."""
+    """Description in one line: the load and its bounds."""
     run: Callable[[Target], None]
     prepare: Callable[[Target], None] | None = None
-    """Prepares the attack; nothing is measured meanwhile."""
+    """Prepares the attack, before the measurement."""
     settings: tuple[str, ...] = ()
-    """Configuration keys for this attack, if the defaults would take too long to fill."""
+    """Configuration keys for this attack, where the defaults would take too long to reach."""
     quotas: tuple[str, ...] = ()
     """Byte quotas that the attack may fill; memory is judged against them."""
     door: Door = "tcp"
@@ -77,14 +77,14 @@ class Attack:
     needs_users: bool = False
     """True if clients need a password."""
     files_max: int | None = None
-    """The broker's limit of open files, hard; None leaves it as it is."""
+    """The broker's hard limit of open files; None keeps the present one."""
 
 
 class Hostile:
-    """A client that can send anything. It blocks, with a time limit."""
+    """A client that can send anything. It blocks, with a timeout."""
 
     def __init__(self, port: int, *, version: int = 5, receive_bytes: int | None = None) -> None:
-        """`receive_bytes` sets the size of the kernel's receive buffer: a small one fills up soon."""
+        """`receive_bytes` sets the size of the kernel's receive buffer: a small one fills soon."""
         self.version = version
         self.socket = socket.socket()
         if receive_bytes is not None:
@@ -140,7 +140,7 @@ class Hostile:
 
 
 def connected(target: Target, client_id: str, **more: object) -> Hostile | None:
-    """Return an admitted client; None, and counted, if it was refused."""
+    """Yield an accepted client, or None if it was refused, which is counted."""
     try:
         client = Hostile(target.ports["tcp"])
         if target.user:
@@ -157,7 +157,7 @@ def connected(target: Target, client_id: str, **more: object) -> Hostile | None:
 
 @contextlib.contextmanager
 def failures_counted(target: Target) -> Iterator[None]:
-    """Count a connection that the broker closed or let wait, and go on."""
+    """Count a connection that the broker closed or kept waiting, and continue."""
     try:
         yield
     except TimeoutError:
@@ -180,7 +180,9 @@ class Crowd:
         """Open connections, and how many bytes each has sent."""
 
     def keep(self, trickle: bytes = b"", every_s: float = 0.2) -> None:
-        """Until the time is over: keep all open, and send the next byte of `trickle` on each now and then."""
+        """Until the time is over, keep all connections open, and sometimes send the next byte of `trickle` on
+        each.
+        """
         target, next_s = self._target, 0.0
         while not target.is_over:
             self._open_some()
@@ -251,7 +253,7 @@ class Crowd:
 
 
 def trusting_context() -> ssl.SSLContext:
-    """TLS that believes any certificate: the broker under attack has made its own."""
+    """Return a TLS context that accepts any certificate: the broker under attack created its own."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context

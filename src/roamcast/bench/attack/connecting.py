@@ -1,4 +1,4 @@
-"""Attacks by connections: many that say nothing, or say it slowly, or come and go."""
+"""Attacks by connections: many that send nothing, send it slowly, or connect and leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CROWD = 1_500
 TLS_CROWD = 500
 HTTP_CROWD = 200
 FILES = 1024
-"""What many systems allow a process: fewer than there are attackers."""
+"""A common limit of open files per process: lower than the number of attackers."""
 
 
 def silent_tcp(target: Target) -> None:
@@ -26,7 +26,7 @@ def silent_tls(target: Target) -> None:
 
 
 def half_tls(target: Target) -> None:
-    """Begin TLS, and never go on."""
+    """Start a TLS handshake, and never continue it."""
     outgoing = ssl.MemoryBIO()
     client = trusting_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=HOST)
     with suppress(ssl.SSLWantReadError):

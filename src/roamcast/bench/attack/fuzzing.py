@@ -1,4 +1,4 @@
-"""Attacks by nonsense: bytes that are no packets, and packets with a few wrong bytes."""
+"""Attacks by invalid input: random bytes, and packets with a few wrong bytes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def random_bytes(target: Target) -> None:
 
 
 def mutated_packets(target: Target) -> None:
-    """Packets of an admitted client in which a few bytes are wrong."""
+    """Send packets of an accepted client with a few wrong bytes."""
     rng = target.rng
     while not target.is_over:
         with failures_counted(target):

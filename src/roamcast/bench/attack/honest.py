@@ -1,9 +1,9 @@
-"""The honest clients beside an attack: their load, and the effects on them.
+"""The honest clients during an attack: their load, and the effects on them.
 
 A publisher sends a small QoS 1 message 50 times a second, whether or not the earlier ones have arrived, so
-that a stall delays every message that falls into it. A subscriber takes them. Both come back with their
-sessions when the broker closes a connection. Meanwhile a new client connects a few times a second, and
-/healthz is asked.
+that a stall delays every message sent during it. A subscriber receives them. Both reconnect to their sessions
+when the broker closes a connection. Meanwhile a new client connects a few times a second, and another one
+requests /healthz.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class HonestClient:
 
 
 class HonestPair:
-    """A publisher and a subscriber, and what became of each message."""
+    """A publisher and a subscriber, and the fate of each message."""
 
     def __init__(self, publisher_port: int, subscriber_port: int, with_password: bool) -> None:
         self.publisher = HonestClient(publisher_port, "honest-publisher", with_password)
@@ -97,7 +97,7 @@ class HonestPair:
         self.sent = 0
         self.reconnects = 0
         self.late_s = 0.0
-        """The longest delay of this process itself, because the machine was busy."""
+        """Longest delay of this process itself, caused by a busy machine."""
         self._sent_at: dict[int, float] = {}
         self._unacknowledged: dict[int, None] = {}
         self._latencies_s: dict[int, float] = {}
@@ -116,7 +116,7 @@ class HonestPair:
             self._turn(max(0.0, next_s - time.monotonic()))
 
     def forget(self) -> None:
-        """Measure from now on: earlier messages have arrived."""
+        """Start measuring now: earlier messages have arrived."""
         self.drain(PROBE_TIMEOUT_S)
         self.late_s = 0.0
         self._measured_from = self.sent

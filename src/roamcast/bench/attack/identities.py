@@ -1,4 +1,4 @@
-"""Attacks by names: wrong passwords, and sessions that nobody comes back for."""
+"""Attacks by names: wrong passwords, and sessions whose clients never return."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def wrong_passwords(target: Target) -> None:
 
 
 def subscribed(target: Target, name: str) -> Hostile | None:
-    """A client with a lasting session that holds something."""
+    """Connect a client with a lasting session that holds a subscription."""
     client = connected(target, name, session_expiry=0xFFFFFFFF)
     if client is not None:
         client.send(packets.Subscribe(1, (packets.SubscriptionEntry(f"{name}/#", 1),)))
@@ -34,7 +34,7 @@ def subscribed(target: Target, name: str) -> Hostile | None:
 
 
 def churn(target: Target) -> None:
-    """Leave a lasting session behind under each name."""
+    """Leave a lasting session under each name."""
     number = 0
     while not target.is_over:
         number += 1
@@ -45,7 +45,7 @@ def churn(target: Target) -> None:
 
 
 def push_sessions(target: Target) -> None:
-    """Leave sessions behind that move to the other broker by themselves."""
+    """Leave sessions that move to the other broker by themselves."""
     number = 0
     while not target.is_over:
         number += 1

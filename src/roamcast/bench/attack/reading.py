@@ -1,4 +1,4 @@
-"""Attacks by not reading: what is written for such a client has to wait somewhere."""
+"""Attacks by not reading: output for such a client has to be buffered somewhere."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from roamcast.mqtt.codec import packets
 SUBSCRIBERS = 30
 MESSAGES = 60
 OWN_MESSAGES = 300
-"""More than the quota, where each subscriber has a topic of its own."""
+"""More messages than the quota holds, if each subscriber has its own topic."""
 MESSAGE_BYTES = 1_000_000
 BUFFERED = 100_000_000
 
 
 def silent_subscribers(target: Target, qos: int, filters: list[str]) -> list[Hostile]:
-    """Clients that subscribe and never read again; their kernels hold next to nothing for them."""
+    """Connect clients that subscribe and never read again; their kernels buffer almost nothing."""
     clients = []
     for number in range(SUBSCRIBERS):
         client = Hostile(target.ports["tcp"], receive_bytes=4096)
@@ -30,7 +30,7 @@ def silent_subscribers(target: Target, qos: int, filters: list[str]) -> list[Hos
 
 
 def flood(target: Target, qos: int, topics: list[str], messages: int = MESSAGES) -> None:
-    """Publish messages of 1 MB; where the broker closes the connection, begin again."""
+    """Publish messages of 1 MB; reconnect if the broker closes the connection."""
     payload = bytes(MESSAGE_BYTES)
     while not target.is_over:
         publisher = connected(target, "loud")
@@ -64,7 +64,7 @@ def non_readers_qos_1(target: Target) -> None:
 
 
 def own_topics(target: Target) -> None:
-    """Each subscriber has a topic of its own: nothing is shared between them."""
+    """Publish to a separate topic for each subscriber, so that subscribers share no buffers."""
     with failures_counted(target):
         clients = [Hostile(target.ports["tcp"], receive_bytes=4096) for _ in range(SUBSCRIBERS)]
         for number, client in enumerate(clients):
@@ -75,7 +75,7 @@ def own_topics(target: Target) -> None:
 
 
 def unread_answers(target: Target) -> None:
-    """Ask and ask, and never read an answer."""
+    """Send requests forever, and never read an answer."""
     ping = b"\xc0\x00" * 10_000
     clients = [client for number in range(20) if (client := connected(target, f"asks-{number}")) is not None]
 

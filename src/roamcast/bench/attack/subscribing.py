@@ -1,4 +1,4 @@
-"""Attacks by subscriptions: one small packet that makes the broker work for long."""
+"""Attacks by subscriptions: one small packet causes much work in the broker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.user_properties import WHERE
 
 FILL_AT_ONCE = 500
-"""Messages published before the first PUBACK is waited for."""
+"""Number of messages published before waiting for the first PUBACK."""
 DEEP_LEVELS = 200
 RECALLS = 10
 SELECTOR_TERMS = 400
@@ -39,7 +39,7 @@ def fill_50_000(target: Target) -> None:
 
 
 def subscribe_again_and_again(target: Target, name: str, subscribes: Sequence[packets.Subscribe]) -> None:
-    """Send all of these, read what comes for a second, leave, and begin anew."""
+    """Send all subscriptions, read for a second, disconnect, and start again."""
     number = 0
     while not target.is_over:
         number += 1
@@ -101,7 +101,7 @@ def selectors(target: Target) -> None:
 
 
 def lasting(target: Target) -> None:
-    """Leave lasting sessions behind, each with as many subscriptions as it may have."""
+    """Leave lasting sessions, each with the maximum number of subscriptions."""
     number = 0
     while not target.is_over:
         number += 1
