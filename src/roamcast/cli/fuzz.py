@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from roamcast.simulator.story import Story
 
 SEEDS_PER_CHUNK = 4
-"""Large enough to hide the cost of handing work to another process, small enough for a smooth bar."""
+"""Seeds per chunk: enough to hide the cost of handing work to another process, few enough for a smooth
+progress bar.
+"""
 CHUNKS_WAITING = 4
 """Chunks waiting for each worker: enough that none is idle, few enough to stop soon after a failure."""
 SEEDS_DEFAULT = "0:100"
@@ -446,7 +448,7 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def merged(reports: list[FuzzReport]) -> dict[str, Any]:
-    """The result of all protocols as plain data."""
+    """Return the result of all protocols as plain data."""
     protocols = {}
     for report in reports:
         figures = asdict(report)

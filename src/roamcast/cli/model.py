@@ -53,7 +53,7 @@ COST_COLUMNS = {
     "durable": "cost durable",
     "cheapest": "cheapest",
 }
-"""The figures that the table shows, and their headings."""
+"""Figures in the table, with their headings."""
 
 
 def cost(
@@ -209,7 +209,7 @@ def ctmc(
 
 
 def parse_forks(connect_to_handoff: float | None, disconnect_to_handoff: float | None) -> Forks | None:
-    """None if neither is given, because a published chain has its own."""
+    """Return the forks; None if neither is given, because a published chain has its own."""
     from roamcast.models.ctmc import Forks
 
     if connect_to_handoff is None and disconnect_to_handoff is None:
@@ -285,7 +285,7 @@ def fitted(xs: Sequence[float], ys: Sequence[float], degree: str) -> Fit:
 
 
 def gather_points(path: Path | None, flags: Sequence[str]) -> tuple[list[float], list[float]]:
-    """The points of the file, then those of the flags."""
+    """Return the points of the file, then those of the flags."""
     if path is None and not flags:
         raise InputError("there are no points; name a CSV file with --points FILE, or give --point X,Y")
     found = [] if path is None else read_points(path)

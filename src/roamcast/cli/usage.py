@@ -48,7 +48,9 @@ class CommandGroup(TyperGroup):
 
 
 def new_group(help: str, *, examples: Iterable[str], completion: bool = False) -> typer.Typer:
-    """A group of commands; `add_typer` puts it into another one. `completion` adds the shell's options."""
+    """Create a group of commands; `add_typer` adds it to another one. `completion` adds options for the
+    shell's completion.
+    """
     return typer.Typer(
         cls=CommandGroup,
         help=help,
@@ -97,7 +99,7 @@ def describe_usage_error(error: Exception) -> str:
 
 
 def options_of(context: Any) -> list[str]:
-    """The long and short options of the command that a context belongs to."""
+    """Return the long and short options of the command that a context belongs to."""
     parameters = context.command.get_params(context)
     return [
         option
