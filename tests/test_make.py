@@ -209,7 +209,9 @@ def test_setup_installs_what_tests_need_where_that_is_harmless_and_says_what_is_
     assert result.returncode == 0, result.stderr
     assert ("are skipped (Debian: apt-get install" in result.stderr) is not installs
     lines = [line for line in machine.log.read_text().splitlines() if line.startswith("apt-get")]
-    installed = {word for line in lines if "install" in line and "--download-only" not in line for word in line.split()}
+    installed = {
+        word for line in lines if "install" in line and "--download-only" not in line for word in line.split()
+    }
     wanted = {"mosquitto", "mosquitto-clients", "nats-server", "activemq", "etcd-server", "chromium"}
     assert (installed & wanted) == (wanted if installs else set())
 
