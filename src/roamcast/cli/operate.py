@@ -94,7 +94,7 @@ def status(data: Data = None, config: ConfigFile = None, as_json: AsJson = False
 
 
 def print_status(answer: dict[str, Any]) -> None:
-    from roamcast.broker.links.border import REASONS
+    from roamcast.broker.links.guard import REASONS
 
     if "replication" in answer:
         print_replication(answer["replication"])
