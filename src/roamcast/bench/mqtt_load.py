@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from roamcast.bench.accounting import READ_BYTES, Acknowledged, Cycle, Echo, EvenStream, MixedStream
+from roamcast.bench.packet_socket import PacketSocket
 from roamcast.bench.processes import HOST, BenchFailed, Process
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Packet
-from roamcast.mqtt.codec.reading import cut, parse
-from roamcast.mqtt.codec.writing import write
 
 PATIENCE_S = 30.0
 """Timeout of any step, after which the run is given up."""
@@ -60,7 +59,7 @@ class Figure:
         return self.messages / self.seconds
 
 
-class LoadConnection:
+class LoadConnection(PacketSocket):
     """A client's connection. It blocks until `go`, and never afterwards."""
 
     def __init__(
@@ -75,14 +74,13 @@ class LoadConnection:
     ) -> None:
         """`is_lasting` takes up the session of this client id, and leaves it behind."""
         user, password = login or (None, None)
-        self.version = version
+        opened = port() if callable(port) else socket.create_connection((HOST, port), PATIENCE_S)
+        super().__init__(opened, version)
         self.is_resumed = False
-        self.socket = port() if callable(port) else socket.create_connection((HOST, port), PATIENCE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.blocked: set[LoadConnection] = set()
         """Called when the socket accepts no more data."""
         self._waiting = b""
-        self._read = b""
         self._packet_id = 0
         expiry_s = EXPIRY_S if is_lasting and version == 5 else None
         try:
@@ -103,21 +101,11 @@ class LoadConnection:
             raise BenchFailed(f"the broker answered CONNECT with {answer}")
         self.is_resumed = answer.session_present
 
-    def send_all(self, packet: Packet) -> None:
-        self.socket.sendall(write(packet, self.version))
-
     def receive_packet(self) -> Packet:
-        while True:
-            whole = cut(self._read, 0, 1 << 20)
-            if whole is not None:
-                first, start, end = whole
-                packet = parse(first, self._read[start:end], self.version, from_client=False)
-                self._read = self._read[end:]
-                return packet
-            data = self.socket.recv(4096)
-            if not data:
-                raise BenchFailed("the broker closed a connection")
-            self._read += data
+        packet = self.receive_or_end()
+        if packet is None:
+            raise BenchFailed("the broker closed a connection")
+        return packet
 
     def ping(self) -> None:
         """Send a PINGREQ and wait for the answer: the broker has then processed everything before."""
@@ -170,9 +158,6 @@ class LoadConnection:
         if not data:
             raise BenchFailed("the broker closed a connection")
         return data
-
-    def close(self) -> None:
-        self.socket.close()
 
 
 class Poller:
