@@ -253,36 +253,43 @@ def _receiver(connection: LoadConnection, stream: EvenStream | MixedStream) -> C
     return on_read
 
 
-def one_to_many(
-    broker: Process,
-    cycle: Cycle,
-    subscribers: Sequence[tuple[LoadConnection, EvenStream]],
-    seconds: float,
-    chunk: int = CHUNK,
-) -> Figure:
-    """One publisher sends as fast as its windows allow; every subscriber gets what is due to it."""
-    poller = Poller()
-    version = subscribers[0][0].version
-    publisher = Publisher(LoadConnection(broker.port, "bench-publisher", version), cycle, chunk)
-    poller.add(publisher.connection, publisher.on_read)
-    streams = [stream for _, stream in subscribers]
-    for connection, stream in subscribers:
-        poller.add(connection, _receiver(connection, stream))
+@dataclass(frozen=True)
+class Flow:
+    """A publisher, what it sends, and who gets what of it."""
 
-    window = Window(2 * chunk)
+    publisher: LoadConnection
+    cycle: Cycle
+    subscribers: Sequence[tuple[LoadConnection, EvenStream]]
+
+
+def flow_all(broker: Process, flows: Sequence[Flow], seconds: float, chunk: int = CHUNK) -> Figure:
+    """Every publisher sends as fast as its windows allow; its subscribers get what is due to them."""
+    poller = Poller()
+    sending: list[tuple[Publisher, list[EvenStream], Window]] = []
+    for flow in flows:
+        publisher = Publisher(flow.publisher, flow.cycle, chunk)
+        poller.add(flow.publisher, publisher.on_read)
+        for connection, stream in flow.subscribers:
+            poller.add(connection, _receiver(connection, stream))
+        sending.append((publisher, [stream for _, stream in flow.subscribers], Window(2 * chunk)))
 
     def send() -> None:
-        done = min(stream.done() for stream in streams)
-        window.arrived(done)
-        while publisher.may_send(done, window.size):
-            publisher.send()
+        for publisher, streams, window in sending:
+            done = min(stream.done() for stream in streams)
+            window.arrived(done)
+            while publisher.may_send(done, window.size):
+                publisher.send()
 
     def is_done() -> bool:
-        sent = publisher.sent
-        return publisher.is_acknowledged and all(one.received == one.expected(sent) for one in streams)
+        return all(
+            publisher.is_acknowledged and stream.received == stream.expected(publisher.sent)
+            for publisher, streams, _ in sending
+            for stream in streams
+        )
 
     took = _run(broker, poller, send, is_done, seconds)
-    return Figure(publisher.sent, sum(stream.received for stream in streams), *took)
+    received = sum(stream.received for _, streams, _ in sending for stream in streams)
+    return Figure(sum(publisher.sent for publisher, _, _ in sending), received, *took)
 
 
 def many_to_one(broker: Process, cycles: Sequence[Cycle], seconds: float, chunk: int) -> Figure:
@@ -319,44 +326,6 @@ def many_to_one(broker: Process, cycles: Sequence[Cycle], seconds: float, chunk:
     took = _run(broker, poller, send, is_done, seconds)
     stream.verify([one.sent for one in publishers])
     return Figure(sum(one.sent for one in publishers), stream.received, *took)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A publisher, what it sends, and who gets all of it."""
-
-    publisher: LoadConnection
-    cycle: Cycle
-    subscriber: LoadConnection
-    stream: EvenStream
-
-
-def pairs(broker: Process, of: Sequence[Pair], seconds: float, chunk: int) -> Figure:
-    """Every publisher sends as fast as the windows of its own pair allow."""
-    poller = Poller()
-    publishers, windows = [Publisher(one.publisher, one.cycle, chunk) for one in of], []
-    for pair, publisher in zip(of, publishers, strict=True):
-        windows.append(Window(2 * chunk))
-        poller.add(pair.publisher, publisher.on_read)
-        poller.add(pair.subscriber, _receiver(pair.subscriber, pair.stream))
-    streams = [one.stream for one in of]
-
-    def send() -> None:
-        for stream, publisher, window in zip(streams, publishers, windows, strict=True):
-            done = stream.done()
-            window.arrived(done)
-            while publisher.may_send(done, window.size):
-                publisher.send()
-
-    def is_done() -> bool:
-        return all(
-            publisher.is_acknowledged and stream.received == publisher.sent
-            for publisher, stream in zip(publishers, streams, strict=True)
-        )
-
-    took = _run(broker, poller, send, is_done, seconds)
-    count = sum(one.sent for one in publishers)
-    return Figure(count, count, *took)
 
 
 def one_in_flight(
