@@ -23,7 +23,6 @@ from roamcast.bench.packet_socket import PacketSocket
 from roamcast.bench.processes import HOST, BenchFailed
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Packet
-from roamcast.mqtt.codec.writing import write
 
 EVERY_S = 0.02
 PROBE_EVERY_S = 0.25
@@ -214,21 +213,13 @@ class Probes(threading.Thread):
                 if b" 101 " not in plain.recv(4096):
                     raise BenchFailed("the WebSocket was refused")
                 return
-            one = trusting_context().wrap_socket(plain) if self._door == "tls" else plain
-            one.sendall(
-                write(
-                    packets.Connect(
-                        5, "honest-visitor",
-                        username="visitor" if self._with_password else None,
-                        password=PASSWORD if self._with_password else None,
-                    ),
-                    5,
-                )
-            )  # fmt: skip
-            answer = one.recv(4096)
-            if len(answer) < 4 or answer[3]:
-                raise BenchFailed(f"a new client was refused with {answer[3:4].hex() or 'silence'}")
-            one.sendall(write(packets.Disconnect(), 5))
+            visitor = PacketSocket(trusting_context().wrap_socket(plain) if self._door == "tls" else plain)
+            login = {"username": "visitor", "password": PASSWORD} if self._with_password else {}
+            visitor.send_all(packets.Connect(5, "honest-visitor", **login))
+            answer = visitor.receive_or_end()
+            if not isinstance(answer, packets.Connack) or answer.reason:
+                raise BenchFailed(f"a new client was refused with {answer or 'silence'}")
+            visitor.send_all(packets.Disconnect())
 
     def _ask(self) -> None:
         asking = http.client.HTTPConnection(HOST, self._ports["http"], timeout=PROBE_TIMEOUT_S)
