@@ -37,7 +37,7 @@ class Cycle:
         self.id_at = [4 + len(topic) for topic in topics]
         """Offset of the packet id in each frame, if it has one."""
         if any(len(frame) > 129 for frame in self.frames):
-            raise ValueError("frames of more than 127 bytes have a longer header than is counted on here")
+            raise ValueError("frames of more than 127 bytes have a longer header than this check expects")
 
     def __len__(self) -> int:
         return len(self.frames)

@@ -234,7 +234,7 @@ def come_back(port: int | Door, client_id: str, payloads: Sequence[bytes]) -> Ca
     connack_s = time.perf_counter() - started_s
     try:
         if not client.is_resumed:
-            raise BenchFailed("the client came back and was told that there is no session")
+            raise BenchFailed("the client reconnected and CONNACK said that there is no session")
         first_s = all_s = connack_s
         for part in read_and_acknowledge(client, payloads):
             all_s = time.perf_counter() - started_s

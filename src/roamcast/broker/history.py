@@ -152,7 +152,7 @@ class History:
             f" 'roamcast broker accept-history {peer}' at {self.id}"
         )
         if told.history != seen.history:
-            return f"broker {peer} has begun with an empty folder, and what it held is gone: {way_out}"
+            return f"broker {peer} has started with an empty folder, and its former data is gone: {way_out}"
         reached = told.reached(seen.start)
         if reached is None and seen.epoch <= told.epoch - len(told.starts):
             reached = told.starts[0].at if told.starts else 0

@@ -115,7 +115,7 @@ def show(result: dict[str, Any], violations: list[str]) -> None:
         print(f"violation: {violation}")
     trip, folder = result["departure_arrival"], result["folder"]
     print()
-    print("One client, ten seconds away:")
+    print("One client that is away for ten seconds:")
     for name, figures in trip.items():
         if isinstance(figures, dict):
             print(f"  {name}: {figures['lost']} of {figures['published']} notifications lost")

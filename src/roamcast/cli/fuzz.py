@@ -156,7 +156,9 @@ def fuzz(
         if faults is not None:
             raise InputError("--faults and --story exclude each other: a story contains its faults")
         if feature is not None:
-            raise InputError("--feature and --story exclude each other: a story tells itself what is in it")
+            raise InputError(
+                "--feature and --story exclude each other: a story file already says what it contains"
+            )
         if front is not None:
             raise InputError(
                 "--front and --story exclude each other: a story has its own line for that (`front mqtt`)"
@@ -337,7 +339,7 @@ def parse_protocols(text: str) -> list[str]:
 
     if text in MOBILE_PROTOCOLS:
         if not MOBILE_PROTOCOLS[text].keeps_promises:
-            raise InputError(f"--protocol {text}: it promises nothing; with --story you see what it does")
+            raise InputError(f"--protocol {text}: it promises nothing; use --story to see what it does")
         return [text]
     if text != "all":
         return [find_protocol(text).name]

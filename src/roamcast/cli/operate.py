@@ -112,7 +112,10 @@ def print_status(answer: dict[str, Any]) -> None:
         print(f"history of {peer} refused: {why}")
     if answer["unmet"]:
         names = ", ".join(answer["unmet"])
-        print(f"never met: {names}; clients without a session here are refused until then (mobility.unmet)")
+        print(
+            f"never met: {names}; clients without a session here are refused until it has met them "
+            "(mobility.unmet)"
+        )
     if "tree" in answer:
         tree = answer["tree"]
         parent = f"parent {tree['parent']}" if tree["parent"] else "no parent"
@@ -297,7 +300,7 @@ def explain(
         str,
         typer.Argument(
             metavar="PUBLISHER:NUMBER",
-            help="The notification; PUBLISHER:INCARNATION:NUMBER if the publisher started anew.",
+            help="The notification; PUBLISHER:INCARNATION:NUMBER if the publisher has several.",
         ),
     ] = "",
     logs: Annotated[

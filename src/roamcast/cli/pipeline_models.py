@@ -138,4 +138,4 @@ def show_evaluation(found: dict[str, Any]) -> None:
     title = f"Later moves: {found['moves']:,}; the bound of clients' own ways is {found['bound_of_own_way']}"
     table(["model", *(name.replace("_", " ") for name in columns)], rows, title=title)
     calibrated = [list(row.values()) for row in found["calibration"]]
-    table(["stays", "said to end within 5 min", "did"], calibrated)
+    table(["stays", "predicted to end within 5 min", "did"], calibrated)

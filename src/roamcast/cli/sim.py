@@ -61,7 +61,7 @@ def run(
         ),
     ] = "uniform",
     trace_from: Annotated[
-        float, typer.Option(help="When the part of a trace begins that is replayed, in its seconds.")
+        float, typer.Option(help="Start of the replayed part of a trace, in seconds of the trace.")
     ] = 0.0,
     connect: Annotated[float, typer.Option(help="Mean time attached, in seconds.")] = 30.0,
     disconnect: Annotated[float, typer.Option(help="Mean time away, in seconds.")] = 30.0,
@@ -70,7 +70,7 @@ def run(
         typer.Option(help="Mean time away between two brokers in the patterns RND and NBR, in seconds."),
     ] = 3.0,
     proclaimed: Annotated[
-        float, typer.Option(help="Share of the moves in which the client says where it goes, 0 to 1.")
+        float, typer.Option(help="Share of the moves that the client announces, 0 to 1.")
     ] = 0.0,
     workload: Annotated[
         str, typer.Option(help="Kind of subscriptions: groups, ranges, nested, gaddah or mixed.")
@@ -97,10 +97,11 @@ def run(
     ] = "0",
     service: Annotated[float, typer.Option(help="Processing time of one message, in seconds.")] = 0.0,
     buffer_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Bytes that a broker stores at most; unlimited if not given.")
+        int | None,
+        typer.Option(min=0, help="Maximum number of bytes that a broker stores; unlimited if not given."),
     ] = None,
     window: Annotated[
-        int, typer.Option(min=1, help="Unacknowledged notifications sent to a client, at most.")
+        int, typer.Option(min=1, help="Maximum number of unacknowledged notifications sent to a client.")
     ] = 256,
     unknown_last_broker: Annotated[
         bool, typer.Option("--unknown-last-broker", help="Clients do not name their previous broker.")
@@ -110,7 +111,7 @@ def run(
         typer.Option(help="Neighbour graph that proactive begins with, from 'roamcast pipeline neighbours'."),
     ] = None,
     neighbours_max: Annotated[
-        int, typer.Option(min=1, help="Neighbours of a broker, at most, for proactive.")
+        int, typer.Option(min=1, help="Maximum number of neighbours of a broker, for proactive.")
     ] = 8,
     neighbours_fixed: Annotated[
         bool, typer.Option("--neighbours-fixed", help="Keep the graph as given, with its directions.")

@@ -436,8 +436,8 @@ def judge_a9(rows: Sequence[Row]) -> Outcome:
 
 
 WHY_AODV_SENDS_MORE = (
-    "everyone says hello, but only brokers pass heartbeats on, both once a second: the thesis gives neither "
-    "period, and they decide this order (R4)"
+    "all stations send hellos, but only brokers forward heartbeats, both once a second: the thesis gives "
+    "neither period, and they decide this order (R4)"
 )
 WHY_MFT_GROWS = (
     "where timestamps differ, brokers are told (BSUB), so both the migrations and the messages of each grow "

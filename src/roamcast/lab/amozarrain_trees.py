@@ -63,8 +63,8 @@ EVENTS_MAX = 2_000_000
 
 R6 = Claim(
     "R6", "order",
-    "balanced trees have fewer children at most than stable ones, and change parents less often than plain "
-    "ones, as the thesis hopes (4.6); but stable ones change least",
+    "the largest number of children is smaller in balanced trees than in stable ones, and parents change "
+    "less often than in plain trees, as the thesis expects (4.6); but they change least in stable trees",
     "trees are severely unbalanced, which leads to more migrations; balancing is future work",
 )  # fmt: skip
 

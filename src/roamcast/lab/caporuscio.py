@@ -64,8 +64,8 @@ C5 = Claim(
 )  # fmt: skip
 C6 = Claim(
     "C6", "order",
-    "the core is shared, an adapter is small and alone knows its broker (table 4: 639 lines of core, 755 to "
-    "936 for each system)",
+    "all systems share the core; only the adapter depends on the broker, and it is small (table 4: 639 "
+    "lines of core, 755 to 936 for each system)",
     "639 lines of core; 797, 936 and 755 for each system",
 )  # fmt: skip
 

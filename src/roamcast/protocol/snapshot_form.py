@@ -153,7 +153,7 @@ class Catalogue:
                 raise InputError(f"{full_name} declares no state where machines have theirs")
             if len(known) > 1:
                 others = " and ".join(f"{one.__module__}.{one.__qualname__}" for one in known)
-                raise InputError(f"the name {name} stands for {others}: give one another name (State)")
+                raise InputError(f"the name {name} is used by {others}: rename one of them (State)")
             found = self._fields[cls] = _describe(cls, name)
         return found
 

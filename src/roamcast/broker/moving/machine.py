@@ -218,7 +218,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
 
     def check_forgetting(self, broker: str) -> None:
         raise InputError(
-            f"{broker} need not be forgotten: where brokers move, one that is gone is left out by itself"
+            f"{broker} need not be forgotten: brokers that move drop a lost broker automatically"
         )
 
     def check_draining(self, destination: str) -> None:

@@ -49,7 +49,9 @@ def _lift_1(fields: dict[str, Any]) -> None:
 @register_mobile
 class MftPublished(MobileProtocol):
     name = "mft:published"
-    summary = "as published: what is old is ignored, hops break ties, nothing is kept while asking"
+    summary = (
+        "as published: what is old is ignored, hops break ties, nothing is stored while a question is open"
+    )
 
     __state__ = State("mft-published", 2, saved=("rows",), lifts={1: _lift_1})
 
