@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from roamcast.bench.accounting import Cycle, EvenStream
-from roamcast.bench.mqtt_load import Figure, LoadConnection, many_to_one, one_in_flight, one_to_many
+from roamcast.bench.mqtt_load import Figure, Flow, LoadConnection, flow_all, many_to_one, one_in_flight
 from roamcast.bench.processes import Process
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.writing import write
@@ -63,7 +63,8 @@ def fan_out(qos: int, subscribers: int) -> Callable[[Process, float], Figure]:
             connection = LoadConnection(broker.port, f"bench-subscriber-{number}")
             connection.subscribe([TOPIC], qos)
             connections.append((connection, EvenStream(cycle)))
-        return one_to_many(broker, cycle, connections, seconds)
+        publisher = LoadConnection(broker.port, "bench-publisher")
+        return flow_all(broker, [Flow(publisher, cycle, connections)], seconds)
 
     return run
 
@@ -146,7 +147,8 @@ def content_filters(subscribers: int) -> Callable[[Process, float], Figure]:
             connection.subscribe(load.filters[own], 0)
             due: Sequence[int] = np.flatnonzero(load.matches[own].any(axis=0)).tolist()
             connections.append((connection, EvenStream(load.cycle, due)))
-        return one_to_many(broker, load.cycle, connections, seconds)
+        publisher = LoadConnection(broker.port, "bench-publisher", 5)
+        return flow_all(broker, [Flow(publisher, load.cycle, connections)], seconds)
 
     return run
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roamcast.bench.foreign_brokers import find_program, missing
-from roamcast.bench.processes import HOST, BenchFailed, Process, free_port, roamcast_command
+from roamcast.bench.processes import HOST, Process, free_port, roamcast_command
 
 AMQTT_MAIN = "import sys; from amqtt.scripts.broker_script import main; sys.exit(main())"
 MOSQUITTO = f"""\
@@ -66,14 +66,7 @@ class Kind:
         command = list(self.command)
         for name, place in places.items():
             command = [word.replace(name, place) if word.endswith(name) else word for word in command]
-        process = Process(self.name, command, port, folder / "log", cores)
-        process.start()
-        try:
-            process.wait_listening()
-        except BenchFailed:
-            process.kill()
-            raise
-        return process
+        return Process(self.name, command, port, folder / "log", cores).serve()
 
 
 def roamcast(sync: str) -> Kind:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 HOST = "127.0.0.1"
 START_S = 60.0
@@ -106,6 +106,16 @@ class Process:
             raise BenchFailed(f"{self.name} did not listen within {seconds:.0f} s: {self.last_words()}")
         if not self.is_running:
             raise BenchFailed(f"{self.name} ended: {self.last_words()}")
+
+    def serve(self) -> Self:
+        """Start, and wait until it listens; kill it if it does not."""
+        self.start()
+        try:
+            self.wait_listening()
+        except BenchFailed:
+            self.kill()
+            raise
+        return self
 
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []

@@ -103,9 +103,7 @@ def start_proxies(
         process = Process(
             f"proxy {site}", roamcast_command("proxy", "--config", str(path)), port, folder / f"{site}.log"
         )
-        process.start()
-        stack.callback(process.stop)
-        process.wait_listening()
+        stack.callback(process.serve().stop)
     return {site: f"{HOST}:{port}" for site, port in ports.items()}
 
 

@@ -12,6 +12,7 @@ site's links; some loads have many clients that echo one message at a time.
 
 from __future__ import annotations
 
+import socket
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from roamcast.bench.broker import machine
 from roamcast.bench.broker_cases import PAYLOAD_BYTES, numbered
 from roamcast.bench.chaos_workers import SiteProcess
 from roamcast.bench.cpu_shares import CpuShares
-from roamcast.bench.mqtt_load import Door, Figure, LoadConnection, Pair, one_in_flight, pairs
+from roamcast.bench.mqtt_load import Door, Figure, Flow, LoadConnection, flow_all, one_in_flight
 from roamcast.bench.processes import HOST, free_port, roamcast_command
 from roamcast.bench.report import Report, silent
 from roamcast.bench.worker_doors import find_doors
@@ -71,7 +72,9 @@ def measure(count: int, share: float | None, seconds: float, rounds: int) -> lis
         site = start(Path(name), count)
         stack.callback(site.stop)
         doors: list[Door] = (
-            list(find_doors(site.port, count, 2 * ECHOES_EACH).values()) if count > 1 else [_any(site)]
+            list(find_doors(site.port, count, 2 * ECHOES_EACH).values())
+            if count > 1
+            else [lambda: socket.create_connection((HOST, site.port))]
         )
         if share is not None:
             shares = stack.enter_context(CpuShares())
@@ -91,16 +94,7 @@ def start(folder: Path, count: int) -> SiteProcess:
         "broker", "--listen", f"{HOST}:{port}", "--data", str(folder / "data"), "--workers", str(count),
         "--set", "journal.sync=process", "--set", "log.level=info",
     )  # fmt: skip
-    site = SiteProcess("site", command, port, folder / "log")
-    site.start()
-    site.wait_listening()
-    return site
-
-
-def _any(site: SiteProcess) -> Door:
-    import socket
-
-    return lambda: socket.create_connection((HOST, site.port))
+    return SiteProcess("site", command, port, folder / "log").serve()
 
 
 def _row(case: str, qos: int, count: int, figures: Sequence[Figure]) -> dict[str, Any]:
@@ -126,12 +120,12 @@ def _run(site: SiteProcess, case: str, doors: Sequence[Door], qos: int, seconds:
     away = 1 if case == "pairs apart" else 0
     names = [f"{case.replace(' ', '-')}-{number}" for number in range(len(doors))]
     made = [_pair(doors[n], doors[(n + away) % len(doors)], n, names[n], qos) for n in range(len(doors))]
-    return pairs(site, made, seconds, PER_WRITE)
+    return flow_all(site, made, seconds, PER_WRITE)
 
 
-def _pair(publisher: Door, subscriber: Door, number: int, name: str, qos: int) -> Pair:
+def _pair(publisher: Door, subscriber: Door, number: int, name: str, qos: int) -> Flow:
     topic = f"bench/{number:02d}"
     cycle = Cycle([topic.encode()] * ROUND, [numbered(n, PAYLOAD_BYTES, number) for n in range(ROUND)], qos)
     taking = LoadConnection(subscriber, f"{name}-subscriber")
     taking.subscribe([topic], qos)
-    return Pair(LoadConnection(publisher, f"{name}-publisher"), cycle, taking, EvenStream(cycle))
+    return Flow(LoadConnection(publisher, f"{name}-publisher"), cycle, [(taking, EvenStream(cycle))])

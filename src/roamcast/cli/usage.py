@@ -29,6 +29,19 @@ EXTRA_ARGUMENT = re.compile(r"^Got unexpected extra arguments?(?:\(s\))? \((.*)\
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
+def option(default: Any, help: str, *names: str, **settings: Any) -> Any:
+    """Declare an option as the default of a parameter; `...` makes it required.
+
+    `names` replace the name that follows from the parameter; `settings` are those of `typer.Option`.
+    """
+    return typer.Option(default, *names, help=help, **settings)
+
+
+def argument(default: Any, help: str, **settings: Any) -> Any:
+    """Declare an argument like `option`."""
+    return typer.Argument(default, help=help, **settings)
+
+
 class CommandGroup(TyperGroup):
     """A group that answers a missing or unknown command in one line."""
 

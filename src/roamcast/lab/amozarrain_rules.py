@@ -45,10 +45,6 @@ class RuleJob(Job):
     is_quick: bool = False
 
     @property
-    def repetition(self) -> int:
-        return self.seed
-
-    @property
     def cost(self) -> float:
         return self.brokers**2 * (DURATION_QUICK_S if self.is_quick else DURATION_S)
 

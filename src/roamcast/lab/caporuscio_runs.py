@@ -128,14 +128,7 @@ def measure(batch: Batch) -> Row:
 
 async def _measure(network: ForeignNetwork, folder: Path, batch: Batch, series: int) -> list[Row]:
     async with AsyncExitStack() as stack:
-        publisher = network.adapter("hub")
-        await publisher.open()
-        stack.push_async_callback(publisher.close)
-        sites = {site: free_port() for site in ("a", "b")}
-        for site in sites:
-            proxy = ProxyServer(proxy_config(network, folder, site, sites))
-            await proxy.start()
-            stack.push_async_callback(proxy.stop)
+        publisher, sites = await start_service(network, folder, stack)
 
         async def travel(place: int, trip: Trip) -> Row:
             """Make a trip, and retry it once if it fails; the row holds the reason."""
@@ -150,6 +143,21 @@ async def _measure(network: ForeignNetwork, folder: Path, batch: Batch, series: 
             return {**trip.row(), "failed": reason}
 
         return list(await asyncio.gather(*(travel(place, trip) for place, trip in enumerate(batch.trips))))
+
+
+async def start_service(
+    network: ForeignNetwork, folder: Path, stack: AsyncExitStack
+) -> tuple[Adapter, dict[str, int]]:
+    """Start a publisher at the hub and a proxy at each end, for as long as the stack; the proxies' ports."""
+    publisher = network.adapter("hub")
+    await publisher.open()
+    stack.push_async_callback(publisher.close)
+    sites = {site: free_port() for site in ("a", "b")}
+    for site in sites:
+        proxy = ProxyServer(proxy_config(network, folder, site, sites))
+        await proxy.start()
+        stack.push_async_callback(proxy.stop)
+    return publisher, sites
 
 
 def proxy_config(network: ForeignNetwork, folder: Path, site: str, sites: dict[str, int]) -> Config:
@@ -350,14 +358,7 @@ async def discover_and_exclude(network: ForeignNetwork, folder: Path) -> Row:
     tag = f"r{network.kind}"
     topics = {kept: filters_of(network.kind, f"{tag}{kept}", 1) for kept in ("kept", "excluded")}
     async with AsyncExitStack() as stack:
-        publisher = network.adapter("hub")
-        await publisher.open()
-        stack.push_async_callback(publisher.close)
-        sites = {site: free_port() for site in ("a", "b")}
-        for site in sites:
-            proxy = ProxyServer(proxy_config(network, folder, site, sites))
-            await proxy.start()
-            stack.push_async_callback(proxy.stop)
+        publisher, sites = await start_service(network, folder, stack)
         far = SlowLink(sites["b"], find_profile("gprs"), random.Random(1).random)
         await far.start()
         stack.push_async_callback(far.close)

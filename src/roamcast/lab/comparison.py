@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from random import Random
-from statistics import fmean, stdev
+from statistics import fmean
 
 from matplotlib.axes import Axes
 
@@ -34,6 +34,7 @@ from roamcast.lab.rows import Row, grouped, mean_of, sums_of, values_of
 from roamcast.lab.summary import percentile
 from roamcast.lab.sweep import Job, Sweep
 from roamcast.mobility import PROTOCOLS, Promise, Settings, find_protocol
+from roamcast.models.intervals import mean_interval
 from roamcast.models.next_broker import learned_document
 from roamcast.protocol import records
 from roamcast.protocol.effects import PublishThis
@@ -73,11 +74,7 @@ TRACE_SPAN_S = 3600.0
 """Maximum length of the replayed part of a trace, around the busiest time of its last third."""
 TRACE_CLIENTS_MAX = 300
 RECEIVED_PER_S = 0.2
-"""Notifications per second for each client of a trace, so that some wait even if clients are away for only a
-second.
-"""
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""Student's t for 95 % intervals, by number of runs."""
+"""What a client of a trace is sent, so that something may wait though clients are away for a second only."""
 COUNTS = ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected", "violations")
 
 
@@ -373,7 +370,7 @@ PLACES = {"uniform": "to any broker", "NBR": "to a broker next to the last one"}
 def interval(rows: Sequence[Row], column: str) -> float | None:
     """Return half the width of the 95 % interval of a mean over runs; None with fewer than two runs."""
     values = values_of(rows, column)
-    return T_95[len(values)] * stdev(values) / math.sqrt(len(values)) if len(values) in T_95 else None
+    return fmean(values) - mean_interval(values).low if len(values) > 1 else None
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:

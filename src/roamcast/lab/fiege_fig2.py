@@ -69,10 +69,6 @@ class MoveJob(Job):
     def repetition(self) -> int:
         return 0
 
-    @property
-    def cost(self) -> float:
-        return 1.0
-
     def reaches_s(self, broker: str) -> float:
         """Return the time at which the notification reaches a broker."""
         return HEARD_S + (SHORT_S if broker == self.nearer else LONG_S)

@@ -23,8 +23,8 @@ from roamcast.lab.charts import Chart, Panel, Pen, bars, curves, in_words, named
 from roamcast.lab.curves import Curve, Curves, means_of
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, in_settings, register
 from roamcast.lab.figures import ARRIVED, LOST, QUIET
-from roamcast.lab.gaddah_models import BROKERS, NEIGHBOURS, TIMES
-from roamcast.lab.gaddah_testbed import PERCENTS, SETTINGS, BuildingJob, simulate
+from roamcast.lab.gaddah_models import TIMES
+from roamcast.lab.gaddah_testbed import BROKERS, NEIGHBOURS, PERCENTS, SETTINGS, BuildingJob, simulate
 from roamcast.lab.rows import Row, distinct, rounded, where
 from roamcast.lab.sweep import Sweep
 from roamcast.models.ctmc import movement_chain, presence

@@ -12,6 +12,7 @@ from scipy.optimize import brentq
 from roamcast.lab.charts import Chart, Panel, bars, named
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
 from roamcast.lab.figures import ARRIVED, QUIET
+from roamcast.lab.gaddah_testbed import BROKERS, NEIGHBOURS
 from roamcast.lab.rows import Row, rounded
 from roamcast.lab.sweep import Sweep
 from roamcast.models.cost import (
@@ -27,7 +28,6 @@ from roamcast.models.cost import (
 )
 from roamcast.models.ctmc import MeanTimes, Presence, expected_clients, movement_chain, presence
 from roamcast.models.fit import THROUGHPUT_PUBLISHED
-from roamcast.simulator.topology import BUILDING_EDGES
 
 G1 = Claim(
     "G1", "exact",
@@ -62,11 +62,6 @@ G6 = Claim(
 )  # fmt: skip
 
 SUBSCRIBERS = 200
-BROKERS = ("b1", "b2", "b3", "b4", "b5", "b6")
-NEIGHBOURS = {
-    broker: tuple(sorted(b if a == broker else a for a, b in BUILDING_EDGES if broker in (a, b)))
-    for broker in BROKERS
-}
 TIMES = MeanTimes(60.0, 12.0, 3.0)
 TABLE_6_1 = (0.1099, 0.1648, 0.2198, 0.1099, 0.0549, 0.2198)
 TABLE_3_2 = {

@@ -19,8 +19,17 @@ from roamcast.lab.curves import Curve, Curves
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
 from roamcast.lab.figures import ARRIVED, INK, LOST, QUIET
 from roamcast.lab.gaddah import DURABLE, NBR, PRINTED, PROACTIVE, RND, population_jobs, size_of
-from roamcast.lab.gaddah_models import BROKERS, NEIGHBOURS, TIMES
-from roamcast.lab.gaddah_testbed import CALIBRATED, CHANGING, SETTINGS, THESIS, BuildingJob, simulate
+from roamcast.lab.gaddah_models import TIMES
+from roamcast.lab.gaddah_testbed import (
+    BROKERS,
+    CALIBRATED,
+    CHANGING,
+    NEIGHBOURS,
+    SETTINGS,
+    THESIS,
+    BuildingJob,
+    simulate,
+)
 from roamcast.lab.rows import Row, distinct, grouped, rounded, where
 from roamcast.lab.sweep import Sweep
 from roamcast.models.ctmc import expected_clients, movement_chain, presence

@@ -44,7 +44,7 @@ from statistics import fmean
 from roamcast.broker.inputs import MachineInput
 from roamcast.lab.measure import Window
 from roamcast.lab.rows import Row
-from roamcast.lab.summary import percentile
+from roamcast.lab.summary import neighbour_figures, percentile
 from roamcast.lab.sweep import Job
 from roamcast.mobility.base import Settings
 from roamcast.mobility.proactive import Proactive
@@ -68,10 +68,11 @@ NOTICE_S = 1.0
 MB = 1_000_000
 PUBLISHER, PUBLISHER_AT = "publisher", "b6"
 TOUR_EVERY_S = 1.5
-"""Duration of a subscriber's stay at each broker, when it makes durable subscriptions before the start."""
+"""How long a subscriber stays where it makes a durable subscription before the start."""
+BROKERS = ("b1", "b2", "b3", "b4", "b5", "b6")
 NEIGHBOURS = {
     broker: tuple(sorted(b if a == broker else a for a, b in BUILDING_EDGES if broker in (a, b)))
-    for broker in ("b1", "b2", "b3", "b4", "b5", "b6")
+    for broker in BROKERS
 }
 START_S = 10.0
 """All clients are attached and subscribed by this time; other times are counted from here."""
@@ -455,10 +456,9 @@ class Meter(Window):
         self._attached: Counter[str] = Counter()
         self._samples = 0
         self.graph: list[Row] = []
-        self._found: Counter[str] = Counter()
-        self._found_before: Counter[str] = Counter()
-        """Counts of pro-active's handoffs by result in the neighbour graph: `hit`, `hit_activating`,
-        `miss`."""
+        self._found: dict[str, int] = {}
+        self._found_before: dict[str, int] = {}
+        """Counts of pro-active's handoffs by result in the neighbour graph."""
 
     def wants(self, workload: Workload) -> None:
         for client, filters in workload.filters.items():
@@ -526,9 +526,9 @@ class Meter(Window):
     def sample(self, network: Network) -> None:
         """Sample where subscribers are by their own account, and the quality of the neighbour graph."""
         if network.now < self.from_s:
-            self._worked_before, self._found_before = dict(self.worked_s), graph_hits(network)
+            self._worked_before, self._found_before = dict(self.worked_s), neighbour_figures(network)
         else:
-            self._found = graph_hits(network)
+            self._found = neighbour_figures(network)
             self._samples += 1
             self._attached.update(node.broker for id, node in network.clients.items() if id != PUBLISHER)
         elapsed_s = round(network.now - START_S, 6)
@@ -570,17 +570,8 @@ class Meter(Window):
         }
 
     def _miss_percent(self) -> float | None:
-        found = {name: self._found[name] - self._found_before[name] for name in GRAPH_HITS}
+        found = {name: self._found.get(name, 0) - self._found_before.get(name, 0) for name in GRAPH_HITS}
         return 100 * found["miss"] / total if (total := sum(found.values())) else None
-
-
-def graph_hits(network: Network) -> Counter[str]:
-    """Return the hits of all brokers since the start."""
-    found: Counter[str] = Counter()
-    for broker in network.brokers.values():
-        if isinstance(broker.protocol, Proactive):
-            found.update({name: broker.protocol.figures[name] for name in GRAPH_HITS})
-    return found
 
 
 def graph_figures(network: Network) -> Row:

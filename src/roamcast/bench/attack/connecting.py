@@ -51,17 +51,10 @@ def silent_http(target: Target) -> None:
 
 
 def connect_flood(target: Target) -> None:
-    number = 0
-    while not target.is_over:
-        number += 1
-        with failures_counted(target):
-            client = Hostile(target.ports["tcp"])
-            try:
-                answer = client.connect(f"flood-{number % 1000}")
-                target.counts["refused" if answer is None or answer.reason else "connected"] += 1
-                client.send(packets.Disconnect())
-            finally:
-                client.close()
+    for number in target.turns():
+        with failures_counted(target), Hostile(target.ports["tcp"]) as client:
+            target.count_answer(client.connect(f"flood-{number % 1000}"))
+            client.send_all(packets.Disconnect())
 
 
 ATTACKS = (

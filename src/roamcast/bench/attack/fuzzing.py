@@ -28,16 +28,10 @@ SAMPLES = tuple(
 def random_bytes(target: Target) -> None:
     """Send random bytes to every port in turn."""
     rng, doors = target.rng, list(target.ports)
-    number = 0
-    while not target.is_over:
-        number += 1
-        with failures_counted(target):
-            client = Hostile(target.ports[doors[number % len(doors)]])
-            try:
-                client.socket.sendall(rng.randbytes(rng.choice((1, 10, 100, 4000))))
-                target.counts["connections"] += 1
-            finally:
-                client.close()
+    for number in target.turns():
+        with failures_counted(target), Hostile(target.ports[doors[number % len(doors)]]) as client:
+            client.socket.sendall(rng.randbytes(rng.choice((1, 10, 100, 4000))))
+            target.counts["connections"] += 1
 
 
 def mutated_packets(target: Target) -> None:
@@ -48,15 +42,13 @@ def mutated_packets(target: Target) -> None:
             client = connected(target, f"fuzz-{rng.randrange(20)}")
             if client is None:
                 continue
-            try:
+            with client:
                 for _ in range(rng.randrange(1, 20)):
                     data = bytearray(rng.choice(SAMPLES))
                     for _ in range(rng.randrange(4)):
                         data[rng.randrange(len(data))] = rng.randrange(256)
                     client.socket.sendall(bytes(data))
                     target.counts["packets"] += 1
-            finally:
-                client.close()
 
 
 ATTACKS = (

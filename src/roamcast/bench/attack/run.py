@@ -109,9 +109,7 @@ class Site:
         if self.attack.files_max is not None:
             program = ["sh", "-c", f'ulimit -n {self.attack.files_max} && exec "$@"', "sh", *program]
         process = Process(name, program, port, self.folder / f"{name}.log")
-        process.start()
-        self.brokers.append(process)
-        process.wait_listening()
+        self.brokers.append(process.serve())
         return process
 
     @property

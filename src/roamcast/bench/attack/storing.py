@@ -22,7 +22,7 @@ def publish_all(target: Target, client: Hostile, publishes: list[packets.Publish
     for publish in publishes:
         if target.is_over:
             return
-        client.send(publish)
+        client.send_all(publish)
         answer = client.wait_for(packets.Puback)
         if not isinstance(answer, packets.Puback):
             target.counts["closed by the broker"] += 1
@@ -51,8 +51,7 @@ def giant_properties(target: Target) -> None:
     client = connected(target, "giant-properties")
     if away is None or client is None:
         return
-    away.send(packets.Subscribe(1, (packets.SubscriptionEntry("giant/#", 1),)))
-    away.wait_for(packets.Suback)
+    away.subscribe("giant/#")
     away.close()
     described = PublishProperties(user_properties=many_properties(PROPERTIES, PROPERTY_BYTES))
     publishes = [
@@ -72,7 +71,7 @@ def giant_pubrel(target: Target) -> None:
         described = AcknowledgementProperties(user_properties=(("", ""),) * 200_000)
         with failures_counted(target):
             while not target.is_over:
-                client.send(packets.Pubrel(1, properties=described))
+                client.send_all(packets.Pubrel(1, properties=described))
                 target.counts["PUBREL sent"] += 1
                 if client.wait_for(packets.Pubcomp) is None:
                     target.counts["closed by the broker"] += 1
