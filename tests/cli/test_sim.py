@@ -310,12 +310,12 @@ def test_a_used_folder_is_refused_and_left_alone(capsys: pytest.CaptureFixture[s
     out = tmp_path / "run"
     run_json(capsys, *SMALL, "--out", str(out))
     before = hashes(out / "log"), (out / "summary.json").read_bytes()
-    line = f"--out {out}: {out / 'summary.json'} is there already; name a new folder"
+    line = f"--out {out}: {out / 'summary.json'} exists already; name a new folder"
     assert refused(capsys, *SMALL, "--out", str(out)) == line
     assert (hashes(out / "log"), (out / "summary.json").read_bytes()) == before
     (out / "summary.json").unlink()
     assert refused(capsys, *SMALL, "--out", str(out)).endswith(
-        f"{out / 'log'} is there already; name a new folder"
+        f"{out / 'log'} exists already; name a new folder"
     )
 
 

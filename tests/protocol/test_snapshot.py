@@ -537,7 +537,7 @@ def test_what_cannot_be_written_is_named_with_its_place(state: Any, said: str) -
 def test_two_classes_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     twin = type("Twin", (), {"__module__": __name__, "__state__": State("plain")})
     monkeypatch.setitem(globals(), "Twin", twin)
-    with pytest.raises(CannotFreeze, match=r"the name plain stands for .*Plain and .*Twin: give one another"):
+    with pytest.raises(CannotFreeze, match=r"the name plain is used by .*Plain and .*Twin: rename one"):
         freeze(Plain(), Catalogue((f"{__name__}.",)))
 
 

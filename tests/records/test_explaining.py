@@ -80,7 +80,7 @@ def test_what_logs_cannot_tell_is_said() -> None:
     a = Log("a")
     assert told(a)[1] == "no log contains it: it was not published, or its logs are missing"
     a.row("published", client="p", number=5)
-    assert 'events.level = "full" is needed' in told(a)[1]
+    assert 'hops need events.level = "full"' in told(a)[1]
     a.row("sent", client="other", number=5)
     assert "nothing was sent to this client" in told(a)[1]
 
