@@ -353,7 +353,7 @@ class Locator:
         """Serve a request, forward it, or answer that the session is not here.
 
         A request waits here only if its broker gave way to this one when both were asking everyone. Otherwise
-        brokers might wait for each other for ever.
+        brokers might wait for each other forever.
         """
         broker, here = self._broker, self._clients.here.get(request.client)
         if not broker.is_reachable(request.broker):
