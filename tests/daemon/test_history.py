@@ -151,7 +151,9 @@ def test_an_empty_disk_serves_nobody_until_an_operator_decides(pair: Pair) -> No
     a.kill()
     shutil.rmtree(a.data)
     a.start()
-    a.wait_for("clients are refused and links are closed: b refuses this broker: broker a has started with an")
+    a.wait_for(
+        "clients are refused and links are closed: b refuses this broker: broker a has started with an"
+    )
     assert "empty folder" in wait_for_health(a, 503)
     assert is_refused("owner", a.port) == UNAVAILABLE
     assert roamcast("broker", "status", "--data", str(a.data)).returncode == 1

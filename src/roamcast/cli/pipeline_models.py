@@ -126,7 +126,7 @@ def show(document: dict[str, Any], as_json: bool) -> None:
     rows += [["brokers where it is rejected", rejected]]
     table(["residence times", "value"], rows)
     errors = about["chain"]["error"].items()
-    table(["where clients are later, by", "wrong share"], [list(one) for one in errors])
+    table(["later positions of clients, predicted by", "wrong share"], [list(one) for one in errors])
     spots = [[row["broker"], row["share"], row["clients"], row["most_at_once"]] for row in about["hot_spots"]]
     table(["hot spot", "share of the time", "clients", "most at once"], spots[:10])
 

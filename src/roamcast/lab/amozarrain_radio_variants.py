@@ -322,7 +322,7 @@ def judge_r3(rows: Sequence[Row]) -> Outcome:
             more if is_more else [-one for one in more]
         )
     figures: dict[str, object] = {
-        f"C{LARGEST}, {duration_s:g} s, AODV's less MFT-PubSub's (mean, low, high)": {
+        f"C{LARGEST}, {duration_s:g} s, AODV minus MFT-PubSub (mean, low, high)": {
             variant.name: shown(values, 1)
             for variant in VARIANTS
             if (values := aodv_more(rows, variant, LARGEST, duration_s, "delivered"))
@@ -361,7 +361,7 @@ def judge_r4(rows: Sequence[Row]) -> Outcome:
     bare = aodv_more(rows, BY_NAME["as set"], SMALLEST, duration_s, COUNTING[BARE])
     parts["without hellos and heartbeats AODV does not send fewer"] = is_above([-one for one in bare])
     figures = {
-        f"C{SMALLEST}, messages per node, AODV's less MFT-PubSub's (mean, low, high)": {
+        f"C{SMALLEST}, messages per node, AODV minus MFT-PubSub (mean, low, high)": {
             name: shown(values, 1) for name, values in differences.items() if values
         },
         "the same as set, by what counts as a message": {

@@ -431,7 +431,7 @@ def judge_g7(rows: Sequence[Row]) -> Outcome:
     figures: dict[str, object] = {
         "subscribers": xs,
         "handoff_s": means_of(curves, 4),
-        "reactive / pro-active, at least": round(far, 2),
+        "reactive / pro-active, minimum": round(far, 2),
         "pro-active / durable": [round(curves[PROACTIVE].at(x) / curves[DURABLE].at(x), 2) for x in xs],
         "pro-active without an active copy in time, %": rounded(misses.means),
         f"load of the busiest broker at {xs[-1]:g}, %": {name: round(one, 1) for name, one in loads.items()},
@@ -549,8 +549,8 @@ def judge_g10(rows: Sequence[Row]) -> Outcome:
 
 
 WHY_THROUGHPUT = (
-    "durable is last by a fifth if caching goes on beside deliveries and the publisher waits for its end; "
-    "otherwise the three differ by little (R28). Telling five neighbours instead of two or three costs "
+    "durable is last, by at least a fifth if caching goes on beside deliveries and the publisher waits for its "
+    "end; otherwise the three differ by little (R28). Telling five neighbours instead of two or three costs "
     "pro-active hardly any load"
 )
 

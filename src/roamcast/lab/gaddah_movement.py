@@ -435,7 +435,8 @@ def judge_r9(rows: Sequence[Row]) -> Outcome:
     }
     parts = {
         "brokers are not more evenly occupied": found["spread"][True] < found["spread"][False],
-        "messages wait no less at the slowest broker": found["slowest_ms"][True] < found["slowest_ms"][False],
+        "messages do not wait less at the slowest broker": found["slowest_ms"][True]
+        < found["slowest_ms"][False],
         "throughput is lower": found["useful_per_s"][True] >= found["useful_per_s"][False],
     }
     figures = {f"{name}, without and with selection": rounded(one.values(), 2) for name, one in found.items()}

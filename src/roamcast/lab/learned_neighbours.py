@@ -276,7 +276,7 @@ def chart(means: Sequence[Row]) -> Chart:
         said = {"xlabel": label, "ylabel": there, "ylim": (0, 102)}
         return Panel(draw, said, title, ticks, {"loc": "best", "fontsize": 9})
 
-    by_degree = "Hit rate by degree", "degree", "neighbours of a broker, at most"
+    by_degree = "Hit rate by degree", "degree", "maximum of neighbours of a broker"
     by_cost = "Hit rate by cost", "copies_per_move", "copies of contexts made per move"
     panels = [panel(*by_degree, where(means, mass=1)), panel(*by_cost, means)]
     return Chart(

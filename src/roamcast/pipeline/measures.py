@@ -239,7 +239,7 @@ def all_measures(neighbour_timeout_s: float) -> list[Measure]:
         Measure("subscriber_throughput", "1/s", "notifications that all received", subscriber_throughput),
         Measure("broker_throughput", "1/s", "notifications delivered by one broker", broker_throughput),
         Measure("messages", "1/s", "messages that one broker sent to peers", messages),
-        Measure("table_size", "subscriptions", "subscriptions at one broker, at most", table_size),
+        Measure("table_size", "subscriptions", "maximum of subscriptions at one broker", table_size),
         Measure("f_neg", "share", "handoffs over unknown edges", f_neg(neighbour_timeout_s)),
         Measure("f_pos", "share", "share of edge time without use", f_pos(neighbour_timeout_s)),
     ]
