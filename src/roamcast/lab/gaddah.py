@@ -550,8 +550,8 @@ def judge_g10(rows: Sequence[Row]) -> Outcome:
 
 WHY_THROUGHPUT = (
     "durable is last, by at least a fifth if caching goes on beside deliveries and the publisher waits for "
-    "its end; otherwise the three differ by little (R28). Telling five neighbours instead of two or three costs "
-    "pro-active hardly any load"
+    "its end; otherwise the three differ by little (R28). Telling five neighbours instead of two or three "
+    "costs pro-active hardly any load"
 )
 
 
