@@ -7,10 +7,9 @@ place, and gives the session the next attach number. If nobody holds one, the as
 makes it; of several brokers that ask everyone at once, the one with the lowest id makes
 it, and the others ask that broker.
 
-A former holder remembers where the session went until its arrival is confirmed.
-That is long enough: links do not overtake, so a question that passed the new
-holder before the session arrived there reaches the former holder before the
-confirmation does.
+A former holder remembers where the session went until its arrival is confirmed. That is long enough: messages
+do not overtake each other on a link, so a question that passed the new holder before the session arrived
+there reaches the former holder before the confirmation does.
 """
 
 from __future__ import annotations

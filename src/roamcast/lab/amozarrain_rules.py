@@ -120,7 +120,7 @@ R22 = Claim(
 )  # fmt: skip
 WHY_MORE = (
     "the sequences of the thesis assume that tables agree; over the radio they seldom do, and each "
-    "difference is repaired by a BSUB to every broker, while few migrations force others"
+    "difference is repaired by a BSUB to every broker, while a migration seldom forces others"
 )
 APPROACHES = ("recursive_migration", "mft")
 CONTROL = ("bmig", "bquery", "bsub", "bmigoflocals", "btab", "fmig", "sub", "uns")

@@ -464,7 +464,7 @@ def judge_g8(rows: Sequence[Row]) -> Outcome:
         figures[f"{movement}, order"] = [f"{x:g}: {order(curves, x)}" for x in many]
         parts[f"{movement}: another order"] = is_order(curves, (REACTIVE, DURABLE, PROACTIVE), many)
         if len(curves[PROACTIVE].xs) > 1:
-            parts[f"{movement}: pro-active's does not fall"] = curves[PROACTIVE].growth < 0
+            parts[f"{movement}: pro-active's loss does not fall"] = curves[PROACTIVE].growth < 0
     figures["away, % of the time"] = round(100 * away_share(), 1)
     return G8.judge(parts, figures)
 

@@ -82,7 +82,7 @@ async def messages_come_whole_in_order_and_with_their_identity(one: Adapter, oth
     ]
     for message in sent:
         await other.publish(message)
-    await until(lambda: len(got) >= len(sent), "what was published comes")
+    await until(lambda: len(got) >= len(sent), "everything published arrives")
     expect(got, sent, "messages come as they were published")
     await one.unsubscribe("whole", topic)
 
@@ -94,7 +94,7 @@ async def publishes_go_out_in_the_order_of_the_calls(one: Adapter, other: Adapte
     await one.subscribe("order", topic, got.append)
     sent = numbered(topic, 100)
     await asyncio.gather(*(other.publish(message) for message in sent))
-    await until(lambda: len(got) >= 100, "what was published comes")
+    await until(lambda: len(got) >= 100, "everything published arrives")
     expect(bodies(got), bodies(sent), "publishes that are begun together keep the order of the calls")
     await one.unsubscribe("order", topic)
 

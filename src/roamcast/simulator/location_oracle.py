@@ -96,7 +96,7 @@ def misplaced(story: Story, checker: LocationChecker) -> Iterator[str]:
         epochs = checker.epochs[client]
         found = epochs[-1].values.get(PLACE) if epochs else None
         if found != place and not _is_one_place(found, place):
-            yield f"{client} is taken to be at {found!r}, and should be at {place!r}"
+            yield f"{client} is assumed to be at {found!r} but should be at {place!r}"
 
 
 def _is_refused(place: Value, variables: Mapping[str, Variable]) -> bool:

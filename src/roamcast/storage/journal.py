@@ -2,7 +2,7 @@
 
     journal, recovered = Journal.open(folder, sync="group", version=__version__)
     …                           # thaw recovered.snapshot, replay recovered.entries
-    journal.write(entry)        # what a turn of the loop needs; then let out what the turn promises
+    journal.write(entry)        # the inputs of a turn of the loop; afterwards its answers may leave
 
 `write` is `append`, which can be called several times, and `commit` in one.
 
@@ -12,8 +12,8 @@ gives a prefix of what was appended that includes everything committed; recovery
 and damaged files. (A flipped bit in the very last commit looks like a torn one.)
 
 When a write fails, `commit` raises `JournalFailed` and the journal refuses everything until `try_again`
-succeeds. Committed entries stay promised; entries appended since are kept in memory and written by
-`try_again`, in a new segment, which supersedes any part that did reach the disk.
+succeeds. Committed entries stay safe; entries appended since are kept in memory and written by `try_again`,
+in a new segment, which supersedes any part that did reach the disk.
 
 Size: the entries since the last snapshot take at most `journal_bytes_max`, beside at most two
 snapshots, the spare files (as many bytes as lie between snapshots, at most) and one segment. Past that the
