@@ -126,7 +126,7 @@ class Subscriber:
                 if _blanked(frame, self._qos) != wanted or topic not in self._wanted:
                     raise Miscounted(f"{frame!r} came, which nobody sent to this subscriber")
                 if last.get(publisher, -1) >= number:
-                    raise Miscounted(f"message {number} came again, or behind a later one")
+                    raise Miscounted(f"message {number} arrived again, or after a later one")
                 last[publisher] = number
                 took_s.append(arrived_s - due_s)
         return took_s

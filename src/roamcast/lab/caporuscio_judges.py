@@ -46,7 +46,7 @@ def judge_none(rows: Sequence[Row]) -> tuple[Figures, Parts]:
         figures[system] = {
             "trips": len(found), "published while away": away, "of these lost": lost,
             "trips on which one arrived": arrived,
-            "trips on which one arrives, upper bound": rare(arrived, len(found)),
+            "share of such trips, upper bound of the estimate": rare(arrived, len(found)),
         }  # fmt: skip
         parts[f"{system}: {away - lost} published while away arrived"] = away == lost
     return figures, parts

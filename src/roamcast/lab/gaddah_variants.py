@@ -49,7 +49,7 @@ class VariantJob(BuildingJob):
 AS_SET = "as set"
 OWN_QUEUES = "a queue of 1 MB for each virtual subscriber"
 ASIDE = "caching aside"
-BOTH = "own queues, caching aside"
+BOTH = "own queues and caching aside"
 VARIANTS: dict[str, VariantJob] = {
     AS_SET: VariantJob("", costs=THESIS),
     OWN_QUEUES: VariantJob("", costs=THESIS, chosen=Choices(own_queues=True)),

@@ -227,7 +227,7 @@ def _describe(cls: type, name: str) -> Fields:
         return Fields(cls, Kind.ENUM, name, states, ())
     if issubclass(cls, msgspec.Struct):
         if hasattr(cls, "__post_init__"):
-            raise InputError(f"a {cls.__name__} does something when it is made")
+            raise InputError(f"a {cls.__name__} runs code when it is created")
         kind = Kind.FROZEN_STRUCT if cls.__struct_config__.frozen else Kind.STRUCT
         return Fields(cls, kind, name, states, cls.__struct_fields__)
     if _is_named_tuple(cls):

@@ -318,7 +318,7 @@ def compare(
                 yield "extra in epoch", f"{client} got {identity}, which it does not get with flooding"
         for identity in owed:
             if identity not in got and identity not in predicted:
-                yield "missing in epoch", f"{client} never got {identity}, and with flooding does"
+                yield "missing in epoch", f"{client} never got {identity}, but would with flooding"
         for identity, epoch in predicted.items():
             if identity in got:
                 yield "not as predicted", f"{client} got {identity} in epoch {epoch}, which is too late"

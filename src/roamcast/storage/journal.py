@@ -332,7 +332,7 @@ class Journal:
         return len(self._record) - RECORD_HEAD_BYTES
 
     def write(self, entry: bytes) -> None:
-        """Commit this entry; on return it is promised."""
+        """Commit this entry; on return it is safe."""
         offset = self._offset
         end = offset + RECORD_HEAD_BYTES + LENGTH_BYTES + len(entry)
         if end <= self._plain_until:
@@ -373,7 +373,7 @@ class Journal:
         self._plain_until = 0
 
     def commit(self) -> None:
-        """Write appended entries; on return they are promised."""
+        """Write appended entries; on return they are safe."""
         if self.failed is not None:
             raise JournalFailed(self.failed)
         if not self._pending:
@@ -402,12 +402,12 @@ class Journal:
             raise JournalFailed(self.failed)
 
     def _look_ahead(self) -> None:
-        """Refuse further entries at the limit; entries written so far are promised."""
+        """Refuse further entries at the limit; entries written so far stay safe."""
         most = self._settings.journal_bytes_max
         if self._since_snapshot_bytes >= most:
             self._fail(
                 f"{self.folder}: {self._since_snapshot_bytes} bytes since the last snapshot, at most"
-                f" {most} are allowed: nothing is promised until a snapshot is written"
+                f" {most} are allowed: nothing is acknowledged until a snapshot is written"
             )
         end = self._settings.segment_bytes // 2
         if self._offset > end:

@@ -49,9 +49,7 @@ def _lift_1(fields: dict[str, Any]) -> None:
 @register_mobile
 class MftPublished(MobileProtocol):
     name = "mft:published"
-    summary = (
-        "as published: what is old is ignored, hops break ties, nothing is stored while a question is open"
-    )
+    summary = "as published: old messages are ignored, hops break ties, nothing is stored before an answer"
 
     __state__ = State("mft-published", 2, saved=("rows",), lifts={1: _lift_1})
 

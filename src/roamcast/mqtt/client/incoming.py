@@ -31,8 +31,8 @@ class Incoming:
         self._received: dict[int, None] = {}
         """QoS 2: taken by the application, and not yet released by the broker."""
         self._owed: dict[int, None] = {}
-        """QoS 1: taken by the application before arriving on the current connection, where an acknowledgement
-        is possible."""
+        """QoS 1: taken by the application on an earlier connection; acknowledged when they arrive on the
+        current one."""
         self._numbered: dict[int, None] = {}
         """Packet ids of notifications from a copy: void after the next CONNACK."""
         self._session = 0
