@@ -439,7 +439,7 @@ def judge_r5(rows: Sequence[Row]) -> Outcome:
         "messages per node, C32 / C2, and the power of the number of nodes in all": {
             name: list(found) for name, found in growth.items()
         },
-        "the same without what migrations cost, C32 / C2": steady,
+        "the same without the cost of migrations, C32 / C2": steady,
         "C32, sent together: share of messages saved (mean, low, high)": shown(saved, 3),
         "C32, sent together: delivered more (mean, low, high)": shown(more, 1),
     }

@@ -50,12 +50,12 @@ def views(engine: Engine) -> dict[str, View]:
             ),
         ),
         "visits": View(
-            "stays of a client at a broker, by the client's own word",
+            "stays of a client at a broker, according to the client",
             ("run", "client", "broker", "came_from", "left_at", "attached_at", "until", "is_handoff"),
             sql.visits(f"(SELECT * FROM log WHERE {sql.usable('moved')}) AS rare"),
         ),
         "handoffs": View(
-            "moves of a client from one broker to another, by the client's own word",
+            "moves of a client from one broker to another, according to the client",
             ("run", "client", "came_from", "broker", "left_at", "attached_at", "away_s"),
             "SELECT *, attached_at - left_at AS away_s FROM visits WHERE is_handoff",
         ),

@@ -286,7 +286,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
             case SettingsChanged() | RulesChanged() | AccessRevoked() | Started():
                 self._on_setting(item)
             case _:
-                raise InputError(f"a site whose broker moves does not know {type(item).__name__}")
+                raise InputError(f"a site whose broker moves does not support {type(item).__name__}")
 
     def _begin(self, start: int) -> None:
         super()._begin(start)
