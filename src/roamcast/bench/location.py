@@ -157,7 +157,7 @@ class Walkers:
             sends = self.step(*inputs)
             times_s.append(time.process_time() - start)
             self.told += any(isinstance(one, Update) and one.whereabouts for _, one in sends)
-        assert self.told, "moves that nobody hears of were not worth measuring"
+        assert self.told, "no move was forwarded, so there was nothing to measure"
         return times_s
 
     def publish(self) -> None:

@@ -59,7 +59,8 @@ LOCATION = "location"
 TOLD = 0
 """Request number of a move that a client reported in a published message: needs no answer."""
 LENT = -1
-"""Request number of a move to the broker's place, of a client that never reported its location."""
+"""Request number of a move that sets a client's location to its broker's, because the client reported
+none."""
 
 
 class Announced(NamedTuple):

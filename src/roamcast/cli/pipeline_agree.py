@@ -135,6 +135,8 @@ def show(result: dict[str, Any]) -> None:
     rows = [(name.replace("_", " "), value) for name, value in result.items() if name != "examples"]
     table(["what", "value"], rows, title="checkers and audit")
     for one in result["examples"]:
-        print(f"{one['run']}: {one['what']} is {one['audit']} to the audit, {one['other']} to the checkers")
+        print(
+            f"{one['run']}: {one['what']} is {one['audit']} by the audit and {one['other']} by the checkers"
+        )
     if not result["disagreements"]:
         print("Checkers and audit agree on every run.")

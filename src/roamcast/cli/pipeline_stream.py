@@ -51,7 +51,11 @@ def register(group: typer.Typer) -> None:
 def stream(
     log: Log,
     out: Annotated[
-        str, typer.Option("--out", help="Folder or URL for minutes and checkpoint, with which it goes on.")
+        str,
+        typer.Option(
+            "--out",
+            help="Folder or URL for the minutes and the checkpoint; a stopped stream resumes from it.",
+        ),
     ],
     master: Master = LOCAL,
     conf: Conf = None,

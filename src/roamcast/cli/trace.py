@@ -117,7 +117,9 @@ def import_gps(
     out: Out,
     overlay: Overlay = None,
     cells: int | None = option(None, "Resolution of H3 cells, each a broker: 7 if there are no sites."),
-    sites: Path | None = option(None, "CSV file broker,latitude,longitude: a point is at the nearest."),
+    sites: Path | None = option(
+        None, "CSV file broker,latitude,longitude: a point belongs to the nearest site."
+    ),
     speed_max: float = option(40.0, "Highest possible speed, in metres per second."),
     away: Away = 900.0,
     ping_pong: PingPong = 300.0,

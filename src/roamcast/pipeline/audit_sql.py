@@ -333,7 +333,7 @@ SELECT /*+ BROADCAST(p) */ r.run AS run, node, sequence, time, publisher_id, inc
     notifications, attributes
 FROM published AS r JOIN publishers AS p ON {_OF_PUBLISHER} WHERE number > 0
 """
-"""Publishes that are promised to subscribers: only numbered ones."""
+"""Publishes that must reach subscribers: only numbered ones."""
 
 
 def owed(table: FilterTable, dialect: Dialect, clock_error_s: float) -> str:

@@ -230,7 +230,7 @@ def all_measures(neighbour_timeout_s: float) -> list[Measure]:
     return [
         Measure("overhead_per_handoff", "hops", "hops caused by mobility, for each handoff", overhead_hops),
         Measure("handoff_delay", "s", "from attaching to the first notification that waited", handoff_delay),
-        Measure("move_in_delay", "s", "from attaching until the session is there", move_in_delay),
+        Measure("move_in_delay", "s", "from attaching until the session has arrived", move_in_delay),
         Measure("move_out_delay", "s", "from leaving until the broker knows", move_out_delay),
         Measure("latency", "s", "from published to delivered", latency),
         Measure("processing", "s", "from published to sent on by the first broker", processing),
@@ -239,7 +239,7 @@ def all_measures(neighbour_timeout_s: float) -> list[Measure]:
         Measure("subscriber_throughput", "1/s", "notifications that all received", subscriber_throughput),
         Measure("broker_throughput", "1/s", "notifications delivered by one broker", broker_throughput),
         Measure("messages", "1/s", "messages that one broker sent to peers", messages),
-        Measure("table_size", "subscriptions", "subscriptions at one broker, at most", table_size),
+        Measure("table_size", "subscriptions", "maximum of subscriptions at one broker", table_size),
         Measure("f_neg", "share", "handoffs over unknown edges", f_neg(neighbour_timeout_s)),
-        Measure("f_pos", "share", "time of edges that served nobody", f_pos(neighbour_timeout_s)),
+        Measure("f_pos", "share", "share of edge time without use", f_pos(neighbour_timeout_s)),
     ]

@@ -40,9 +40,9 @@ ACCURACY = 10_000
 exact.
 """
 SHARES = {
-    "delivery_rate": ("share", "of what was owed, what came"),
-    "loss": ("share", "of what was owed, what never came"),
-    "duplication": ("share", "of what came, what had come before"),
+    "delivery_rate": ("share", "share of owed deliveries that were made"),
+    "loss": ("share", "share of owed deliveries that were never made"),
+    "duplication": ("share", "share of deliveries that were duplicates"),
 }
 """Measures that follow from the audit of a run."""
 

@@ -73,7 +73,7 @@ class MinutesState:
     changes: DataFrame
     """Rows about subscriptions, and about which clients keep records."""
     steps: DataFrame
-    """The last step of each client and of each handoff, which the next one may end."""
+    """The last step of each client and of each handoff, which later rows may complete."""
     balances: DataFrame
     """Notifications that a client must or may receive, and how often it did."""
     minutes: DataFrame

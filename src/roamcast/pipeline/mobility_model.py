@@ -51,7 +51,7 @@ class ModelSettings:
     def check(self) -> None:
         check_bounds(self.degree, self.mass)
         if not 0.0 < self.learn_share <= 1.0:
-            raise InputError(f"--learn-share {self.learn_share}: valid is a share above 0, at most 1")
+            raise InputError(f"--learn-share {self.learn_share}: valid is a number above 0, at most 1")
         if not 1 <= self.k_max <= 100:
             raise InputError(f"--k {self.k_max}: valid is 1 to 100")
         if not 0.0 <= self.handoff_s < float("inf"):

@@ -30,7 +30,8 @@ COLLECTED_ROWS = 2_000_000
 files.
 """
 DECODED_HERE_ROWS = 100_000
-"""Maximum rows whose attributes the driver decodes, faster than a Python worker would start."""
+"""Up to this many rows the driver decodes the attributes itself, which is faster than starting a Python
+worker."""
 DESK_MB = 768
 """Memory of the desk; beyond it the desk uses the disk."""
 

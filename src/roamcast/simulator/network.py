@@ -621,7 +621,7 @@ class Network(NetworkBase):
         """Start a process with the broker's id on another disk.
 
         Nobody knows what a broker did after its last sign of life, so the process is started only if a peer
-        is in reach that received that one.
+        within reach has received that sign.
         """
         is_clone = broker not in self._down
         heard = self._peers_in_reach(broker) if is_clone else self._heard[broker]
