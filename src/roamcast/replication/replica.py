@@ -375,7 +375,7 @@ class Replica:
         return self.released
 
     def may_speak(self, now: float) -> bool:
-        """True if effects may be released at all: another one may lead as soon as etcd has the resignation."""
+        """True if effects may be released. Once this replica has resigned, another one may lead."""
         return self.role == "leader" and now < self.lease_until and not self._resigns
 
     def _counts(self, follower: Follower) -> bool:
