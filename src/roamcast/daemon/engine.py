@@ -233,7 +233,7 @@ class Engine:
         self._acknowledging: asyncio.TimerHandle | None = None
         self._is_scheduled = False
         self._idle_since_s = 0.0
-        """When the last turn ended, on the monotonic clock."""
+        """When the last turn ended or was released, on the monotonic clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
         """Deadline that the timer is set for."""
@@ -451,6 +451,8 @@ class Engine:
             if one.effects.durable:
                 self.site.journalled(self.pressure.over)
             self._let_out(one.effects, has_gone_on=True)
+            # Clients answer to what they get now, and their answers share a turn.
+            self._idle_since_s = monotonic()
 
     # --- while the journal cannot be written ---
 

@@ -14,6 +14,7 @@ import secrets
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -65,9 +66,10 @@ class Replicating:
         site: AnyMachine | None,
         state: ReplicaState,
         records: Callable[[list[Row]], None] | None,
+        rows: deque[tuple[int, list[Row]]],
         closes: list[Callable[[], None]],
     ) -> None:
-        """`closes` is what to close before the process restarts."""
+        """`rows` are those of replayed entries, `closes` is what to close before the process restarts."""
         settings = config.replication
         self.config = config
         self.journal = journal
@@ -101,7 +103,7 @@ class Replicating:
         self._doorway = Doorway(self._strangers, self._enter, lambda: self.timing.lease_s)
         self._complaints = Complaints()
         self.leading = Leading(self)
-        self.following = Following(self, is_foreign)
+        self.following = Following(self, is_foreign, rows)
 
     # --- from start to end ---
 
