@@ -130,6 +130,8 @@ async def _serve(config: Config, reread: Callable[[], Config], worker: Worker | 
             from roamcast.daemon.following import follow
             from roamcast.daemon.replicating import Replicating, load_state
 
+            if site is not None:
+                site.check_start(site_settings(config))
             state = load_state(config, recovered.lost, is_empty=journal.last_sequence == 0)
             take = events.take if events is not None else None
             replicating = Replicating(config, journal, site, state, take, unreleased, fail_stop.closes)

@@ -19,6 +19,8 @@ from roamcast.broker.inputs import REPLAY, Started, decode_entry
 from roamcast.broker.making import make_machine
 from roamcast.config.addresses import split_endpoint
 from roamcast.daemon.engine import MARK_S
+from roamcast.daemon.settings import site_settings
+from roamcast.errors import InputError
 from roamcast.net.complaints import Complaints
 from roamcast.net.handshake import Ended, LinkRefusal
 from roamcast.net.replica_stream import ReplicaStream
@@ -225,6 +227,10 @@ class Following:
             first = entry.inputs[0]
             assert isinstance(first, Started)
             host.site = make_machine(first.settings)
+            try:
+                host.site.check_start(site_settings(host.config))
+            except InputError as error:
+                host.begin_anew(str(error))
         host.site.endpoint.encoder.is_mute = True
         try:
             effects = host.site.step(entry.now, entry.inputs)

@@ -397,8 +397,11 @@ class Replica:
         for follower in self.followers.values():
             if self._is_to_enter(now, follower):
                 in_sync[follower.name] = follower.disk
-        successor = self._steps_down_for
-        wanted = msgspec.structs.replace(view, in_sync=in_sync, successor=successor, barred=self.barred)
+        if self._steps_down_for not in in_sync:
+            self._steps_down_for = ""
+        wanted = msgspec.structs.replace(
+            view, in_sync=in_sync, successor=self._steps_down_for, barred=self.barred
+        )
         if wanted == view and not self.in_doubt:
             return None
         if now < self._not_before.get(Change, 0.0):
