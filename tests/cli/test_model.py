@@ -167,7 +167,7 @@ def test_fit_is_shown_as_tables(points: Path, capsys: pytest.CaptureFixture[str]
 
 
 def default_of(command: Any, name: str) -> Any:
-    return signature(command).parameters[name].default
+    return signature(command).parameters[name].default.default
 
 
 def test_the_defaults_are_those_of_the_models() -> None:

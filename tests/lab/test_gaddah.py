@@ -12,9 +12,11 @@ from roamcast.lab.curves import Curve, Point
 from roamcast.lab.experiment import Outcome
 from roamcast.lab.gaddah import DURABLE, NBR, PROACTIVE, PROTOCOLS, REACTIVE, RND
 from roamcast.lab.gaddah_covering import judge as judge_covering
-from roamcast.lab.gaddah_models import BROKERS, NEIGHBOURS, TIMES
+from roamcast.lab.gaddah_models import TIMES
 from roamcast.lab.gaddah_testbed import (
+    BROKERS,
     CALIBRATED,
+    NEIGHBOURS,
     OURS,
     THESIS,
     BuildingJob,

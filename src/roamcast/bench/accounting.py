@@ -1,8 +1,8 @@
-"""Checks every byte that a load program receives: nothing may be lost, duplicated, reordered or changed.
+"""Checks every byte that a load program receives: no message may be lost, duplicated, reordered or changed.
 
-A publisher's messages are a cycle of different frames, so what a subscriber must receive is known
-beforehand, all but the packet ids that the broker gives. Frames of one size are checked by the
-thousand with a few operations on the whole read, so that the check costs less than the sockets do.
+A publisher repeats a cycle of different frames, so what a subscriber must receive is known beforehand, except
+the packet ids, which the broker chooses. Frames of one size are checked in thousands with a few operations on
+the whole read, so the check costs less than the sockets do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Miscounted(BenchFailed):
 
 
 class Cycle:
-    """Messages that a publisher sends over and over; their packet ids are 1, 2, … in each round."""
+    """Messages that a publisher repeats; their packet ids are 1, 2, … in each round."""
 
     def __init__(
         self, topics: Sequence[bytes], payloads: Sequence[bytes], qos: int, described: bytes = b""
@@ -53,7 +53,7 @@ class Acknowledged:
 
     def __init__(self, round: int) -> None:
         self._round = round
-        """Messages after which packet ids start at 1 again."""
+        """Number of messages after which packet ids start at 1 again."""
         self._rest = b""
         self.count = 0
 
@@ -136,8 +136,9 @@ def _difference(data: bytes, wanted: bytes, stride: int, received: int) -> str:
 
 
 class FrameStream:
-    """PUBLISH frames of any topics, which are kept: while the clock runs only lengths and packet ids are
-    looked at."""
+    """PUBLISH frames of any topics, kept for a later check: during the measurement only lengths and packet
+    ids are read.
+    """
 
     def __init__(self, qos: int) -> None:
         self._qos = qos
@@ -167,9 +168,10 @@ class FrameStream:
 
 
 class MixedStream(FrameStream):
-    """What one subscriber receives of several publishers: any interleaving, each publisher's own in order.
+    """What one subscriber receives of several publishers: in any interleaving, but each publisher's messages
+    in order.
 
-    Payloads begin with two digits that name the publisher.
+    Payloads begin with two digits that identify the publisher.
     """
 
     def __init__(self, cycles: Sequence[Cycle]) -> None:
@@ -177,7 +179,7 @@ class MixedStream(FrameStream):
         self._cycles = cycles
 
     def verify(self, sent: Sequence[int]) -> None:
-        """Raise Miscounted unless exactly the number `sent` of each publisher came, in its order."""
+        """Raise Miscounted unless exactly `sent` messages of each publisher arrived, in order."""
         counts = [0] * len(self._cycles)
         for data in self.kept:
             at = 0
@@ -205,7 +207,7 @@ class MixedStream(FrameStream):
 
 
 class Echo:
-    """One message in flight: it is published, comes back to its publisher, and then the next one is sent."""
+    """One message in flight: it is published and returns to its publisher, which then sends the next one."""
 
     def __init__(self, cycle: Cycle) -> None:
         self._cycle = cycle

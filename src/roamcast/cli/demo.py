@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -13,7 +13,7 @@ from roamcast.cli.output import emit_json, prepare_out_folder, progress
 from roamcast.cli.sim import EXIT_VIOLATIONS
 from roamcast.cli.spark import Where, run_audit
 from roamcast.cli.tables import table_in_parts
-from roamcast.cli.usage import AsJson, show_examples
+from roamcast.cli.usage import AsJson, option, show_examples
 from roamcast.errors import InputError
 
 COLUMNS = {
@@ -38,18 +38,14 @@ def register(app: typer.Typer) -> None:
 
 # The defaults are those of DemoSettings; a test compares them.
 def demo(
-    out: Annotated[
-        Path, typer.Option(help="Folder for logs, figures and pictures; an earlier demo in it is replaced.")
-    ] = Path("demo"),
-    clients: Annotated[int, typer.Option(help="Number of clients; a quarter of them roam.")] = 80,
-    duration: Annotated[float, typer.Option(help="Simulated time, in seconds.")] = 120.0,
-    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 7,
-    brokers: Annotated[
-        bool, typer.Option(help="Also start real broker processes, and let a client roam between them.")
-    ] = True,
-    audited: Annotated[
-        bool, typer.Option("--audit/--no-audit", help="Audit the logs at the end, with DuckDB.")
-    ] = True,
+    out: Path = option(
+        Path("demo"), "Folder for logs, figures and pictures; an earlier demo in it is replaced."
+    ),
+    clients: int = option(80, "Number of clients; a quarter of them roam."),
+    duration: float = option(120.0, "Simulated time, in seconds."),
+    seed: int = option(7, "Seed of the simulation."),
+    brokers: bool = option(True, "Also start real broker processes, and let a client roam between them."),
+    audited: bool = option(True, "Audit the logs at the end, with DuckDB.", "--audit/--no-audit"),
     as_json: AsJson = False,
 ) -> None:
     """Show what roaming clients receive and lose under each mobility protocol."""

@@ -116,7 +116,7 @@ def simulate(folder: Path, stories: list[Story], workers: int) -> dict[str, dict
 
 @contextmanager
 def mapping(workers: int) -> Iterator[Callable[..., Iterable[dict[str, dict[str, int]]]]]:
-    """Like `map`, in as many processes as are worth starting."""
+    """Return a function like `map` that uses a suitable number of processes."""
     if workers == 1:
         yield map
         return

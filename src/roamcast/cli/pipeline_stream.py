@@ -102,7 +102,7 @@ def say(progress: Progress) -> None:
 
 @contextmanager
 def asked_to_end() -> Iterator[threading.Event]:
-    """An event that is set on SIGINT or SIGTERM."""
+    """Return an event that is set on SIGINT or SIGTERM."""
     asked = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
@@ -123,7 +123,7 @@ def wait(query: StreamingQuery, is_asked: threading.Event) -> None:
 
 
 def shown_so_far(spark: SparkSession, out: Place) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The figures of a stream, and its last minutes."""
+    """Return the figures of a stream, with its last minutes."""
     from roamcast.pipeline.output import read_text
     from roamcast.pipeline.places import ArrowFiles, url_of
     from roamcast.pipeline.spark_engine import files_of

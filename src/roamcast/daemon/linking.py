@@ -21,7 +21,7 @@ from roamcast.broker.inputs import (
     LinkUp,
     MachineInput,
 )
-from roamcast.broker.links.border import REASONS
+from roamcast.broker.links.guard import REASONS
 from roamcast.broker.links.links import Offer
 from roamcast.config.sections import Config, Link
 from roamcast.errors import InputError

@@ -174,10 +174,10 @@ def conduct(
     elif experiment.run_on_trace is not None:
         findings = experiment.run_on_trace(sweep, *trace)
     else:
-        raise InputError(f"experiment {experiment.id}: takes no trace")
+        raise InputError(f"experiment {experiment.id}: does not accept a trace")
     said = sorted(outcome.claim for outcome in findings.outcomes)
     if said != sorted(claim.id for claim in experiment.claims):
-        raise RuntimeError(f"experiment {experiment.id} returned outcomes for other claims: {said}")
+        raise RuntimeError(f"experiment {experiment.id} returned outcomes for the wrong claims: {said}")
     return findings
 
 

@@ -1,8 +1,9 @@
-"""Gaddah 2008, sections 3.3, 6.6 and 7.2.1: where subscribers go, and are. Claims G13, G14, R7 to R9.
+"""Gaddah 2008, sections 3.3, 6.6 and 7.2.1: positions and moves of subscribers. Claims G13, G14, R7 to R9.
 
-For G13 and G14 nothing is published: the moves alone make the neighbour graph and fill the brokers. R7 shows
-how the thesis's setting of the testbed was calibrated, R8 what its chain and a fitted curve foretell of a
-broker's throughput, R9 what choosing a broker by its load would gain.
+For G13 and G14 nothing is published: only moves matter to the neighbour graph and to the number of
+subscribers at each broker. R7 shows how the testbed's setting of the thesis was calibrated, R8 what the
+thesis's chain and a fitted curve predict for a broker's throughput, R9 what choosing a broker by its load
+would gain.
 """
 
 from __future__ import annotations
@@ -18,8 +19,17 @@ from roamcast.lab.curves import Curve, Curves
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
 from roamcast.lab.figures import ARRIVED, INK, LOST, QUIET
 from roamcast.lab.gaddah import DURABLE, NBR, PRINTED, PROACTIVE, RND, population_jobs, size_of
-from roamcast.lab.gaddah_models import BROKERS, NEIGHBOURS, TIMES
-from roamcast.lab.gaddah_testbed import CALIBRATED, CHANGING, SETTINGS, THESIS, BuildingJob, simulate
+from roamcast.lab.gaddah_models import TIMES
+from roamcast.lab.gaddah_testbed import (
+    BROKERS,
+    CALIBRATED,
+    CHANGING,
+    NEIGHBOURS,
+    SETTINGS,
+    THESIS,
+    BuildingJob,
+    simulate,
+)
 from roamcast.lab.rows import Row, distinct, grouped, rounded, where
 from roamcast.lab.sweep import Sweep
 from roamcast.models.ctmc import expected_clients, movement_chain, presence
@@ -39,12 +49,14 @@ G13 = Claim(
 )  # fmt: skip
 
 GRAPH_SUBSCRIBERS = 20
-"""Few, so that learning can be seen: 200 subscribers make all moves that there are within seconds."""
+"""Number of subscribers; so few that learning is visible: 200 would make all possible moves within
+seconds.
+"""
 GRAPH_TIMEOUT_S = 600.0
-"""Ten mean connect times: at half of that, edges that are in use leave, too, now and then."""
+"""Ten mean connect times: with half of that, edges in use sometimes expire."""
 GRAPH_S = 3600.0
 NEAR_ONE_MIN = 0.7
-"""In the first interval of 30 s, in which a second move over the same edge may already come."""
+"""Minimum F_neg of the first 30 s, in which some moves already repeat an edge."""
 NEAR_ZERO_MAX = 0.02
 
 
@@ -129,7 +141,9 @@ G14 = Claim(
 )  # fmt: skip
 
 OUTSIDE_MAX = 2
-"""Of twelve 95 % intervals 0.6 miss what they measure; three or more would by chance in 2 % of cases."""
+"""Of twelve 95 % intervals, 0.6 miss the true value on average; three or more do so by chance in 2 % of
+cases.
+"""
 
 
 def place_jobs(quick: bool) -> list[BuildingJob]:
@@ -172,7 +186,7 @@ def place_panel(rows: Sequence[Row], name: str) -> Panel:
 
 
 def place_rows(runs: Sequence[Row]) -> list[Row]:
-    """Measured and expected subscribers for each broker, and for all together."""
+    """Return measured and expected subscribers for each broker and in total."""
     rows: list[Row] = []
     for movement in (RND, NBR):
         found = presence(movement_chain(movement, NEIGHBOURS, TIMES)).connect

@@ -1,8 +1,9 @@
-"""What decides G7, G8 and G10: the thesis's setting with one choice changed at a time. Claims R26 to R28.
+"""Which choices decide G7, G8 and G10: the thesis's setting with one choice changed at a time. Claims R26 to
+R28.
 
-Each variant is a choice that the thesis leaves open, or that its words allow. Runs have the movement RND and
-as many subscribers as the claims name: few (10), many (100) and most (200). The claims were put after looking
-at quick runs of one seed: they describe what was found, and wait for the full ones.
+Each variant changes a choice that the thesis leaves open or allows. Runs have the movement RND and the
+numbers of subscribers that the claims name: few (10), many (100) and most (200). The claims were written
+after quick runs of one seed: they describe those results, and full runs have yet to confirm them.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ VARIANTS: dict[str, VariantJob] = {
     "reactive stores once": VariantJob("", costs=replace(THESIS, reactive_shares=True)),
     "the publisher waits for its own broker": VariantJob("", costs=replace(THESIS, waits_for_all=False)),
 }
-"""Caching aside: brokers cache and transfer beside their deliveries, as with a thread of their own for it, so
-that only the publisher, who waits for persistence, is slowed down."""
+"""Variants by name. "Caching aside": brokers cache and transfer beside their deliveries, as in a thread of
+its own, so that only the publisher, which waits for persistence, is slowed down.
+"""
 
 
 def jobs(quick: bool) -> list[VariantJob]:
@@ -135,7 +137,7 @@ def verdicts_at(rows: Sequence[Row], subscribers: int) -> Row:
 
 
 def held_by(rows: Sequence[Row]) -> dict[str, bool]:
-    """What holds in a variant, from `MANY` subscribers up."""
+    """Return what holds in a variant, from `MANY` subscribers up."""
     loss, rate, handoff = (
         over(rows, "subscribers", y) for y in ("loss_percent", "useful_per_s", "handoff_mean_s")
     )

@@ -330,7 +330,8 @@ class MultiHopHandoff(MobilityProtocol):
             case SubMigration(session=session):
                 key, hop = (session.client, session.number), self.host.next_hop(message.destination)
                 is_here = message.destination == self.host.id
-                if key in self.passes or session.client in self.holds or hop == sender:
+                is_neighbour = self.host.next_hop(sender) == sender
+                if key in self.passes or session.client in self.holds or hop == sender or not is_neighbour:
                     return False
                 return (is_here or hop != self.host.id) and _is_counted(message.base, message.granted)
             case SubMigrationAck(client, number):

@@ -197,21 +197,23 @@ def _breaks(engine: Engine, health: Health) -> pa.Table:
 class Names:
     """Clients, publishers and subscriptions of a log, with a number for every name.
 
-    The numbers are given here, so they are the same wherever they are used.
+    The numbers are assigned once, so they are equal in all tables and queries.
     """
 
     clients: pa.Table
     """`run`, `client` and `client_id` of everyone who ever subscribed."""
     publishers: pa.Table
-    """`run`, `publisher`, `incarnation`, `publisher_id` and `incarnation_rank`; how much was published."""
+    """`run`, `publisher`, `incarnation`, `publisher_id` and `incarnation_rank`, and the number of
+    publishes.
+    """
     held: pa.Table
-    """Subscriptions by `client_id`, with the times at which they were issued, settled and taken back."""
+    """Subscriptions by `client_id`, with the times at which they were issued, settled and withdrawn."""
     unreadable_rows: int
     """Rows with a filter that cannot be read."""
 
     @property
     def misnumbered(self) -> int:
-        """Incarnations of publishers whose numbers do not follow each other, one by one."""
+        """Incarnations of publishers whose numbers have gaps or repetitions."""
         return sum(
             row["published"] != row["last"] - row["first"] + 1
             or row["sum"] != (row["first"] + row["last"]) * row["published"] // 2
@@ -286,7 +288,7 @@ def _with_own(held: pa.Table, publishers: pa.Table, terms: Sequence[Mapping[str,
 
 
 def _publishers(found: pa.Table) -> pa.Table:
-    """Publishers numbered by name, and the incarnations of each by their order."""
+    """Return publishers numbered by name, and each one's incarnations in order."""
     found = found.sort_by([(name, "ascending") for name in INCARNATION])
     ids: list[int] = []
     ranks: list[int] = []
@@ -314,7 +316,7 @@ def _rows_with(desk: Desk, filters: list[str]) -> int:
 
 
 def _judge(engine: Engine, names: Names, clock_error_s: float, has_bursts: bool) -> None:
-    """Make the table `verdicts`."""
+    """Create the table `verdicts`."""
     desk = engine.desk
     witnesses, lives = desk.fetch(sql.WITNESSES), desk.fetch(sql.LIVES)
     asks_brokers = bool(pc.any(pc.not_equal(witnesses.column("witness"), sql.WHOLE)).as_py())
@@ -347,7 +349,7 @@ def _judge(engine: Engine, names: Names, clock_error_s: float, has_bursts: bool)
 
 
 def _find(engine: Engine) -> None:
-    """Make the table `findings`: read the log again, but only for suspicious streams."""
+    """Create the table `findings`: read the log again, but only for suspicious streams."""
     desk = engine.desk
     suspicions = desk.fetch(sql.SUSPICIONS).to_pylist()[0]
     if suspicions["came"]:
@@ -390,7 +392,7 @@ def _write_tables(desk: Desk, names: Names, made: Path) -> tuple[pa.Table, pa.Ta
 
 
 def _count_of(key: tuple[str, ...], *tables: pa.Table) -> int:
-    """How many there are in any of the tables."""
+    """Return the total of a count over the tables."""
     columns = list(key)
     together = pa.concat_tables(one.select(columns) for one in tables)
     return int(together.group_by(columns).aggregate([]).num_rows)

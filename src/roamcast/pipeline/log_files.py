@@ -1,7 +1,7 @@
-"""The files of a log, found and looked at before Spark reads the first of them, and the schema of their rows.
+"""The files of a log, found and checked before Spark reads them, and the schema of their rows.
 
-Spark would find a damaged file late and report it with a page of stack traces; footers reveal it before, and
-take no time to read. Only protocol/records.py defines a row.
+Spark would find a damaged file late and report it with a page of stack traces; reading the footers first
+takes almost no time and finds it early. Only protocol/records.py defines a row.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ARROW_TYPES: dict[str, tuple[pa.DataType, ...]] = {
 
 
 def spark_schema() -> StructType:
-    """The columns of a log, in the order of the contract."""
+    """Return the columns of a log for Spark, in the order of the contract."""
     from pyspark.sql.types import StructType
 
     columns = ", ".join(f"{name} {_SPARK_TYPES[kind]}" for name, kind in COLUMNS.items())
@@ -69,9 +69,9 @@ def schema_problem(schema: pa.Schema) -> str | None:
 
 
 def version_problem(told: str | None, names: Collection[str]) -> str | None:
-    """Why a file of this version, with these columns, is no log that this program can read.
+    """Return why a file of this version with these columns cannot be read as a log; "" if it can.
 
-    Later versions add columns; a file of this program's own version has them all.
+    Later versions add columns; a file of this program's own version has all of them.
     """
     told = str(UNVERSIONED) if told is None else told
     if not told.isdigit() or int(told) > SCHEMA_VERSION:
@@ -82,22 +82,22 @@ def version_problem(told: str | None, names: Collection[str]) -> str | None:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """A dictionary is but a way to store its values."""
+    """Return the type without a dictionary, which only changes how values are stored."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 # --- files ---
 
 PASSED_OVER = (".", "_")
-"""Names of unfinished files begin with a dot, those of a tool's own files with an underscore."""
+"""Prefixes of names to skip: unfinished files begin with a dot, a tool's own files with an underscore."""
 READERS = 8
 """Number of files checked concurrently: the disk or the network is the bottleneck."""
 
 
 def find_log_files(folder: Path) -> dict[Path, int]:
-    """Every Parquet file below the folder, checked, and how many rows it holds.
+    """Check every Parquet file below the folder; return the files with their numbers of rows.
 
-    The logs of several runs may lie side by side.
+    Logs of several runs may lie side by side.
     """
     try:
         files = sorted(_files_below(folder))
@@ -129,12 +129,12 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def is_log_file(names: Sequence[str]) -> bool:
-    """Whether this is a file of a log: the names of the folders down to it, and its own."""
+    """Return whether this is a file of a log, by its own name and those of its folders."""
     return names[-1].endswith(".parquet") and not any(name.startswith(PASSED_OVER) for name in names)
 
 
 def check_file(file: Path | str, filesystem: fs.FileSystem | None = None) -> int:
-    """How many rows a file holds, if it is whole and a log."""
+    """Return the number of rows of a file; raise an error if it is incomplete or no log."""
     try:
         with pq.ParquetFile(file, filesystem=filesystem) as parquet:
             problem = schema_problem(parquet.schema_arrow)

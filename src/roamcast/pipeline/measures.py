@@ -1,9 +1,8 @@
-"""Every measure as samples: one row for each thing that was measured, by run.
+"""Measures as samples: one row for each sample, by run.
 
-A measure is a function from the rows of a log to the columns `run` and `value`.
-Which rows it needs, and what exactly it takes the time or the number of, is said
-with it. Rows that are frequent (`forwarded`, `control`, `sent`) are in a log only
-if its run kept them; without them the measures that need them have no samples.
+A measure is a function from the rows of a log to the columns `run` and `value`. Its docstring says which rows
+it needs, and what exactly it measures. Rows that are frequent (`forwarded`, `control`, `sent`) are in a log
+only if its run kept them; without them the measures that need them have no samples.
 """
 
 from __future__ import annotations
@@ -123,7 +122,9 @@ def processing(rows: DataFrame) -> DataFrame:
 
 
 def hop_time(rows: DataFrame) -> DataFrame:
-    """Time from one broker's forwarding to the next one's: a link and the work at its end."""
+    """Time from one broker's forwarding to the next one's: the link, and the work of the broker at
+    its end.
+    """
     crossed = one_by_one(usable(rows, "forwarded")).select(*NOTIFICATION, "node", "peer", "time")
     onward = crossed.groupBy(*NOTIFICATION, fn.col("node").alias("peer")).agg(
         fn.min("time").alias("onward_at")
@@ -133,7 +134,7 @@ def hop_time(rows: DataFrame) -> DataFrame:
 
 
 def hops(rows: DataFrame) -> DataFrame:
-    """Links that a notification went over, to all of its subscribers together."""
+    """Number of links that a notification crossed on its way to all of its subscribers."""
     crossed = usable(rows, "forwarded").select(*NOTIFICATION, "notifications")
     links = one_by_one(crossed).groupBy(*NOTIFICATION).agg(fn.count("*").alias("links"))
     published = one_by_one(usable(rows, "published")).select(*NOTIFICATION)
@@ -146,24 +147,24 @@ def hops(rows: DataFrame) -> DataFrame:
 
 
 def subscriber_throughput(rows: DataFrame) -> DataFrame:
-    """Notifications that all subscribers together received, by second (Gaddah 4.4.2)."""
+    """Notifications per second received by all subscribers together (Gaddah 4.4.2)."""
     return _per_second(_per_run(usable(rows, "delivered"), fn.sum("notifications")), rows)
 
 
 def broker_throughput(rows: DataFrame) -> DataFrame:
-    """Notifications that subscribers received from one broker, by second; a sample for each broker."""
+    """Notifications per second that subscribers received from one broker; a sample for each broker."""
     counted = usable(rows, "delivered").where("broker is not null").groupBy("run", "broker")
     return _per_second(counted.agg(fn.sum("notifications").alias("value")), rows)
 
 
 def messages(rows: DataFrame) -> DataFrame:
-    """Messages that one broker sent over its links, by second; a sample for each broker."""
+    """Messages per second that one broker sent over its links; a sample for each broker."""
     counted = usable(rows, "forwarded", "control").groupBy("run", "node")
     return _per_second(counted.agg(fn.count("*").alias("value")), rows)
 
 
 def table_size(rows: DataFrame) -> DataFrame:
-    """Largest number of subscriptions of the clients at one broker; a sample for each broker."""
+    """Maximum number of subscriptions of the clients at one broker; a sample for each broker."""
     changes = usable(rows, "subscribed", "unsubscribed").where("reason = 'issued' and broker is not null")
     begun = changes.where("kind = 'subscribed'").groupBy("run", "client").agg(fn.count("*").alias("held"))
     places = visits(usable(rows, "moved")).select("run", "client", "broker", "attached_at", "until")
@@ -182,7 +183,7 @@ def table_size(rows: DataFrame) -> DataFrame:
 
 
 def _edges(rows: DataFrame, timeout_s: float) -> DataFrame:
-    """Every handoff with its edge, whether it had to be inserted, and when it fell out of use."""
+    """Every handoff with its edge, whether the edge had to be inserted, and when it was last used."""
     moved = handoffs(rows).select(
         "run",
         fn.sort_array(fn.array("came_from", "broker")).alias("edge"),
@@ -200,7 +201,7 @@ def _edges(rows: DataFrame, timeout_s: float) -> DataFrame:
 
 
 def f_neg(timeout_s: float) -> Callable[[DataFrame], DataFrame]:
-    """Share of handoffs over an edge that the neighbour graph did not have."""
+    """Share of handoffs over an edge that the neighbour graph did not contain."""
 
     def samples(rows: DataFrame) -> DataFrame:
         return _per_run(_edges(rows, timeout_s), fn.avg(fn.col("is_inserted").cast("int")))
@@ -209,7 +210,7 @@ def f_neg(timeout_s: float) -> Callable[[DataFrame], DataFrame]:
 
 
 def f_pos(timeout_s: float) -> Callable[[DataFrame], DataFrame]:
-    """Share of the time of all edges in which those stood that were then removed unused."""
+    """Share of the time of all edges that belongs to edges which were removed without being used."""
 
     def samples(rows: DataFrame) -> DataFrame:
         ends = rows.groupBy("run").agg(fn.max("time").alias("end_s"))
@@ -225,7 +226,7 @@ def f_pos(timeout_s: float) -> Callable[[DataFrame], DataFrame]:
 
 
 def all_measures(neighbour_timeout_s: float) -> list[Measure]:
-    """In the order in which they are shown."""
+    """Return all measures in the order of display."""
     return [
         Measure("overhead_per_handoff", "hops", "hops caused by mobility, for each handoff", overhead_hops),
         Measure("handoff_delay", "s", "from attaching to the first notification that waited", handoff_delay),

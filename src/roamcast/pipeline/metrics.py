@@ -1,8 +1,7 @@
-"""The figures of a log: every measure by run, and over the runs of a group with its uncertainty.
+"""The figures of a log: every measure by run, and over the runs of a group with a confidence interval.
 
-The runs of one mobility protocol are a group. Percentiles are those of all its
-samples; the 95 % interval is that of the mean over its runs, because the samples of
-one run depend on each other and runs do not.
+The runs of one mobility protocol are a group. Percentiles are those of all its samples; the 95 % interval is
+that of the mean over its runs, because the samples of one run depend on each other and runs do not.
 """
 
 from __future__ import annotations
@@ -37,8 +36,9 @@ from roamcast.pipeline.spark_engine import (
 
 PERCENTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 ACCURACY = 10_000
-"""Percentiles of a million samples are off by at most a hundred positions; of fewer samples they are
-exact."""
+"""Percentiles of a million samples are off by at most a hundred positions; percentiles of fewer samples are
+exact.
+"""
 SHARES = {
     "delivery_rate": ("share", "of what was owed, what came"),
     "loss": ("share", "of what was owed, what never came"),
@@ -55,7 +55,7 @@ def metrics(
     neighbour_timeout_s: float = 3600.0,
     clock_error_s: float = 0.0,
 ) -> dict[str, Any]:
-    """Measure a log; tables go to `out`, the figures come back and are in `out/metrics.json`."""
+    """Measure a log; write tables to `out`, and return the figures, which are also in `out/metrics.json`."""
     files = files_of(spark, log, out)
     rows, count = read_log(spark, log), rows_in(log, files)
     with results(out, files) as output:
@@ -83,7 +83,7 @@ def _samples(rows: DataFrame, measures: Iterable[Measure]) -> DataFrame:
 
 
 def _summaries(spark: SparkSession, samples: DataFrame, audit: Path) -> tuple[list[dict[str, Any]], pa.Table]:
-    """The samples of each group together, and the mean of each run."""
+    """Return the samples of each group together, and the mean of each run."""
     runs = pq.read_table(audit / "nodes.parquet", columns=["run"]).column("run").unique().to_pylist()
     named = [(run, protocol_of(run)) for run in runs if run is not None]
     groups = fn.broadcast(spark.createDataFrame(named, "run string, group string"))
@@ -102,7 +102,7 @@ def _summaries(spark: SparkSession, samples: DataFrame, audit: Path) -> tuple[li
 
 
 def _shares(audit: Path) -> pa.Table:
-    """The measures that follow from the audit of each run, as samples."""
+    """Return the measures that follow from the audit of each run, as samples."""
     clients = pq.read_table(audit / "clients.parquet")
     counts = ("expected", "delivered", "lost", "duplicates")
     totals = clients.group_by("run").aggregate([(name, "sum") for name in counts]).to_pylist()
@@ -122,7 +122,7 @@ def _shares(audit: Path) -> pa.Table:
 def _groups(
     pooled: list[dict[str, Any]], by_run: pa.Table, about: Mapping[str, tuple[str, str]]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Group to measure to its figures, in the order of the measures."""
+    """Return, by group and measure, its figures, in the order of the measures."""
     means: dict[tuple[str, str], list[float]] = {}
     for row in by_run.to_pylist():
         means.setdefault((protocol_of(row["run"]), row["measure"]), []).append(row["mean"])

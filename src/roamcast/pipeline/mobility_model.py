@@ -27,11 +27,11 @@ from roamcast.pipeline.visits import moves
 
 HOT_SPOTS_MAX = 20
 SHARES = tuple(part / 20 for part in range(1, 20))
-"""Shares of stays for which a model file has the time within which they end."""
+"""Shares of stays; a model file holds the time within which each share of them ends."""
 STAYS_ACCURACY = 1_000
 EVALUATED_MAX = 1_000_000
 SAMPLES_MIN = 30
-"""Visits of a broker below which a test would hardly ever reject anything."""
+"""Minimum visits of a broker for a test; with fewer it would hardly ever reject anything."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ModelSettings:
     degree: int | None = 8
     """Maximum number of neighbours of a broker."""
     mass: float = 1.0
-    """Probability that the kept neighbours make up together."""
+    """Total probability of the kept neighbours."""
     k_max: int = 8
     handoff_s: float = 60.0
     """Longest time between two brokers that counts as a handoff; longer ones count as disconnections."""
@@ -97,7 +97,9 @@ def learn(visits: DataFrame, settings: ModelSettings) -> dict[str, Any]:
 
 
 def _evaluation(visits: DataFrame, learn_share: float) -> dict[str, Any]:
-    """Models of higher order on the same visits; those of several runs are told apart."""
+    """Return the quality of models of higher order on the same visits; visits of different runs are kept
+    apart.
+    """
     rows = visits.select(fn.concat_ws("/", "run", "client"), "broker", "attach_s", "leave_s")
     if rows.count() > EVALUATED_MAX:
         raise InputError(f"--evaluate: more than {EVALUATED_MAX:,} visits; learn from a part of them")
@@ -120,13 +122,13 @@ def _counts(visits: DataFrame) -> dict[str, int]:
 
 
 def contexts(learned: DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Return where clients go that came by the same way."""
+    """Return where clients go that came from the same previous brokers."""
     rows = learned.groupBy("earlier", "previous", "here", "next").count().collect()
     return contexts_of({tuple(one for one in row[:4] if one is not None): row["count"] for row in rows})
 
 
 def _stays(visits: DataFrame, at_s: float) -> dict[str, list[tuple[float, float]]]:
-    """For each broker, the times within which so many of the stays ended that were over by then."""
+    """Return, for each broker, the times within which given shares of its completed stays ended."""
     times = residence_times(visits.where(fn.col("leave_s") < at_s))
     within = fn.percentile_approx("stay_s", list(SHARES), STAYS_ACCURACY).alias("within")
     rows = times.groupBy("broker").agg(within).orderBy("broker").collect()
@@ -154,7 +156,7 @@ def _residence(visits: DataFrame) -> dict[str, Any]:
 def fit_chain(
     visits: DataFrame, from_s: float, at_s: float, until_s: float, handoff_s: float
 ) -> dict[str, Any]:
-    """The fitted chain and Gaddah's, both against where clients were in the later period."""
+    """Compare the fitted chain and Gaddah's with the positions of clients in the later period."""
     stays = counted_stays(visits, from_s, at_s, handoff_s)
     later = presence_shares(visits, at_s, until_s) or presence_shares(visits, from_s, until_s)
     report: dict[str, Any] = {"brokers": {}, "error": {}}
@@ -184,7 +186,7 @@ def _normal(shares: Mapping[str, float]) -> dict[str, float]:
 
 
 def _means(stays: Mapping[str, Stays]) -> tuple[dict[str, float | None], dict[str, float | None]]:
-    """Mean time in each state, and how often a handoff follows."""
+    """Return the mean time in each state, and how often a handoff follows."""
     left = {kind: _left(stays, kind) for kind in KINDS}
     mean = {
         kind: sum(stay.total_s[kind] for stay in stays.values()) / left[kind] if left[kind] else None
@@ -209,7 +211,9 @@ def _left(stays: Mapping[str, Stays], kind: str) -> int:
 
 
 def even_chain(stays: Mapping[str, Stays]) -> Any:
-    """Gaddah's own chain (section 6.4): the same means and forks everywhere, next brokers equally likely."""
+    """Return Gaddah's own chain (section 6.4): the same means and forks everywhere, next brokers equally
+    likely.
+    """
     mean, forks = _means(stays)
     kept = {state.broker for state in fitted_chain(stays).states if state.broker is not None}
     graph: dict[str, list[str]] = {broker: [] for broker in stays if broker in kept}

@@ -45,11 +45,11 @@ def before(moves: DataFrame, at_s: float) -> DataFrame:
 
 
 def hit_rates(moves: DataFrame, at_s: float, k_max: int) -> list[dict[str, object]]:
-    """How often the next broker was among the first k that were predicted, for moves from `at_s` on.
+    """Return how often the next broker was among the first k predictions, for moves from `at_s` on.
 
-    `first` and `second` know what happened before, and nothing of what they are tried on; `second`
-    leans on `first` where it has seen little of a way. `lru` learns on: for each broker, the last k
-    destinations that were used. `busiest` are the brokers that were moved to most, wherever one is.
+    `first` and `second` are learned from earlier moves only; `second` uses `first` where it has few moves
+    with the same previous broker. `lru` continues to learn: it predicts each broker's last k used
+    destinations. `busiest` predicts the brokers that were moved to most, from anywhere.
     """
     moves = moves.cache()
     learned = before(moves, at_s)
@@ -86,7 +86,9 @@ def hit_rates(moves: DataFrame, at_s: float, k_max: int) -> list[dict[str, objec
 
 
 def _smoothed(learned: DataFrame) -> DataFrame:
-    """Second order where it has seen enough, else first: as if each way had begun with a few of its moves."""
+    """Combine second and first order: as if each pair of brokers had begun with a few moves of the first
+    order.
+    """
     first = first_order(learned).select("here", "next", "probability")
     counted = second_order(learned).select("previous", "here", "next", "moves")
     ways = counted.groupBy("previous", "here").agg(fn.sum("moves").alias("total"))
@@ -106,7 +108,7 @@ def _ranks(graph: DataFrame, given: list[str], name: str, by: str = "moves") -> 
 
 
 def _lru_ranks(moves: DataFrame) -> DataFrame:
-    """With each move, at which place its broker's list of last used destinations had the next one."""
+    """Add, to each move, the position of the next broker in its broker's list of last used destinations."""
     # In a trace of snapshots many move at once. In which order must not depend on where they go.
     tie = fn.xxhash64("client").alias("tie")
     needed = moves.select("here", "previous", "next", "at_s", tie)
@@ -115,7 +117,9 @@ def _lru_ranks(moves: DataFrame) -> DataFrame:
 
 
 def lru_of_broker(rows: Rows) -> Rows:
-    """The moves from one broker, in order, each with the place of its destination in the list before it."""
+    """Return the moves from one broker in order, each with the position of its destination in the list before
+    it.
+    """
     recent: list[str] = []
     for here, previous, target, at_s, _ in rows:
         place = recent.index(target) + 1 if target in recent else None

@@ -1,7 +1,7 @@
-"""Where logs lie and results go: a folder of this machine, or a folder of a store that has a URL.
+"""Places of logs and results: a folder on this machine, or a folder in a store with a URL.
 
-Stores are reached through Arrow's file systems where DuckDB does the work, and through Hadoop's where Spark
-does (spark_engine.py): any store with a Spark connector works.
+DuckDB accesses stores by Arrow's file systems, and Spark by Hadoop's (spark_engine.py): any store with a
+Spark connector works.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 @dataclass(frozen=True)
 class Store:
-    """A folder in a store. What follows a question mark is for Arrow alone."""
+    """A folder in a store. Only Arrow uses the part after a question mark."""
 
     url: str
 
@@ -52,7 +52,7 @@ Place = Path | Store
 
 
 def place_of(text: str) -> Place:
-    """The folder that a path or a URL names."""
+    """Return the folder that a path or a URL names."""
     found = _SCHEME.match(text)
     if not found:
         return Path(text)
@@ -70,26 +70,26 @@ class Files(Protocol):
     """Access to the files of stores."""
 
     def log_files(self, log: Store) -> dict[str, int]:
-        """Every Parquet file below, checked, and how many rows it holds."""
+        """Check every Parquet file below the folder; return the files with their numbers of rows."""
 
     def listed(self, folder: Store) -> list[str]:
-        """The files below a folder, by their paths within it; none if there is no such folder."""
+        """Return the files below a folder, by their paths within it; none if there is no such folder."""
 
     def put(self, file: Path, place: Store) -> None:
-        """Copy a file of this machine."""
+        """Copy a file from this machine."""
 
     def get(self, place: Store, file: Path) -> None:
         """Copy a file to this machine."""
 
     def move(self, old: Store, new: Store) -> None:
-        """Give a file another name."""
+        """Rename a file."""
 
     def remove(self, place: Store) -> None:
-        """Remove a file, or a folder with all that is in it; nothing happens if it is not there."""
+        """Remove a file, or a folder with its content; do nothing if it does not exist."""
 
 
 class ArrowFiles:
-    """Stores as Arrow reaches them, with the credentials of the environment."""
+    """Stores accessed by Arrow, with the credentials of the environment."""
 
     def log_files(self, log: Store) -> dict[str, int]:
         filesystem, path = _reach(log)
@@ -129,7 +129,7 @@ class ArrowFiles:
             filesystem.delete_file(path)
 
     def dataset(self, log: Store) -> ds.Dataset:
-        """The rows of all log files; columns that an older schema lacks are null."""
+        """Return the rows of all log files; columns missing in an older schema are null."""
         files = list(self.log_files(log))
         return ds.dataset(files, arrow_schema(), format="parquet", filesystem=_reach(log)[0])
 
@@ -146,11 +146,11 @@ def _reach(place: Store) -> tuple[fs.FileSystem, str]:
 
 class CountRows(Protocol):
     def __call__(self, file: str, /) -> int:
-        """How many rows a file holds, if it is whole and a log."""
+        """Return the number of rows of a file, if it is complete and a log."""
 
 
 def checked_log(log: Store, files: dict[str, str], count: CountRows) -> dict[str, int]:
-    """Those of the files (path to path within the log) that belong to a log, and how many rows each holds."""
+    """Return the files (path to path within the log) that belong to a log, with their numbers of rows."""
     found = {file: count(file) for file, name in files.items() if is_log_file(name.split("/"))}
     if not found:
         raise empty_log(log)
@@ -160,7 +160,7 @@ def checked_log(log: Store, files: dict[str, str], count: CountRows) -> dict[str
 
 
 def rows_in(log: Place, files: Files | None = None) -> int:
-    """How many rows a log holds; its files are looked at."""
+    """Return the number of rows in a log, after checking its files."""
     found = find_log_files(log) if isinstance(log, Path) else (files or ArrowFiles()).log_files(log)
     return sum(found.values())
 

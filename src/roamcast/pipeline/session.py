@@ -1,4 +1,4 @@
-"""Starts and stops Spark without output, with settings that fit the machine.
+"""Starts and stops Spark without output, with settings that suit the machine.
 
 The output of Java goes into a file: users do not need it, and if Spark does not start, the file says why.
 """
@@ -37,16 +37,20 @@ ROWS_PER_PARTITION = 250_000
 PARTITIONS_MIN, PARTITIONS_MAX = 4, 1_000
 
 _NO_EARLY_COLLECTIONS = "-XX:MetaspaceSize=192m -XX:NewSize=192m"
-"""Spark's classes alone make Java collect garbage several times before a job begins."""
+"""Prevents early garbage collections: loading Spark's classes alone would cause several before a
+job begins.
+"""
 SMALL_JAVA = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {_NO_EARLY_COLLECTIONS}"
-"""Half of the time of a small job goes into compiling what then runs for a moment."""
+"""Options for small jobs: otherwise half of the time would be spent compiling code that runs only briefly."""
 LARGE_JAVA = f"-XX:+UseParallelGC {_NO_EARLY_COLLECTIONS}"
 
 NEW_CLASSES = "classes.jsa"
-"""In the scratch folder: Java writes it when it ends, if there is none yet for later starts."""
+"""Name in the scratch folder of the archive of classes; Java writes it at its end for later starts, if there
+is none yet.
+"""
 
 _scratch: dict[int, Path] = {}
-"""The folder of each session that runs, by the id of its context."""
+"""Folder of each running session, by the id of its context."""
 
 
 def start_spark(
@@ -58,9 +62,10 @@ def start_spark(
     settings: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> SparkSession:
-    """A session on that master. `settings` are Spark's own and win over what is chosen here.
+    """Start a session on that master. `settings` are Spark's own and override the defaults here.
 
-    A `small` job has a million rows or so: it gets a Java that is ready soon, not one that gets fast.
+    A `small` job has about a million rows: it gets a Java that starts quickly instead of one optimised for
+    long runs.
     """
     check_master(master)
     os.environ["JAVA_HOME"] = str(find_java())
@@ -89,7 +94,7 @@ def start_spark(
 
 
 def stop_spark(spark: SparkSession) -> None:
-    """End the session and its Java process, and remove what they left on the disk."""
+    """End the session and its Java process, and remove their files from the disk."""
     scratch = _scratch.pop(id(spark.sparkContext), None)
     spark.stop()
     _end_gateway()
@@ -99,11 +104,11 @@ def stop_spark(spark: SparkSession) -> None:
 
 
 OTHER_CLASSES = ("spark.jars", "spark.driver.extra")
-"""Settings with which Java reads other classes, or is started in another way."""
+"""Settings with which Java loads other classes, or is started in another way."""
 
 
 def _known_classes() -> Path:
-    """The archive of Spark's classes as Java has read them, once for each Spark and Java of this machine."""
+    """Return the path of the archive of Spark's classes, one for each Spark and Java of this machine."""
     home = Path(os.environ["JAVA_HOME"])
     made_of = f"{home} {(home / 'lib' / 'modules').stat().st_mtime_ns} {pyspark.__path__[0]}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roamcast"
@@ -111,7 +116,9 @@ def _known_classes() -> Path:
 
 
 def _with_known_classes(scratch: Path) -> str:
-    """Java ignores an archive that is damaged or does not fit."""
+    """Return the Java option that uses the archive. Java ignores an archive that is damaged or
+    does not fit.
+    """
     known = _known_classes()
     if known.exists():
         return f'-XX:SharedArchiveFile="{known}"'
@@ -139,9 +146,8 @@ def _start(conf: SparkConf, log: Path) -> SparkContext:
 
 @contextmanager
 def _home_of(master: str, scratch: Path) -> Iterator[None]:
-    """Executors of a cluster in processes of its own leave their files in Spark's home.
-
-    That is where PySpark is installed, so they get a home in the scratch folder, made of links.
+    """Create a Spark home in the scratch folder, made of links. Executors of a cluster in separate processes
+    leave their files in Spark's home, which is otherwise the installation of PySpark.
     """
     if is_one_process(master) or not is_on_this_machine(master):
         yield
@@ -160,7 +166,9 @@ def _home_of(master: str, scratch: Path) -> Iterator[None]:
 
 
 def _end_gateway() -> None:
-    """PySpark keeps its Java process for the next session; one with other settings needs another."""
+    """End PySpark's Java process, which would be reused by the next session; other settings need another
+    process.
+    """
     gateway: Any = SparkContext._gateway
     if gateway is None:
         return
@@ -205,17 +213,19 @@ def _settings(master: str, memory_mb: int | None, small: bool, scratch: Path) ->
 
 
 def fitting_partitions(rows: int) -> int:
-    """Number of partitions for a shuffle of this many rows: each costs the sender a file."""
+    """Return the number of partitions for a shuffle of this many rows; each costs the sender a file."""
     return max(PARTITIONS_MIN, min(PARTITIONS_MAX, rows // ROWS_PER_PARTITION))
 
 
 def fitting_heap_mb() -> int:
-    """A heap that leaves this machine, or the container we are in, room for everything else."""
+    """Return a heap size that leaves enough memory for everything else on this machine, or in this
+    container.
+    """
     return max(HEAP_MB_MIN, min(HEAP_MB_MAX, int(HEAP_SHARE * memory_mb())))
 
 
 def memory_mb() -> int:
-    """The machine's memory, or what a container lets us have of it."""
+    """Return the memory of the machine, or the limit of the container."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [machine]
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
@@ -233,7 +243,7 @@ LOOK_EVERY_S = 0.2
 
 @contextmanager
 def watched(spark: SparkSession, report: Callable[[int, int], None]) -> Iterator[None]:
-    """While the block runs, report the number of finished tasks and of known tasks."""
+    """Report the number of finished and of known tasks during the block."""
     done = threading.Event()
     watcher = threading.Thread(target=_watch, args=(spark, report, done), daemon=True)
     watcher.start()
@@ -247,7 +257,7 @@ def watched(spark: SparkSession, report: Callable[[int, int], None]) -> Iterator
 def _watch(spark: SparkSession, report: Callable[[int, int], None], done: threading.Event) -> None:
     tracker = spark.sparkContext.statusTracker()
     tasks: dict[int, tuple[int, int]] = {}
-    """Stage to its tasks that are done, and all of them."""
+    """By stage: the number of finished tasks, and of all its tasks."""
     while not done.wait(LOOK_EVERY_S):
         active = tracker.getActiveStageIds()
         for stage in active:

@@ -1,6 +1,6 @@
 """Turns sightings (who was seen where and when) into visits of each client.
 
-A sighting is a moment, and there are none between two of them. The rules that fill the gaps are these:
+A sighting is a moment, and nothing is known between two of them. These rules fill the gaps:
 
 - Sightings at the same broker, one after the other, are one visit.
 - Between sightings at two brokers, the client changed half-way, and was without a broker for a moment.
@@ -40,7 +40,7 @@ class Rules:
 
 
 class Seen(NamedTuple):
-    """At one broker, from the first of some sightings to the last."""
+    """Consecutive sightings at one broker, from the first to the last."""
 
     broker: str
     first_s: float
@@ -48,7 +48,7 @@ class Seen(NamedTuple):
 
 
 def visits_of_client(sightings: Iterable[tuple[float, str]], rules: Rules) -> Iterator[Seen]:
-    """Visits, in order, of one client's sightings, which are in the order of time."""
+    """Return the visits of one client, in order, from its sightings in the order of time."""
     seen = _without_ping_pong(_joined(sightings, rules.away_s), rules)
     attach_s: float | None = None
     for number, one in enumerate(seen):
@@ -93,7 +93,7 @@ def _is_ping_pong(here: Seen, there: Seen, back: Seen, rules: Rules) -> bool:
 
 
 def visits_of(sightings: DataFrame, run: str, rules: Rules) -> DataFrame:
-    """Visits of all clients; sightings have a client, a broker and a time `at_s`, in seconds."""
+    """Return the visits of all clients; sightings have a client, a broker and a time `at_s`, in seconds."""
     rules.check()
 
     def of_client(rows: Rows) -> Rows:

@@ -40,7 +40,7 @@ _SCALAR_BEGINS = '-0123456789tf"'
 
 
 def attribute_columns(schema: StructType, own: Iterable[str]) -> dict[str, DataType]:
-    """The columns of a schema that stand for attributes: all but the source's own."""
+    """Return the columns of a schema that stand for attributes: all except the source's own."""
     columns = {field.name: field.dataType for field in schema.fields if field.name not in set(own)}
     for name, kind in columns.items():
         if not isinstance(kind, (*_INTEGERS, *_FLOATS, BooleanType, StringType)):
@@ -51,7 +51,9 @@ def attribute_columns(schema: StructType, own: Iterable[str]) -> dict[str, DataT
 
 
 def attributes_of(one: Received) -> dict[str, Any]:
-    """The attributes of a notification but its topic; of user properties with one name the last counts."""
+    """Return the attributes of a notification without its topic; of several user properties with one name the
+    last counts.
+    """
     found: dict[str, Any] = {}
     if (one.content_type or "").partition(";")[0].strip().lower().endswith(("/json", "+json")):
         try:
@@ -71,7 +73,7 @@ def _typed(text: str) -> Any:
 
 
 def as_column(value: Any, kind: DataType) -> Any:
-    """A value as a column of this type has it; none if it is of another type."""
+    """Convert a value to the type of its column; None if its type is another."""
     if isinstance(kind, StringType):
         return value if isinstance(value, str) else None
     if isinstance(kind, BooleanType):
@@ -88,9 +90,10 @@ def as_column(value: Any, kind: DataType) -> Any:
 
 
 def selector_of(filters: Iterable[Filter], columns: Mapping[str, DataType]) -> str:
-    """A selector that lets through whatever these filters do, and as little else as can be said; "" if all.
+    """Return a selector that passes everything these filters pass, and as little else as possible; "" for
+    everything.
 
-    Spark evaluates its filters again: what cannot be said here is left to it.
+    Spark evaluates its filters again, so conditions that a selector cannot express are left out.
     """
     return " AND ".join(text for one in filters if (text := _selector(one, columns)))
 
@@ -117,7 +120,7 @@ def _selector(one: Filter, columns: Mapping[str, DataType]) -> str:
 
 
 def _literal(value: Any, kind: DataType) -> str:
-    """A value as a selector writes it; "" if it cannot say it exactly."""
+    """Format a value for a selector; "" if a selector cannot express it exactly."""
     if isinstance(kind, StringType):
         return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else ""
     if isinstance(kind, BooleanType):

@@ -1,4 +1,4 @@
-"""The options of `format("roamcast")`, checked before anything is connected to."""
+"""Options of `format("roamcast")`, checked before any connection."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from roamcast.errors import InputError
 FORMAT = "roamcast"
 RECEIVE_MAX = 1_024
 WAITING, RETAINED = READS = ("waiting", "retained")
-"""What a batch reads: what a broker keeps for a session, or the retained messages."""
+"""What a batch reads: notifications stored for a session, or the retained messages."""
 PEEK_MAX = 65_535
-"""What a broker sends without an acknowledgement, at most: MQTT has no larger number."""
+"""Maximum number of unacknowledged messages from a broker; MQTT has no larger number."""
 
 
 def _option(name: str, default: object, low: float = 0, high: float = 0) -> Any:
-    """An option by the name that users write; with the numbers that are valid, if it is a number."""
+    """Declare an option with the name that users write, and with its bounds if it is a number."""
     return field(default=default, metadata={"name": name, "range": (low, high)})
 
 
@@ -73,7 +73,7 @@ class Options:
         return self if self.read == RETAINED else self.of_reader()
 
     def of_stream_reader(self) -> Path:
-        """The folder of the inbox."""
+        """Return the folder of the inbox."""
         self.of_reader()
         if self.inbox is None:
             raise InputError(

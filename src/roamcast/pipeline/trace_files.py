@@ -1,4 +1,4 @@
-"""Files that traces come in: tables of text, plain, compressed, or in a zip archive."""
+"""Files of traces: tables of text, plain, compressed, or in a zip archive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roamcast.errors import InputError
 
 @contextmanager
 def readable(files: Sequence[Path]) -> Iterator[list[Path]]:
-    """The files as Spark can read them: what is in a zip archive is unpacked until the block ends."""
+    """Yield the files in a form that Spark can read: zip archives are unpacked until the block ends."""
     with TemporaryDirectory(prefix="roamcast-trace-") as folder:
         yield [_unpacked(file, Path(folder) / str(i)) for i, file in enumerate(files)]
 
@@ -70,6 +70,6 @@ def _open(file: Path) -> IO[str]:
 
 
 def seconds_of(column: str) -> Column:
-    """A time in ISO form, or seconds since 1970, as seconds since 1970; null where it is neither."""
+    """Convert a time in ISO form, or in seconds since 1970, to seconds since 1970; null for other texts."""
     stamp = fn.expr(f"try_to_timestamp({column})")
     return fn.coalesce(fn.expr(f"try_cast({column} as double)"), stamp.cast("double"))

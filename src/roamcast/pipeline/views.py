@@ -12,7 +12,7 @@ from roamcast.pipeline.engines import Engine
 
 @dataclass(frozen=True)
 class View:
-    """A view: what a row of it is, its columns, and the query that makes it."""
+    """A view: the meaning of a row, its columns, and its query."""
 
     what: str
     columns: tuple[str, ...]
@@ -23,7 +23,9 @@ _BURST = ("publisher", "incarnation", "number", "notifications")
 
 
 def views(engine: Engine) -> dict[str, View]:
-    """Name to view, each after those that it is made of. The table `log` has all rows as written."""
+    """Return the views by name, each after the views that it uses. The table `log` has all rows as
+    written.
+    """
     return {
         "published": View(
             "notifications that a broker took from a publisher",

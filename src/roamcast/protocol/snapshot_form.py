@@ -64,7 +64,7 @@ class Kind(IntEnum):
     DEFAULTDICT = 19
     ORDERED_DICT = 20
     BURST = 21
-    """One that is small; its parts have no numbers. Made at once, as those before `STRUCT`."""
+    """A small burst, whose parts have no numbers; created at once, like the kinds before `STRUCT`."""
 
 
 class Shape(msgspec.Struct, array_like=True):

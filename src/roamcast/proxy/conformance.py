@@ -1,6 +1,6 @@
 """Checks that an adapter implements `adapter.py`: tests with a real broker, for authors of adapters.
 
-asyncio.run(check_adapter(lambda: open_adapter("mine", "mine://127.0.0.1:1234")))
+    asyncio.run(check_adapter(lambda: open_adapter("mine", "mine://127.0.0.1:1234")))
 
 Each story uses two adapters at one broker, as two processes would, and its own names and topics.
 """

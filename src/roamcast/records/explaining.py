@@ -31,7 +31,7 @@ class Step(NamedTuple):
 class Explanation(NamedTuple):
     steps: list[Step]
     outcome: str
-    """The outcome in one line."""
+    """The outcome as one line of text."""
 
 
 def explain(rows: Iterable[Row], client: str, wanted: Identity) -> Explanation:
@@ -44,7 +44,7 @@ def explain(rows: Iterable[Row], client: str, wanted: Identity) -> Explanation:
 
 
 def rows_of(rows: Iterable[Row], wanted: Identity) -> tuple[Identity, list[Row]]:
-    """The notification with its incarnation, and the rows in the order of time."""
+    """Return the notification with its incarnation, and the rows in the order of time."""
     # A log may hold a row twice, if it was copied; a row is told apart by node and sequence.
     once = {(row.node, row.sequence): row for row in rows if row.sequence is not None}
     if wanted.incarnation is None:
