@@ -340,8 +340,10 @@ class Journal:
             try:
                 is_written = False
                 if self._map is not None and len(record) <= MAPPED_BYTES_MAX:
-                    is_written = self._map.put(record, offset)
-                    if not is_written:
+                    follows, self._map.small_end = self._map.small_end == offset, end
+                    # Between long records, preparing pages for a short one costs more than writing it.
+                    is_written = follows and self._map.put(record, offset)
+                    if follows and not is_written:
                         self._map = None
                 if not is_written:
                     is_written = os.pwrite(self._file, record, offset) == len(record)
