@@ -123,7 +123,7 @@ async def _serve(config: Config, reread: Callable[[], Config], worker: Worker | 
             state = load_state(config, recovered.lost, is_empty=journal.last_sequence == 0)
             take = events.take if events is not None else None
             replicating = Replicating(config, journal, site, state, take, unreleased, fail_stop.closes)
-            _collect_seldom()  # A follower steps the same inputs as its leader.
+            collect_seldom()  # A follower steps the same inputs as its leader.
             if not await follow(replicating):
                 return
             site = replicating.site
