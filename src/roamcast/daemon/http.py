@@ -11,10 +11,10 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import h11
 import msgspec
 
 from roamcast.config.sections import Metrics
@@ -23,6 +23,9 @@ from roamcast.net.doorway import Doorway
 from roamcast.net.hosts import host_objection
 from roamcast.net.strangers import Stranger, Strangers
 from roamcast.net.tls import ServerContext, http_context
+
+if TYPE_CHECKING:
+    import h11
 
 log = logging.getLogger("roamcast.http")
 
@@ -134,6 +137,7 @@ class HttpServer:
 
     async def start(self) -> int:
         """Listen, and return the port."""
+        import_module("h11")  # Not at the first request, which may come because the disk is full.
         address, port = self._settings.address, self._settings.port
         try:
             await self._doorway.open(address, port)
@@ -184,6 +188,8 @@ class HttpServer:
 
     async def _answer(self, reader: asyncio.StreamReader, stranger: Stranger) -> tuple[Answer | Stream, bool]:
         """Return the answer, and whether its body is wanted."""
+        import h11  # Loaded by `start`: a broker that answers nobody over HTTP does not need it.
+
         try:
             request = await self._read(reader, stranger.host)
         except Problem as error:
@@ -206,6 +212,8 @@ class HttpServer:
             stranger.is_asking = False
 
     async def _read(self, reader: asyncio.StreamReader, host: str) -> Request:
+        import h11
+
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         head: h11.Request | None = None
         body = b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from roamcast.daemon.settings import site_settings
 from roamcast.daemon.workers import Worker, end_with, worker_config
 from roamcast.errors import InputError
 from roamcast.net import logs
+from roamcast.protocol.records import Row
 from roamcast.protocol.snapshot import thawed, verify_hash
 from roamcast.storage.journal import Journal
 from roamcast.storage.recovery import Recovered, find_recoverable
@@ -96,7 +98,16 @@ async def _serve(config: Config, reread: Callable[[], Config], worker: Worker | 
             events = EventLog(config)
         for note in recovered.notes:
             log.warning("%s", note)
-        site = recover(config, recovered, events)
+        unreleased: deque[tuple[int, list[Row]]] = deque()
+        """Rows of a replica's entries: it does not know yet whether their effects were released."""
+
+        def tell(number: int, rows: list[Row]) -> None:
+            if events is not None and config.replication.name:
+                unreleased.append((number, events.missing(rows)))
+            elif events is not None:
+                events.take(rows)
+
+        site = recover(config, recovered, tell)
         if recovered.verifying is not None:
             verified = asyncio.create_task(_end_if_wrong(recovered.verifying, config.journal_folder))
         if events is not None:
@@ -107,9 +118,11 @@ async def _serve(config: Config, reread: Callable[[], Config], worker: Worker | 
             from roamcast.daemon.following import follow
             from roamcast.daemon.replicating import Replicating, load_state
 
+            if site is not None:
+                site.check_start(site_settings(config))
             state = load_state(config, recovered.lost, is_empty=journal.last_sequence == 0)
             take = events.take if events is not None else None
-            replicating = Replicating(config, journal, site, state, take, fail_stop.closes)
+            replicating = Replicating(config, journal, site, state, take, unreleased, fail_stop.closes)
             collect_seldom()  # A follower steps the same inputs as its leader.
             if not await follow(replicating):
                 return
@@ -140,9 +153,13 @@ def set_aside_damaged(folder: Path) -> None:
         log.error("%s; it is kept as %s, and this replica waits for a copy from its leader", error, aside)
 
 
-def recover(config: Config, recovered: Recovered, events: EventLog | None) -> AnyMachine | None:
+def recover(
+    config: Config, recovered: Recovered, tell: Callable[[int, list[Row]], None]
+) -> AnyMachine | None:
     """Return the machine recovered from the snapshot and the entries after it; None at the very first
-    start."""
+    start.
+
+    `tell` gets the rows recorded for each entry, and its number."""
     machine: AnyMachine | None = None
     where = f"journal {config.journal_folder}"
     if recovered.snapshot is not None:
@@ -170,8 +187,8 @@ def recover(config: Config, recovered: Recovered, events: EventLog | None) -> An
             ) from None
         except Exception as error:
             raise cannot_replay(config, error, data) from None
-        if events is not None and effects.records:
-            events.take(effects.records)
+        if effects.records:
+            tell(number, effects.records)
     if machine is not None:
         machine.endpoint.encoder.is_mute = False
     return machine

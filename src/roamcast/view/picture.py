@@ -23,12 +23,12 @@ from roamcast.view.replay import Place, Replay, figures_by_bucket
 GRID = "#e3e8ec"
 DURATIONS = ((50.0, "under 50 ms", "#1b9e77"), (250.0, "50 to 250 ms", "#2b6cd4"),
              (1000.0, "250 ms to 1 s", "#d98200"), (math.inf, "1 s or more", "#c21d5a"))  # fmt: skip
-"""How long a handoff took, in the classes and colours of the page."""
+"""Classes of handoff durations, with the page's colours."""
 NAMES_MAX = 40
 
 
 def draw(replay: Replay, file: Path) -> None:
-    """Write the picture as PNG."""
+    """Draw the picture as PNG."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(13, 7.6), dpi=110, facecolor="white")
         FigureCanvasAgg(figure)
@@ -134,7 +134,7 @@ def _draw_network(axes: Axes, replay: Replay) -> None:
 
 
 def _places(replay: Replay) -> dict[str, Place]:
-    """Where brokers are drawn: on the map, if all have a place, else as a tree."""
+    """Return positions for drawing the brokers: on the map if all have one, otherwise as a tree."""
     if replay.places and all(name in replay.places for name in replay.brokers):
         found = {name: replay.places[name] for name in replay.brokers}
         narrow = math.cos(math.radians(fmean(latitude for latitude, _ in found.values())))
