@@ -5,8 +5,8 @@ A position is latitude and longitude in degrees (WGS 84). As the value of an att
 
 Distances are those on a sphere with the earth's mean radius: within half a percent of those on the
 ellipsoid. Edges of polygons are straight lines on a map of latitude and longitude, as GeoJSON has them
-(RFC 7946). A polygon may lie across the meridian of 180 degrees, but not around a pole: there its parts
-may, and a disc may. Released brokers read what is valid, so what is valid here stays valid.
+(RFC 7946). A polygon may lie across the meridian of 180 degrees, but not around a pole; a disc may. Filters
+travel to brokers of earlier releases, so no shape may become valid that those refuse.
 
 Every region is a pattern over texts, so the covering algebra can calculate with it (values.py). Whether one
 region contains another is told by bounding boxes where no better way is known: then the answer may be
