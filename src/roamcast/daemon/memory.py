@@ -4,12 +4,12 @@ import ctypes
 import gc
 from contextlib import suppress
 
-COLLECT_AFTER = 20_000
-"""Number of new container objects, minus freed ones, after which new ones are examined for garbage: 5 ms."""
-COLLECT_OLDER_AFTER = 3
-"""Number of such collections after which what survived them is examined again: 30 ms, and with 20 half a
-second."""
-COLLECT_ALL_AFTER = 300
+COLLECT_AFTER = 50_000
+"""Number of new container objects, minus freed ones, after which new ones are examined for garbage: 15 ms."""
+COLLECT_OLDER_AFTER = 2
+"""Number of such collections after which what survived them is examined again: 50 ms, and with 20 half a
+second. Each object is examined as often."""
+COLLECT_ALL_AFTER = 200
 """Number of those after which all is examined, if it has grown by a quarter."""
 
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
