@@ -59,7 +59,7 @@ def agree(
     The checkers see the whole run; the audit has only the log, and evaluates filters by itself. Their counts
     must be equal in every run. Exit code 1 if they are not.
     """
-    from roamcast.pipeline.agreement import disagreements
+    from roamcast.pipeline.audit import disagreements
 
     stories = [(name, seed) for name in chosen(protocol) for seed in parse_seeds(seeds)]
     with folder_for(out) as folder:

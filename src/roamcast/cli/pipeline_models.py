@@ -86,8 +86,8 @@ def check_inputs(log: Path | None, trace: Path | None, master: str) -> bool:
     if (log is None) == (trace is None):
         raise InputError("--log and --trace: give one of them")
     need_spark()
-    from roamcast.pipeline.log_files import find_log_files
-    from roamcast.pipeline.master import check_master
+    from roamcast.pipeline.places import find_log_files
+    from roamcast.pipeline.session import check_master
     from roamcast.pipeline.visits import check_trace
 
     check_master(master)

@@ -77,8 +77,8 @@ def stream(
     corrected when rows arrive later (--forget).
     """
     need_spark()
-    from roamcast.pipeline.master import check_master
     from roamcast.pipeline.places import place_of
+    from roamcast.pipeline.session import check_master
     from roamcast.pipeline.stream import StreamSettings, check_log, start_stream
 
     for name, value in (("--late", late), ("--forget", forget), ("--every", every)):

@@ -94,8 +94,7 @@ def import_wifi(
     where it was, or else is at the first spot by name.
     """
     from roamcast.pipeline import wifi
-    from roamcast.pipeline.sightings import Rules
-    from roamcast.pipeline.trace_files import read_table, readable
+    from roamcast.pipeline.sightings import Rules, read_table, readable
 
     if by not in ("spot", "room"):
         raise InputError(f"--by {by!r}: valid are spot and room")
@@ -129,8 +128,7 @@ def import_gps(
 ) -> None:
     """Compute visits from GPS points; points with impossible speeds are dropped."""
     from roamcast.pipeline import gps
-    from roamcast.pipeline.sightings import Rules
-    from roamcast.pipeline.trace_files import read_table, readable
+    from roamcast.pipeline.sightings import Rules, read_table, readable
 
     if cells is not None and sites is not None:
         raise InputError("--cells and --sites: give one of them")

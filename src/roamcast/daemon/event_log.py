@@ -75,13 +75,15 @@ class EventLog:
     # --- in the loop ---
 
     def take(self, rows: list[Row]) -> None:
-        if rows[-1].sequence <= self._on_disk:
-            return
-        if rows[0].sequence <= self._on_disk:
-            rows = [row for row in rows if row.sequence > self._on_disk]
-        self._waiting += rows
+        self._waiting += self.missing(rows)
         if len(self._waiting) >= ROWS_PER_BATCH:
             self.flush()
+
+    def missing(self, rows: list[Row]) -> list[Row]:
+        """Return those of replayed rows that are not on the disk."""
+        if not rows or rows[0].sequence > self._on_disk:
+            return rows
+        return [row for row in rows if row.sequence > self._on_disk]
 
     def replayed(self) -> None:
         """Treat every row from now on as new, even if the journal was started anew and counts from the

@@ -252,7 +252,7 @@ class Operations:
 
     async def _promote(self, request: dict[str, Any]) -> Answers:
         replicating, name = self._replica_command(request)
-        why = replicating.replica.step_down(name)
+        why = replicating.leading.why_silent(name) or replicating.replica.step_down(name)
         if why:
             raise InputError(why)
         log.warning("replica %s takes over by an operator's order", name)

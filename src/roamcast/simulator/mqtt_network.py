@@ -102,6 +102,7 @@ class MqttNetwork(Network):
                 settle_timeout_s=limits.settle_timeout_s,
                 locate_timeout_s=limits.locate_timeout_s,
             ),
+            peers=tuple(peer for peer in self.topology.peers(id) if frozenset((id, peer)) not in self._joins),
             border=settings.border,
             movement_graph="" if graph is None else format_movement_graph(graph),
             stay_s=settings.location.stay_s,

@@ -24,6 +24,7 @@ One process at a time can have a folder open; the folder and its files are priva
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import time
@@ -71,6 +72,7 @@ JOURNAL_BYTES_MAX = 1024 * MEBIBYTE
 SNAPSHOT_RETRY_S = 30.0
 ENTRY_BYTES_MAX = 512 * MEBIBYTE
 RECORD_BYTES_MAX = 1024 * MEBIBYTE
+WRITES_SYNCED = hasattr(os, "RWF_DSYNC")
 
 
 class JournalFailed(Exception):
@@ -172,8 +174,8 @@ class Journal:
         "_before_bytes", "_boot", "_file", "_found_bytes", "_head", "_lock", "_map", "_maps",
         "_mark_place", "_marked_s", "_next", "_offset", "_pending", "_plain_until", "_record",
         "_settings", "_snapshot_at_bytes", "_snapshot_not_before_s", "_snapshot_wanted_bytes",
-        "_spares", "_syncs_commits", "_ticket", "_written_by", "commits", "failed", "folder",
-        "is_unmarked", "mark_after_s", "snapshot_bytes", "sync_last_s", "sync_total_s", "syncs",
+        "_spares", "_syncs_commits", "_syncs_records", "_ticket", "_written_by", "commits", "failed",
+        "folder", "is_unmarked", "mark_after_s", "snapshot_bytes", "sync_last_s", "sync_total_s", "syncs",
     )  # fmt: skip
 
     def __init__(self, folder: Path, lock: int, found: Found, settings: _Settings) -> None:
@@ -217,6 +219,8 @@ class Journal:
         time."""
         self.is_unmarked = False
         """True while the watermark is behind the promised entries."""
+        self._syncs_records = False
+        """True if nothing in the file, such as the watermark, has to be synced but the next record."""
         self._marked_s = -math.inf
         self._file = -1
         self._map: MappedSegment | None = None
@@ -340,13 +344,17 @@ class Journal:
             try:
                 is_written = False
                 if self._map is not None and len(record) <= MAPPED_BYTES_MAX:
-                    is_written = self._map.put(record, offset)
-                    if not is_written:
+                    follows, self._map.small_end = self._map.small_end == offset, end
+                    # Between long records, preparing pages for a short one costs more than writing it.
+                    is_written = follows and self._map.put(record, offset)
+                    if follows and not is_written:
                         self._map = None
-                if not is_written:
+                if not is_written and self._syncs_records:
+                    is_written = self._write_synced(record, offset)
+                elif not is_written:
                     is_written = os.pwrite(self._file, record, offset) == len(record)
-                if is_written and self._syncs_commits:
-                    self._sync()
+                    if is_written and self._syncs_commits:
+                        self._sync()
             except OSError as error:
                 self.append(entry)
                 raise self._cannot_write(error) from None
@@ -457,6 +465,7 @@ class Journal:
         self.is_unmarked = False
         if self.mark_after_s:
             self._marked_s = time.monotonic()
+        self._syncs_records = False
         flags |= self._syncs_commits
         packed = pack_watermark(self._head.marker, self._offset, self._next, self._boot, flags)
         self._mark_place ^= 1
@@ -472,6 +481,23 @@ class Journal:
     def _sync(self) -> None:
         started_s = time.perf_counter()
         os.fdatasync(self._file)
+        self._count_sync(started_s)
+        self._syncs_records = self._syncs_commits and WRITES_SYNCED
+
+    def _write_synced(self, record: bytes, offset: int) -> bool:
+        """Write and sync a record by one system call, which takes a third less time than two."""
+        started_s = time.perf_counter()
+        try:
+            written = os.pwritev(self._file, (record,), offset, os.RWF_DSYNC)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            written = os.pwrite(self._file, record, offset)
+            os.fdatasync(self._file)
+        self._count_sync(started_s)
+        return written == len(record)
+
+    def _count_sync(self, started_s: float) -> None:
         self.sync_last_s = time.perf_counter() - started_s
         self.sync_total_s += self.sync_last_s
         self.syncs += 1

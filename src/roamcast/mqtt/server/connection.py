@@ -219,11 +219,15 @@ class MqttConnection:
             self._chunks, self._have, self._need = [], 0, 0
         self.taken = data
         is_ahead = bool(endpoint.ahead) and self.id in endpoint.ahead
-        if self.session is not None and data and data[0] & 0xF0 == QOS_0 and not is_ahead:
-            # Nearly always, where messages arrive singly.
-            single = last_frame(data, 0, endpoint.packet_max, self.version)
-            if single is not None:
-                self._publish_single(endpoint, *single)
+        if self.session is not None and data and not is_ahead:
+            # Nearly always one of these, where messages arrive singly.
+            first = data[0]
+            if first & 0xF0 == QOS_0:
+                single = last_frame(data, 0, endpoint.packet_max, self.version)
+                if single is not None:
+                    self._publish_single(endpoint, *single)
+                    return data
+            elif first == PUBACK and len(data) == 4 and self._pubacks(endpoint, data, 0):
                 return data
         if is_ahead:
             position = self._take_ahead(endpoint, data)
