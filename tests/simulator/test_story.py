@@ -197,7 +197,7 @@ def test_what_is_wrong_is_named_with_its_line(line: str, said: str) -> None:
 
 
 def test_a_story_without_brokers_is_refused() -> None:
-    with pytest.raises(InputError, match="story: no line `brokers a-b b-c …`"):
+    with pytest.raises(InputError, match="story: the line `brokers a-b b-c …` is missing"):
         parse_story("at 1 c leave\n")
 
 
