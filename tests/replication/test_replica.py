@@ -48,7 +48,17 @@ def test_an_older_view_does_not_settle_what_is_in_doubt(leader: Replica) -> None
 
 def test_whoever_has_resigned_is_silent(leader: Replica) -> None:
     assert leader.step_down("b") == ""
+    assert not any(isinstance(one, Change) for one in leader.advance(0.0)), "b may stand still"
+    leader.on_acknowledged("b", 10)
     (change,) = [one for one in leader.advance(0.1) if isinstance(one, Change)]
     leader.on_changed(0.1, msgspec.structs.replace(change.view, revision=6), True)
     assert any(isinstance(one, Resign) for one in leader.advance(0.1))
     assert not leader.may_speak(0.1)
+
+
+def test_whoever_does_not_answer_is_not_waited_for(leader: Replica) -> None:
+    assert leader.step_down("b") == ""
+    leader.on_left("b")
+    leader.on_acknowledged("b", 10)
+    assert not leader.steps_down
+    assert leader.may_speak(0.1)
