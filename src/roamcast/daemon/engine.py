@@ -67,8 +67,8 @@ over."""
 LARGE_READ_BYTES = 16 << 10
 """Reads of at least this size count towards TURN_BYTES_MAX. Smaller reads are at most one per client."""
 LONE_READ_BYTES = 1 << 10
-"""With followers, larger reads wait a moment for what other connections read: a turn costs a message and a sync
-at each follower, and those who publish and those who acknowledge answer to different releases."""
+"""With followers, larger reads wait a moment for what other connections read: a turn costs a message and a
+sync at each follower, and those who publish and those who acknowledge answer to different releases."""
 GATHER_ROUNDS = 10
 """Rounds of the loop for which they wait, about 50 us."""
 PAUSE_S = 0.0002
