@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from roamcast.errors import InputError
 from roamcast.replication.messages import Change, Look, Resign, SiteView
 from roamcast.replication.replica import Replica, Timing
 from roamcast.replication.terms import Terms
+from roamcast.storage.replica_file import ReplicaState, write_state
 
 TIMING = Timing(lease_s=3.0, patience_s=1.0)
 
@@ -62,3 +66,8 @@ def test_whoever_does_not_answer_is_not_waited_for(leader: Replica) -> None:
     leader.on_acknowledged("b", 10)
     assert not leader.steps_down
     assert leader.may_speak(0.1)
+
+
+def test_a_state_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"gone/replica.json: cannot be written \(No such file"):
+        write_state(tmp_path / "gone", ReplicaState())
