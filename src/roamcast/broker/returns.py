@@ -37,6 +37,10 @@ class Returns:
         for broker in new:
             self._former_hops.pop(broker, None)
 
+    def is_gone(self, broker: str) -> bool:
+        """True for a broker that was known, and was given up."""
+        return broker in self._former_hops
+
     def hop_towards(self, broker: str) -> str:
         """Return the peer towards a broker that is gone; this broker itself if the way ends here."""
         hop = self._former_hops.get(broker, "")

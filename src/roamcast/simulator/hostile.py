@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+import roamcast.broker.moving.machine  # noqa: F401 (with it, every type of message is loaded)
 from roamcast.broker.inputs import LinkDown, LinkFrames, LinkUp, MachineEffects, MachineInput
 from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.rules import USUAL, PeerRules
@@ -29,6 +30,7 @@ from roamcast.protocol.messages import About, Relayed
 from roamcast.protocol.notification import Burst, Message, encode_attributes
 
 HEARD_MAX = 200
+ROOMS = ("roamcast.protocol.", "roamcast.broker.", "roamcast.mobility.", "roamcast.routing.")
 TOPIC = "evil/plan"
 RULES = (
     PeerRules(imports=("evil/#",), exports=("evil/#",), clients=("evil*",)),
@@ -37,6 +39,8 @@ RULES = (
     PeerRules(imports=("evil/#",), exports=("evil/#",), may=("data", "subscriptions")),
 )
 """Rules for a hostile neighbour, by seed: they grant nothing that affects clients of a story."""
+MEMBERS = PeerRules(may=(*USUAL, "forget"))
+"""Rules of honest brokers, who may forget each other."""
 NUMBERS = (0, 0, 1, 1, 2, 3, 7, 64, -1, 10**6, 1 << 40, (1 << 63) - 1)
 FLOATS = (0.0, 1.0, 11.5, -3.0, 1e12, float("inf"), float("nan"))
 FILTERS = (
@@ -55,7 +59,7 @@ def rules_for(seed: int) -> PeerRules:
 
 def border_of(hostile: str, seed: int) -> dict[str, PeerRules]:
     """Return the rules of the honest brokers, which may forget each other."""
-    return {hostile: rules_for(seed), "": PeerRules(may=(*USUAL, "forget"))}
+    return {hostile: rules_for(seed), "": MEMBERS}
 
 
 class HostileBroker(BrokerMachine):
@@ -109,7 +113,8 @@ class Liar:
         self._clients = clients
         self._brokers = brokers
         self._heard = heard
-        self._kinds = message_types()
+        # Others may define messages, too: what a seed draws must not depend on which of them are loaded.
+        self._kinds = [kind for kind in message_types() if kind.__module__.startswith(ROOMS)]
 
     def message(self, depth: int = 0) -> Message:
         rng = self._rng
@@ -118,7 +123,7 @@ class Liar:
         else:
             message = self._struct(rng.choice(self._kinds), depth)
         if not depth and rng.random() < 0.3 and not isinstance(message, Relayed | Burst):
-            source, destination = rng.choice(self._brokers), rng.choice(self._brokers)
+            source, destination = rng.choice(self._brokers), rng.choice((*self._brokers, "nobody"))
             message = Relayed(rng.choice(("evil", source)), destination, message)
         return message
 

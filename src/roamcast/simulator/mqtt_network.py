@@ -69,6 +69,7 @@ class MqttNetwork(Network):
         """Brokers that have stopped for good."""
         self._limits = {id: settings.mqtt or MqttSettings() for id in topology.brokers}
         self._rules = {id: AccessRules() for id in topology.brokers}
+        self._refused: set[str] = set()
         super().__init__(topology, settings, observe, trace, faults=True)
         for edge in self._joins:
             one, other = edge
@@ -101,6 +102,7 @@ class MqttNetwork(Network):
                 settle_timeout_s=limits.settle_timeout_s,
                 locate_timeout_s=limits.locate_timeout_s,
             ),
+            peers=tuple(peer for peer in self.topology.peers(id) if frozenset((id, peer)) not in self._joins),
             border=settings.border,
             movement_graph="" if graph is None else format_movement_graph(graph),
             stay_s=settings.location.stay_s,
@@ -203,10 +205,24 @@ class MqttNetwork(Network):
         self.step(broker, (BrokerForgotten(gone),))
         self.access.broker_started(gone)  # Whoever waits for it goes elsewhere now.
 
+    def _crash(self, broker: str, reason: str | None = None) -> None:
+        self._refused.update(self._refusals(broker))
+        super()._crash(broker, reason)
+
+    def _refusals(self, broker: str) -> Iterator[str]:
+        """What this broker refused of its peers."""
+        for peer, reasons in self.machines[broker].border.refused.items():
+            yield from (f"{broker} refused {peer}: {reason}" for reason in reasons)
+
     # --- for those who look on ---
 
     def wrongs(self) -> Iterator[tuple[str, str]]:
         yield from self.access.wrongs()
+        for broker in self.machines:
+            self._refused.update(self._refusals(broker))
+        if not self.settings.hostile:
+            for text in sorted(self._refused):
+                yield "honest peer refused", text
         for text in self._rows_differing:
             yield "replay differs", text
         for text in self._broken:

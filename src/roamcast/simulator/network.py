@@ -63,7 +63,7 @@ from roamcast.simulator.faults import (
     Restart,
     Snapshot,
 )
-from roamcast.simulator.hostile import HostileBroker, border_of
+from roamcast.simulator.hostile import MEMBERS, HostileBroker, border_of
 from roamcast.simulator.links import Delay, Link, LossyLink, longest_s
 from roamcast.simulator.mqtt_story import MqttSettings
 from roamcast.simulator.topology import Topology
@@ -122,8 +122,11 @@ class NetworkSettings:
 
     @property
     def border(self) -> dict[str, PeerRules] | None:
-        """Return rules for peers, if there is a hostile one."""
-        return border_of(self.hostile, self.seed) if self.hostile else None
+        """Return rules for peers. Clients of the lab have none unless there is a hostile peer: sweeps are
+        faster without."""
+        if self.hostile:
+            return border_of(self.hostile, self.seed)
+        return None if self.mqtt is None else {"": MEMBERS}
 
     def delay_between(self, one: str, other: str) -> Delay:
         """Return the delay of the link between two neighbours."""
@@ -618,7 +621,7 @@ class Network(NetworkBase):
         """Start a process with the broker's id on another disk.
 
         Nobody knows what a broker did after its last sign of life, so the process is started only if a peer
-        is in reach that received that one.
+        within reach has received that sign.
         """
         is_clone = broker not in self._down
         heard = self._peers_in_reach(broker) if is_clone else self._heard[broker]

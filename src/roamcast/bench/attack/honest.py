@@ -214,7 +214,9 @@ class Probes(threading.Thread):
                     raise BenchFailed("the WebSocket was refused")
                 return
             visitor = PacketSocket(trusting_context().wrap_socket(plain) if self._door == "tls" else plain)
-            login = {"username": "visitor", "password": PASSWORD} if self._with_password else {}
+            login: dict[str, Any] = (
+                {"username": "visitor", "password": PASSWORD} if self._with_password else {}
+            )
             visitor.send_all(packets.Connect(5, "honest-visitor", **login))
             answer = visitor.receive_or_end()
             if not isinstance(answer, packets.Connack) or answer.reason:

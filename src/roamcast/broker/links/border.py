@@ -44,10 +44,12 @@ from roamcast.broker.seeking import WhereIs
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
+from roamcast.mqtt.server.sessions import PROVISIONAL
 from roamcast.protocol.messages import (
     About,
     AttachRequest,
     Entry,
+    Grant,
     HolderUnknown,
     InPlaceOf,
     Locate,
@@ -242,7 +244,10 @@ class Border:
         if burst.incarnation == session.incarnation:
             if burst.last > session.published:
                 raise Refused("publisher")
-        elif not self._broker.reunion.is_under_way(session.client):
+        elif not self._broker.reunion.is_under_way(session.client) and not session.client.startswith(
+            PROVISIONAL
+        ):
+            # Only stand-ins are at several brokers at once.
             raise Refused("publisher")
 
     def _check_broker_publisher(self, peer: str, publisher: str) -> None:
@@ -264,6 +269,8 @@ class Border:
                 raise Refused("form")
             is_here = message.destination == self._broker.id
             checked = self._inner(peer, message.source, guard, inner, is_here)
+            if not is_here and self._broker.next_hop(message.destination) == self._broker.id:
+                self._check_return(peer, guard, message, checked)
             return message if checked is inner else Relayed(message.source, message.destination, checked)
         return self._inner(peer, peer, guard, message, is_here=True)
 
@@ -309,6 +316,16 @@ class Border:
             raise Refused("form")
         return message
 
+    def _check_return(self, peer: str, guard: Guard, relayed: Relayed, message: Message) -> None:
+        """Check a message whose destination cannot be reached: its content may be kept here."""
+        if not self._broker.returns.is_gone(relayed.destination):
+            raise Refused("form")
+        told = message.message if type(message) is About else message
+        if type(told) is Grant:
+            if not self._broker.expects(relayed.source, told):
+                raise Refused("form")
+            self._check_session(peer, guard, told.session)
+
     def _check_client(self, guard: Guard, client: str) -> None:
         if not guard.clients.allow(client):
             raise Refused("client")
@@ -339,10 +356,11 @@ class Border:
     # --- sessions ---
 
     def _check_request(self, peer: str, origin: str, guard: Guard, request: AttachRequest) -> Message:
-        """Check a request for a session: a broker asks for itself; only former holders forward requests."""
-        if not request.detours and request.broker != origin:
-            raise Refused("source")
+        """Check a request for a session: it comes from where the asking broker is; only former holders send
+        it on from elsewhere."""
         if not request.detours:
+            if self._broker.hop_of(request.broker) != peer:
+                raise Refused("source")
             self._check_owner(peer, request)
         return request
 
