@@ -783,7 +783,7 @@ class BrokerCore:
     # --- what the protocol and the locator use (see mobility.base.Host) ---
 
     def send(self, broker: str, message: Message) -> None:
-        if type(message) not in self._handlers:
+        if self.router.dependents and type(message) not in self._handlers:
             message = self.places.about(message)
         if broker == self.id:
             self.loopback.append(message)

@@ -170,7 +170,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
             out.news, self.news.heard = self.news.heard, []
         if out.durable:
             if self.broker.clients.resting:
-                self.broker.clients.rest()
+                self.broker.clients.rest(self._now)
             self._check_state(out.durable)
         return out
 
