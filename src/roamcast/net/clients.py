@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import msgspec
 
 from roamcast.broker.inputs import ClientConnected, ClientFrames, ClientSlowed, ConnectionLost, MachineInput
+from roamcast.config.addresses import join_endpoint
 from roamcast.config.sections import Listener
 from roamcast.mqtt.codec.errors import PacketError, protocol_error
 from roamcast.mqtt.codec.packets import Auth, Connect
@@ -146,7 +147,7 @@ class ClientConnection(asyncio.Protocol):
         self._source = source
         """Address of the client behind a load balancer."""
         self.stranger = stranger
-        """Entry in the count of connections without CONNECT."""
+        """Entry in the count of connections without CONNECT; `SETTLED` once this one is admitted."""
         self._push = door.push
         self._take = door.take
         self.listener = listener
@@ -200,9 +201,9 @@ class ClientConnection(asyncio.Protocol):
         self.write = self.transport.write
         self.transport.set_write_buffer_limits(high=min(HIGH_WATER_BYTES, self._door.output_bytes_max))
         self.last_heard_s = monotonic()
-        found = self._source or transport.get_extra_info("peername")
-        self.host = str(found[0]) if found else ""
-        self.address = f"{found[0]}:{found[1]}" if found else "a client"
+        self.host, self.address = self.stranger.host, self.stranger.address
+        if self._source is not None:
+            self.host, self.address = self._source[0], join_endpoint(*self._source)
         self.stranger.leave = self.drop
         try:
             self.id = self._door.opened(self)
