@@ -265,8 +265,14 @@ def test_a_record_is_synced_while_it_is_written_where_the_file_system_can(
 ) -> None:
     journal, _ = open_journal(tmp_path, sync="group")
     journal.mark_after_s = 3600.0
-    syncs, sync = [], os.fdatasync
-    monkeypatch.setattr(os, "fdatasync", lambda file: (syncs.append(file), sync(file)))
+    syncs: list[int] = []
+    sync = os.fdatasync
+
+    def count(file: int) -> None:
+        syncs.append(file)
+        sync(file)
+
+    monkeypatch.setattr(os, "fdatasync", count)
     for one in (1, 2, 3):
         journal.write(entry(one))
     before = len(syncs)

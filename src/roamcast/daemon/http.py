@@ -85,6 +85,8 @@ class Stream(NamedTuple):
     """A continuing answer: Server-Sent Events."""
 
     events: AsyncIterator[bytes]
+    rank: int = 0
+    """With too many streams, this one takes the place of one with a lower rank."""
 
 
 Handler = Callable[[Request], Awaitable[Answer | Stream]]
@@ -117,7 +119,8 @@ class HttpServer:
         self._settings = settings
         self._handler = handler
         self._streams_max = streams_max
-        self._streams: dict[asyncio.Task[None], None] = {}
+        self._streams: dict[asyncio.Task[None], int] = {}
+        """Streams and their ranks, the oldest first."""
         self.streams_dropped = 0
         """Number of streams closed because their readers were too slow."""
         self._context = ServerContext(lambda: http_context(settings)) if settings.certificate else None
@@ -256,10 +259,14 @@ class HttpServer:
 
     def _begin_stream(self, writer: asyncio.StreamWriter, stream: Stream) -> bool:
         if len(self._streams) >= self._streams_max():
-            return False
+            lower = next((task for task, rank in self._streams.items() if rank < stream.rank), None)
+            if lower is None:
+                return False
+            del self._streams[lower]
+            lower.cancel()
         task = asyncio.get_running_loop().create_task(self._run_stream(writer, stream))
-        self._streams[task] = None
-        task.add_done_callback(self._streams.pop)
+        self._streams[task] = stream.rank
+        task.add_done_callback(lambda task: self._streams.pop(task, None))
         return True
 
     async def _run_stream(self, writer: asyncio.StreamWriter, stream: Stream) -> None:

@@ -2,7 +2,7 @@
 
     journal, recovered = Journal.open(folder, sync="group", version=__version__)
     …                           # thaw recovered.snapshot, replay recovered.entries
-    journal.write(entry)        # what a turn of the loop needs; then let out what the turn promises
+    journal.write(entry)        # the inputs of a turn of the loop; afterwards its answers may leave
 
 `write` is `append`, which can be called several times, and `commit` in one.
 
@@ -12,8 +12,8 @@ gives a prefix of what was appended that includes everything committed; recovery
 and damaged files. (A flipped bit in the very last commit looks like a torn one.)
 
 When a write fails, `commit` raises `JournalFailed` and the journal refuses everything until `try_again`
-succeeds. Committed entries stay promised; entries appended since are kept in memory and written by
-`try_again`, in a new segment, which supersedes any part that did reach the disk.
+succeeds. Committed entries stay safe; entries appended since are kept in memory and written by `try_again`,
+in a new segment, which supersedes any part that did reach the disk.
 
 Size: the entries since the last snapshot take at most `journal_bytes_max`, beside at most two
 snapshots, the spare files (as many bytes as lie between snapshots, at most) and one segment. Past that the
@@ -336,7 +336,7 @@ class Journal:
         return len(self._record) - RECORD_HEAD_BYTES
 
     def write(self, entry: bytes) -> None:
-        """Commit this entry; on return it is promised."""
+        """Commit this entry; on return it is safe."""
         offset = self._offset
         end = offset + RECORD_HEAD_BYTES + LENGTH_BYTES + len(entry)
         if end <= self._plain_until:
@@ -344,8 +344,10 @@ class Journal:
             try:
                 is_written = False
                 if self._map is not None and len(record) <= MAPPED_BYTES_MAX:
-                    is_written = self._map.put(record, offset)
-                    if not is_written:
+                    follows, self._map.small_end = self._map.small_end == offset, end
+                    # Between long records, preparing pages for a short one costs more than writing it.
+                    is_written = follows and self._map.put(record, offset)
+                    if follows and not is_written:
                         self._map = None
                 if not is_written and self._syncs_records:
                     is_written = self._write_synced(record, offset)
@@ -379,7 +381,7 @@ class Journal:
         self._plain_until = 0
 
     def commit(self) -> None:
-        """Write appended entries; on return they are promised."""
+        """Write appended entries; on return they are safe."""
         if self.failed is not None:
             raise JournalFailed(self.failed)
         if not self._pending:
@@ -408,12 +410,12 @@ class Journal:
             raise JournalFailed(self.failed)
 
     def _look_ahead(self) -> None:
-        """Refuse further entries at the limit; entries written so far are promised."""
+        """Refuse further entries at the limit; entries written so far stay safe."""
         most = self._settings.journal_bytes_max
         if self._since_snapshot_bytes >= most:
             self._fail(
                 f"{self.folder}: {self._since_snapshot_bytes} bytes since the last snapshot, at most"
-                f" {most} are allowed: nothing is promised until a snapshot is written"
+                f" {most} are allowed: nothing is acknowledged until a snapshot is written"
             )
         end = self._settings.segment_bytes // 2
         if self._offset > end:

@@ -564,7 +564,9 @@ class MqttConnection:
         answered."""
         if not self.takes(answer):
             what = type(answer).__name__.upper()
-            raise PacketError(Reason.PACKET_TOO_LARGE, f"the {what} would be larger than the client takes")
+            raise PacketError(
+                Reason.PACKET_TOO_LARGE, f"the {what} would exceed the client's maximum packet size"
+            )
 
     def explained(self, answer: Answer, text: str) -> Answer:
         """Add a text if the client understands and requests one, and has room for it."""
