@@ -146,11 +146,16 @@ class DeliveryQueue:
         self.size_bytes = 0
         """Counted only if there are limits."""
         self.in_flight_bytes = 0
+        """Counted only if there are limits, too."""
 
     def _restore(self) -> None:
         self.in_flight = list(self.in_flight)  # Older snapshots contain a deque.
         self.waiting = deque(self.waiting) if self.waiting else _NOTHING
-        self.in_flight_bytes = sum(burst.held for burst in self.in_flight)
+        self._count()
+
+    def _count(self) -> None:
+        are_limited = self._limits is not None
+        self.in_flight_bytes = sum(burst.held for burst in self.in_flight) if are_limited else 0
 
     @property
     def backlog(self) -> list[Burst] | None:
@@ -173,6 +178,7 @@ class DeliveryQueue:
         if self._limits is None or limits is None:
             self.size_bytes = sum(burst.held for burst in self.bursts()) if limits is not None else 0
         self._limits = limits
+        self._count()
 
     def join(self, buffer: Buffer) -> list[tuple[DeliveryQueue, Burst]]:
         """Join a buffer; return the dropped bursts, of this or another queue."""
@@ -213,22 +219,23 @@ class DeliveryQueue:
     def pass_through(self, burst: Burst, window: int) -> int:
         """Combine `append` and `take` for a burst that can be sent at once; returns its sequence, or 0 if it
         cannot."""
-        count, limits, buffer = burst.count, self._limits, self._buffer
+        count, limits = burst.count, self._limits
         if self.waiting or self._limited or self.sent - self.base + count > window:
             return 0
-        appended, size = self.appended + count, burst.held
+        appended = self.appended + count
         if limits is not None:
+            size, buffer = burst.held, self._buffer
             size_bytes = self.size_bytes + size
             if size_bytes > limits.bytes_max or appended - self.popped > limits.notifications_max:
                 return 0
             if self.in_flight_bytes + size > limits.in_flight_bytes_max and self.in_flight:
                 return 0
             self.size_bytes = size_bytes
+            self.in_flight_bytes += size
             if buffer is not None:
                 buffer.take(burst, size)
         self.appended = appended
         self.in_flight.append(burst)
-        self.in_flight_bytes += size
         sequence = self.sent + 1
         self.sent += count
         return sequence
@@ -266,15 +273,19 @@ class DeliveryQueue:
         limits, taken = self._limits, []
         while self.waiting and room > 0:
             burst = self.waiting[0]
-            in_flight_bytes = self.in_flight_bytes + burst.held
-            if limits is not None and in_flight_bytes > limits.in_flight_bytes_max and self.in_flight:
+            if (
+                limits is not None
+                and self.in_flight
+                and self.in_flight_bytes + burst.held > limits.in_flight_bytes_max
+            ):
                 break
             self.waiting.popleft()
             if burst.count > room:
                 self.waiting.appendleft(burst.tail(room))
                 burst = burst.head(room)
             self.in_flight.append(burst)
-            self.in_flight_bytes += burst.held
+            if limits is not None:
+                self.in_flight_bytes += burst.held
             taken.append((self.sent + 1, burst))
             self.sent += burst.count
             room -= burst.count
@@ -362,12 +373,12 @@ class DeliveryQueue:
     def _pop_front(self, bursts: list[Burst] | deque[Burst]) -> Burst:
         burst = bursts[0]
         del bursts[0]
-        size = burst.held
         self.popped += burst.count
-        if bursts is self.in_flight:
-            self.in_flight_bytes -= size
         if self._limits is not None:
+            size = burst.held
             self.size_bytes -= size
+            if bursts is self.in_flight:
+                self.in_flight_bytes -= size
         if self._limited and self._buffer is not None:
             self._buffer.removed(burst)
         return burst
