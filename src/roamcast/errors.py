@@ -14,11 +14,11 @@ class InputError(ValueError):
 
 
 class CannotListenNow(InputError):
-    """The port or the address is taken or not there yet; a later try may succeed (exit code 75)."""
+    """The port is taken, or the address does not exist yet; a later try may succeed (exit code 75)."""
 
 
 def cannot_listen(where: str, error: OSError) -> InputError:
-    """What to raise when a listener cannot be opened."""
+    """Return the error for a listener that cannot be opened."""
     is_for_now = error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
     kind = CannotListenNow if is_for_now else InputError
     # asyncio's own text repeats the address; getaddrinfo's numbers are below 0.
@@ -29,7 +29,7 @@ def cannot_listen(where: str, error: OSError) -> InputError:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that was most likely meant, if any comes near."""
+    """Return the choice that was most likely meant, if any is similar."""
     known = {choice.lower(): choice for choice in choices}
     word = word.lower()
     # Loaded only for those who have mistyped something.
@@ -46,7 +46,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
 
 
 def empty_log(folder: object) -> InputError:
-    """What to raise for a log folder without a file that can be read."""
+    """Return the error for a log folder without a readable file."""
     return InputError(
         f"log folder {folder}: there is no Parquet file in it"
         " (a broker closes one every `events.file_s` seconds, and when it stops)"

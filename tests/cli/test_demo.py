@@ -40,15 +40,16 @@ def everything_in(folder: Path) -> list[str]:
 
 def test_the_defaults_are_those_of_the_settings() -> None:
     default, given = DemoSettings(), signature(demo).parameters
-    assert given["clients"].default == default.clients
-    assert given["duration"].default == default.duration_s
-    assert given["seed"].default == default.seed
+    names = {"clients": "clients", "duration": "duration_s", "seed": "seed"}
+    for option, field in names.items():
+        assert given[option].default.default == getattr(default, field)
 
 
 def test_a_person_sees_a_table_and_where_everything_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin")
+    Path("demo").mkdir()  # An empty folder is taken.
     assert run(build_app(), SMALL) == 0
     output = capsys.readouterr()
     lines = output.out.splitlines()
@@ -96,16 +97,27 @@ def test_the_folder_holds_logs_figures_and_pictures(capsys: pytest.CaptureFixtur
     assert result["departure_arrival"]["none"]["away_s"] == 10
 
 
-def test_a_former_demo_is_replaced_and_what_a_user_added_stays(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_former_demo_is_replaced_and_what_a_user_added_stays(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run(build_app(), SMALL) == 0
     first = Path("demo/summary.json").read_text()
     before = everything_in(Path("demo"))
     Path("demo/notes.txt").write_text("mine")
+    capsys.readouterr()
+    for option, value in (("--clients", "0"), ("--duration", "nan")):
+        assert "valid is" in refused(capsys, option, value)
+    assert everything_in(Path("demo")) == sorted([*before, "notes.txt"]), "what cannot be replaces nothing"
     Path("demo/log/none/part-00001.parquet").write_text("a larger demo left this")
-    assert run(build_app(), [*SMALL, "--seed", "8"]) == 0
+    monkeypatch.setattr("roamcast.cli.spark.is_installed", lambda library="pyspark": False)
+    assert run(build_app(), [*SMALL, "--seed", "8", "--audit"]) == 0
     assert everything_in(Path("demo")) == sorted([*before, "notes.txt"])
     assert Path("demo/notes.txt").read_text() == "mine"
     assert Path("demo/summary.json").read_text() != first
+    lines = capsys.readouterr().out.splitlines()
+    left_out = "The audit is skipped: DuckDB is not installed; it comes with: pip install 'roamcast[audit]'"
+    assert left_out in lines
+    assert "Report: demo/report.html" in lines
 
 
 def numbers_in(rows: list[Row], kind: str) -> set[int]:
@@ -128,22 +140,6 @@ def test_a_car_roams_between_real_brokers_and_loses_nothing(capsys: pytest.Captu
     assert published == numbers_in(rows, "delivered"), "by the word of brokers and car, each in its own log"
 
 
-def test_without_duckdb_the_demo_says_so_in_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("roamcast.cli.spark.is_installed", lambda library="pyspark": False)
-    assert run(build_app(), [*SMALL, "--audit"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    left_out = "The audit is skipped: DuckDB is not installed; it comes with: pip install 'roamcast[audit]'"
-    assert left_out in lines
-    assert "Report: demo/report.html" in lines
-
-
-def test_an_empty_folder_is_taken() -> None:
-    Path("demo").mkdir()
-    assert run(build_app(), SMALL) == 0
-
-
 def test_a_folder_with_something_else_in_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("work").mkdir()
     Path("work/summary.json").write_text("mine")
@@ -162,17 +158,6 @@ def test_a_file_is_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a place where not even root may write")
 def test_a_folder_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "--out", "/proc/demo").startswith("--out /proc/demo: cannot be written to (")
-
-
-@pytest.mark.parametrize(("option", "value"), [("--clients", "0"), ("--duration", "nan")])
-def test_what_cannot_be_leaves_a_former_demo_alone(
-    option: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(build_app(), SMALL) == 0
-    before = everything_in(Path("demo"))
-    capsys.readouterr()
-    assert "valid is" in refused(capsys, option, value)
-    assert everything_in(Path("demo")) == before
 
 
 def test_a_broken_promise_has_its_own_exit_code(

@@ -1,7 +1,6 @@
 """`roamcast fuzz`: seeds over processes, failures with their stories, and stories replayed."""
 
 import io
-import json
 import os
 import re
 import shlex
@@ -10,9 +9,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.cli.commands import Command
 
 from roamcast.cli import build_app, run
 from roamcast.cli.fuzz import describe, parse_faults, parse_protocols, parse_seeds
@@ -25,6 +24,8 @@ from roamcast.protocol.session import Session
 from roamcast.simulator import fuzz as drawing
 
 ROAMCAST = Path(sys.executable).parent / "roamcast"
+COMMAND = Command("fuzz")
+run_json, refused = COMMAND.json, COMMAND.refused
 # The rule as published loses something with many seeds; the first is enough.
 FAILING = shlex.split("--protocol sub_unsub:published --seeds 0:60 --failures-max 1 --workers 1")
 
@@ -38,20 +39,6 @@ at 1.0 c leave
 at 1.2 p publish {"x": 5}   # while nobody is there
 at 1.4 c attach b2
 """
-
-
-def run_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
-    assert run(build_app(), ["fuzz", *arguments, "--json"]) == code
-    result: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return result
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert run(build_app(), ["fuzz", *arguments]) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    (line,) = output.err.splitlines()
-    return line.removeprefix("roamcast: ")
 
 
 # Seeds.

@@ -3,9 +3,9 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.cli.commands import Command
 
 from roamcast.cli import build_app, run
 from roamcast.lab import catalogue
@@ -16,6 +16,8 @@ from roamcast.lab.sweep import Job, Sweep
 X1 = Claim("X1", "exact", "two and two make four", "4")
 X2 = Claim("X2", "shape", "more is more", "4")
 Y1 = Claim("Y1", "exact", "nothing crashes")
+COMMAND = Command("lab")
+run_json, refused = COMMAND.json, COMMAND.refused
 
 
 class Crashing:
@@ -43,20 +45,6 @@ def verdicts(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool | None]:
     known = [Experiment("adding", "", (X1, X2), add), Experiment("crashing", "", (Y1,), fail)]
     monkeypatch.setattr(catalogue, "experiments", lambda: known)
     return says
-
-
-def run_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
-    assert run(build_app(), ["lab", *arguments, "--json"]) == code
-    result: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return result
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert run(build_app(), ["lab", *arguments]) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    (line,) = output.err.splitlines()
-    return line.removeprefix("roamcast: ")
 
 
 def test_list_shows_every_claim(capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,5 +194,5 @@ def test_bad_input_is_refused_before_any_work(
     assert not (tmp_path / "never").exists()
     assert "missing option '--out'" in refused(capsys, "run", "X1")
     (tmp_path / "outcomes.json").touch()
-    assert "is there already; name a new folder" in refused(capsys, "run", "X1", "--out", str(tmp_path))
+    assert "exists already; name a new folder" in refused(capsys, "run", "X1", "--out", str(tmp_path))
     assert "invalid value for '--workers'" in refused(capsys, "check", "--workers", "0")

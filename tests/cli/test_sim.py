@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.commands import Command
 
 from roamcast.cli import build_app, run, sim
 from roamcast.errors import InputError
@@ -21,6 +22,8 @@ from roamcast.simulator.network import NetworkSettings
 from roamcast.simulator.scenario import Scenario
 
 ROAMCAST = Path(sys.executable).parent / "roamcast"
+COMMAND = Command("sim", "run")
+run_json, refused = COMMAND.json, COMMAND.refused
 SMALL = shlex.split(
     "--topology grid:3 --clients 24 --mobile 0.5 --connect 5 --disconnect 2 --publish-every 2 "
     "--selectivity 0.25 --duration 20 --seed 7"
@@ -32,29 +35,20 @@ BREAKING = shlex.split(
 )
 
 
-def run_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
-    assert run(build_app(), ["sim", "run", *arguments, "--json"]) == code
-    result: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return result
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line with which a command line is refused."""
-    assert run(build_app(), ["sim", "run", *arguments]) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    (line,) = [line for line in output.err.splitlines() if not line.endswith(" ...")]
-    return line.removeprefix("roamcast: ")
-
-
-def test_the_defaults_are_those_of_a_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[Scenario] = []
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
+    """The scenarios of commands that go no further."""
+    scenarios: list[Scenario] = []
 
     def keep(scenario: Scenario) -> tuple[Any, Any]:
-        built.append(scenario)
+        scenarios.append(scenario)
         raise InputError("enough")
 
     monkeypatch.setattr(sim, "prepare", keep)
+    return scenarios
+
+
+def test_the_defaults_are_those_of_a_scenario(built: list[Scenario]) -> None:
     assert run(build_app(), ["sim", "run"]) == 2
     assert built == [Scenario()]
 
@@ -63,16 +57,7 @@ MOBILITY = ("neighbours", "neighbours_max", "neighbours_fixed")
 """Options for single protocols."""
 
 
-def test_a_neighbour_graph_is_read_and_stays_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    built: list[Scenario] = []
-
-    def keep(scenario: Scenario) -> tuple[Any, Any]:
-        built.append(scenario)
-        raise InputError("enough")
-
-    monkeypatch.setattr(sim, "prepare", keep)
+def test_a_neighbour_graph_is_read_and_stays_as_it_is(built: list[Scenario], tmp_path: Path) -> None:
     graph = tmp_path / "neighbours.json"
     graph.write_text('{"brokers": {"b00": {"b01": {"probability": 1}}}}')
     options = ["--neighbours", str(graph), "--neighbours-max", "2", "--neighbours-fixed"]
@@ -83,15 +68,8 @@ def test_a_neighbour_graph_is_read_and_stays_as_it_is(
 
 
 def test_a_neighbour_graph_of_other_brokers_is_left_out_with_a_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    built: list[Scenario], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    built: list[Scenario] = []
-
-    def keep(scenario: Scenario) -> tuple[Any, Any]:
-        built.append(scenario)
-        raise InputError("enough")
-
-    monkeypatch.setattr(sim, "prepare", keep)
     graph = tmp_path / "neighbours.json"
     graph.write_text('{"brokers": {"x": {"y": {"probability": 1}}}}')
     assert run(build_app(), ["sim", "run", "--neighbours", str(graph)]) == 2
@@ -99,14 +77,7 @@ def test_a_neighbour_graph_of_other_brokers_is_left_out_with_a_line(
     assert capsys.readouterr().err.count("is of other brokers and is not used") == 1
 
 
-def test_every_field_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[Scenario] = []
-
-    def keep(scenario: Scenario) -> tuple[Any, Any]:
-        built.append(scenario)
-        raise InputError("enough")
-
-    monkeypatch.setattr(sim, "prepare", keep)
+def test_every_field_can_be_set(built: list[Scenario]) -> None:
     options = shlex.split(
         "--protocol none --routing covering --advertisements --topology line:4 --clients 9 --mobile 0.1 "
         "--movement NBR --connect 1 --disconnect 2 --handoff 4 --proclaimed 0.3 --workload ranges "
@@ -272,8 +243,8 @@ def test_progress_goes_by_simulated_time() -> None:
         ("--movement nope", "pattern 'nope': unknown"),
         ("--movement file:missing.csv", "missing.csv"),
         ("--clients 0", "clients 0: valid is 1 to"),
-        ("--mobile 1.5", "mobile 1.5: valid is a share from 0 to 1"),
-        ("--mobile nan", "mobile nan: valid is a share from 0 to 1"),
+        ("--mobile 1.5", "mobile 1.5: valid is a number from 0 to 1"),
+        ("--mobile nan", "mobile nan: valid is a number from 0 to 1"),
         ("--duration 0", "duration 0.0: valid is a time above 0"),
         ("--duration inf", "duration inf: valid is a time above 0"),
         ("--connect 0", "connect_s must be a number of seconds above 0"),
@@ -339,12 +310,12 @@ def test_a_used_folder_is_refused_and_left_alone(capsys: pytest.CaptureFixture[s
     out = tmp_path / "run"
     run_json(capsys, *SMALL, "--out", str(out))
     before = hashes(out / "log"), (out / "summary.json").read_bytes()
-    line = f"--out {out}: {out / 'summary.json'} is there already; name a new folder"
+    line = f"--out {out}: {out / 'summary.json'} exists already; name a new folder"
     assert refused(capsys, *SMALL, "--out", str(out)) == line
     assert (hashes(out / "log"), (out / "summary.json").read_bytes()) == before
     (out / "summary.json").unlink()
     assert refused(capsys, *SMALL, "--out", str(out)).endswith(
-        f"{out / 'log'} is there already; name a new folder"
+        f"{out / 'log'} exists already; name a new folder"
     )
 
 

@@ -43,6 +43,6 @@ def read_machine(folder: Path) -> Any:
     """The machine that a broker has when it has read its journal."""
     journal, recovered = open_journal(folder)
     try:
-        return recover(Config(data=str(folder.parent)), recovered, None)
+        return recover(Config(data=str(folder.parent)), recovered, lambda number, rows: None)
     finally:
         journal.close()

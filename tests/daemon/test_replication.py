@@ -6,6 +6,7 @@ import random
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -85,6 +86,15 @@ class Replica:
     def leads(self) -> bool:
         """Whether it leads, and serves clients."""
         return self.status().get("role") == "leader" and self.health() == 200
+
+    def start_as(self, change: str, *arguments: str) -> None:
+        """Stop in good order, and start a build that differs by this statement, and other arguments."""
+        self.process.terminate()
+        self.process.wait()
+        program = f"import sys, roamcast; {change}; from roamcast.cli import main; sys.exit(main())"
+        before, self._command = self._command, [sys.executable, "-c", program, *self._command[1:], *arguments]
+        self.start()
+        self._command = before
 
     def kill(self, *, wipe: bool = False) -> None:
         self.process.kill()
@@ -309,4 +319,65 @@ def test_a_promoted_replica_does_not_wait_for_its_peers(site: Site, tmp_path: Pa
     client = MqttClient("", follower.port, lasting=False)
     assert client.connected == "Success"
     assert time.monotonic() - leads_since < Mobility().meet_timeout_s / 2
+    client.leave()
+
+
+def test_a_site_is_upgraded_while_it_serves(site: Site) -> None:
+    """Follower, failover, follower."""
+    subscriber = MqttClient("away", site.leader().port)
+    subscriber.subscribe("news", qos=2)
+    subscriber.leave()
+    published = 0
+
+    def publish() -> None:
+        nonlocal published
+        site.wait(lambda: any(one.leads for one in site))
+        publisher = MqttClient("publisher", next(one for one in site if one.leads).port)
+        for _ in range(20):
+            publisher.publish("news", str(published).encode(), qos=2)
+            published += 1
+        publisher.leave()
+
+    publish()
+    for old in (site.other(site.leader()), site.leader()):
+        if old.leads:
+            next(ask(old.data, 5.0, command="promote", replica=site.other(old).name))
+            site.wait(lambda old=old: site.other(old).leads)  # type: ignore[misc]
+        old.start_as("roamcast.__version__ = '9.9.9'")
+        publish()
+        site.leader()
+    publish()
+    upgraded = site.leader()
+    assert next(ask(upgraded.data, 5.0, command="status"))["version"] == "9.9.9"
+    subscriber = MqttClient("away", upgraded.port)
+    subscriber.wait_for_messages(published)
+    assert [int(payload) for _, payload in subscriber.messages] == list(range(published))
+    subscriber.leave()
+
+
+@pytest.mark.parametrize(
+    ("change", "argument", "line"),
+    [
+        ("import roamcast.broker.inputs as inputs; inputs.REPLAY = 99", "", "by other rules than"),
+        ("", "mobility.protocol=roam", "it cannot become 'east' with roam"),
+        ("", "replication.secret_file={other}", "the shared secrets differ"),
+    ],
+    ids=["replay", "protocol", "secret"],
+)
+def test_a_replica_that_does_not_fit_says_why_and_does_not_join(
+    site: Site, tmp_path: Path, change: str, argument: str, line: str
+) -> None:
+    leader = site.leader()
+    follower = site.other(leader)
+    other = tmp_path / "other"
+    other.write_text("the secret of another site")
+    other.chmod(0o600)
+    follower.kill(wipe="REPLAY" in change)
+    follower.start_as(change or "pass", *(["--set", argument.format(other=other)] if argument else []))
+    wait_until(lambda: any(line in one for each in site for one in each.lines), lambda: f"{follower.lines}")
+    wait_until(lambda: leader.status()["in_sync"] == [leader.name], lambda: f"{leader.status()}")
+    client = MqttClient("c", leader.port)
+    client.subscribe("news", qos=1)
+    client.publish("news", b"served")
+    client.wait_for_messages(1)
     client.leave()

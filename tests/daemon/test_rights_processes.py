@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import time
@@ -157,6 +158,7 @@ def test_a_changed_password_ends_connections_and_keeps_the_session(site: Site) -
     assert again.connack.session_present
 
 
+@pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="mosquitto_sub is not installed")
 def test_mosquitto_sub_is_narrowed_too(site: Site) -> None:
     command = ["mosquitto_sub", "-p", str(site.port), "-i", "standard", "-u", "alice",
                "-P", PASSWORDS["alice"], "-V", "5", "-t", "#", "-q", "1", "-v", "-W", "60"]  # fmt: skip

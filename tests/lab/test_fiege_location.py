@@ -138,7 +138,7 @@ def test_f6_fails_if_the_algorithm_is_no_better_than_the_naive_solution() -> Non
     rows = [location.try_seeds(SeedsJob(20))]
     naive = [row for row in walks() if row["solution"] == "sub/unsub"]
     worse = [*naive, *({**row, "solution": "adaptive"} for row in naive)]
-    assert location.judge_f6(rows, worse).note == "the algorithm misses something"
+    assert location.judge_f6(rows, worse).note == "the algorithm misses notifications"
 
 
 def test_f6_is_open_without_runs() -> None:

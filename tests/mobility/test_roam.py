@@ -263,6 +263,23 @@ def test_a_broker_starts_with_the_model_of_now(protocol: str) -> None:
     assert likely(first) == []
 
 
+@pytest.mark.parametrize("protocol", ["roam", "proactive", "sub_unsub"])
+def test_a_broker_starts_with_the_settings_of_now(protocol: str) -> None:
+    def settings(chosen: Settings) -> MachineSettings:
+        return MachineSettings(
+            "b", protocol=protocol, broker=CoreSettings(clock_error_s=None, protocol=chosen)
+        )
+
+    before = settings(Settings(delay_bound_s=1.0))
+    now = settings(Settings(delay_bound_s=2.0, copies_max=3, neighbours_max=4))
+    changed, fresh = BrokerMachine(before), BrokerMachine(now)
+    changed.step(1.0, [Started(before)])
+    changed.step(2.0, [Started(now)])
+    fresh.step(1.0, [Started(now)])
+    fresh.step(2.0, [Started(now)])
+    assert state_hash(changed) == state_hash(fresh)
+
+
 def test_what_an_earlier_version_has_learned_stays() -> None:
     fields = {"_first": {"a": 2.0}, "_ways": {"x": {"c": 2.0}}, "_stays": []}
     Predictor.__state__.lifts[2](fields)

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
+from typing import Any, ParamSpec
 
 from roamcast.bench.foreign_brokers import ForeignNetwork
 from roamcast.bench.processes import HOST, Process, free_port, roamcast_command, wait_until
 from roamcast.config.writing import toml_value
 
 SECRET = "what the proxies of these tests share"
+Given = ParamSpec("Given")
+
+
+def within(
+    seconds: float,
+) -> Callable[[Callable[Given, Coroutine[Any, Any, None]]], Callable[Given, None]]:
+    """A test that is a coroutine, and may take so long."""
+
+    def decorated(test: Callable[Given, Coroutine[Any, Any, None]]) -> Callable[Given, None]:
+        @wraps(test)
+        def told(*args: Given.args, **kwargs: Given.kwargs) -> None:
+            asyncio.run(asyncio.wait_for(test(*args, **kwargs), seconds))
+
+        return told
+
+    return decorated
 
 
 class Proxies:

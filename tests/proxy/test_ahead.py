@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from tests.proxy.foreign import Network
 from tests.proxy.test_stories import FEW_SEEDS, MANY_SEEDS, SEEDS, Findings, story
-from tests.proxy.world import World, run, until, with_options
+from tests.proxy.world import World, in_virtual_time, run, until, with_options
 
 from roamcast.errors import InputError
 from roamcast.proxy import ahead, config, messages
@@ -67,53 +67,48 @@ def test_a_copy_that_is_given_out_too_early_is_found(monkeypatch: pytest.MonkeyP
     assert any(told(seed, monkeypatch).lost for seed in range(30))
 
 
-def test_the_handler_and_the_other_copies_end_when_the_client_has_its_copy(
+@in_virtual_time
+async def test_the_handler_and_the_other_copies_end_when_the_client_has_its_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def tell() -> None:
-        network = Network(Random(1), [("a", "b"), ("b", "c")])
-        world = World(network, monkeypatch, proactive=EVERYWHERE)
-        client = world.client("car", with_options(ahead=True))
-        await asyncio.sleep(1)
-        await client.subscribe("road/#")
-        await client.move_in("a")
-        await asyncio.sleep(5)
-        await client.move_out()
-        publisher = network.adapter("c")
-        await publisher.open()
-        for number in range(5):
-            await publisher.publish(ForeignMessage("road/1", b"x", {}, f"c/{number}"))
-        handlers = {site: server.service.buffers.by_id for site, server in world.servers.items()}
-        await until(lambda: all(len(of_it) == 1 for of_it in handlers.values()))
-        await asyncio.sleep(5)
-        world.kill("a")  # Its proxy is not needed: everything is at the neighbour already.
-        moved = await client.move_in("b")
-        assert (moved.copies, moved.downloaded, moved.missing) == (1, 5, ())
-        world.start("a")
-        await until(lambda: not any(server.service.buffers.by_id for server in world.servers.values()))
-        await client.close()
-
-    run(tell())
+    network = Network(Random(1), [("a", "b"), ("b", "c")])
+    world = World(network, monkeypatch, proactive=EVERYWHERE)
+    client = world.client("car", with_options(ahead=True))
+    await asyncio.sleep(1)
+    await client.subscribe("road/#")
+    await client.move_in("a")
+    await asyncio.sleep(5)
+    await client.move_out()
+    publisher = network.adapter("c")
+    await publisher.open()
+    for number in range(5):
+        await publisher.publish(ForeignMessage("road/1", b"x", {}, f"c/{number}"))
+    handlers = {site: server.service.buffers.by_id for site, server in world.servers.items()}
+    await until(lambda: all(len(of_it) == 1 for of_it in handlers.values()))
+    await asyncio.sleep(5)
+    world.kill("a")  # Its proxy is not needed: everything is at the neighbour already.
+    moved = await client.move_in("b")
+    assert (moved.copies, moved.downloaded, moved.missing) == (1, 5, ())
+    world.start("a")
+    await until(lambda: not any(server.service.buffers.by_id for server in world.servers.values()))
+    await client.close()
 
 
-def test_a_copy_of_a_handler_that_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_a_copy_of_a_handler_that_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A neighbour may be told after the client has come back: nobody answers the copy's pings then."""
+    world = World(Network(Random(1), [("a", "b")]), monkeypatch, proactive=EVERYWHERE)
+    await asyncio.sleep(1)
+    asking, asked = world.servers["a"], world.servers["b"].service.buffers
+    late = messages.Surround(1, "car", "t" * 32, "", ("road/#",), 3600.0, 1 << 20, True)
 
-    async def tell() -> None:
-        world = World(Network(Random(1), [("a", "b")]), monkeypatch, proactive=EVERYWHERE)
-        await asyncio.sleep(1)
-        asking, asked = world.servers["a"], world.servers["b"].service.buffers
-        late = messages.Surround(1, "car", "t" * 32, "", ("road/#",), 3600.0, 1 << 20, True)
+    def say() -> None:
+        ahead.Telling(asking.service, "b", late, lambda: True)
 
-        def say() -> None:
-            ahead.Telling(asking.service, "b", late, lambda: True)
-
-        asking.service.after(0.0, say)
-        asking.step()
-        await until(lambda: bool(asked.by_id))
-        await until(lambda: not asked.by_id)
-
-    run(tell())
+    asking.service.after(0.0, say)
+    asking.step()
+    await until(lambda: bool(asked.by_id))
+    await until(lambda: not asked.by_id)
 
 
 def test_neighbours_are_sites_of_other_proxies() -> None:

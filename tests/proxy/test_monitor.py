@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.proxy.foreign import Network
-from tests.proxy.world import World, run, until, with_options
+from tests.proxy.world import World, in_virtual_time, until, with_options
 
 from roamcast.proxy import discovery, line
 from roamcast.proxy.adapter import ForeignMessage
@@ -49,62 +49,60 @@ def new_world(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Distances]:
     return world, Distances(monkeypatch)
 
 
-def test_the_nearest_proxy_comes_first_and_silent_ones_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        world, distances = new_world(monkeypatch)
-        distances.seconds = {"a": 0.4, "b": 0.2}
-        found = await measure(world.proxies, Credentials("car"))
-        assert list(found) == ["b", "a"]
-        assert found["b"] < 0.7 < found["a"]
-
-    run(work())
-
-
-def test_the_monitor_follows_the_nearest_proxy_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        world, distances = new_world(monkeypatch)
-        await asyncio.sleep(0.5)
-        car = world.client("car", with_options())
-        await car.subscribe("road/#")
-        distances.seconds = {"a": 0.1, "b": 1.0, "c": 1.0}
-        async with HostMonitor([car]):
-            await until(lambda: car.site == "a")
-            await asyncio.sleep(1)
-            publishing = asyncio.create_task(publish_until_cancelled(world))
-            distances.seconds = {"a": 1.0, "b": 1.0, "c": 0.1}
-            await until(lambda: car.site == "c")
-            await asyncio.sleep(1)
-            publishing.cancel()
-            await asyncio.sleep(2)
-        check_whole(car)
-
-    run(work())
+@in_virtual_time
+async def test_the_nearest_proxy_comes_first_and_silent_ones_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, distances = new_world(monkeypatch)
+    distances.seconds = {"a": 0.4, "b": 0.2}
+    found = await measure(world.proxies, Credentials("car"))
+    assert list(found) == ["b", "a"]
+    assert found["b"] < 0.7 < found["a"]
 
 
-def test_a_host_that_knows_says_so_and_is_back_somewhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        world, distances = new_world(monkeypatch)
-        await asyncio.sleep(0.5)
-        car = world.client("car", with_options())
-        await car.subscribe("road/#")
-        distances.seconds = {"a": 0.1}
-        async with HostMonitor([car]) as monitor:
-            await until(lambda: car.site == "a")
-            await asyncio.sleep(1)
-            publishing = asyncio.create_task(publish_until_cancelled(world))
-            await asyncio.sleep(1)
-            await monitor.going_down()
-            distances.seconds = {}
-            await asyncio.sleep(10)
-            assert not car.is_attached
-            distances.seconds = {"b": 0.1}
-            monitor.back()
-            await until(lambda: car.site == "b")
-            publishing.cancel()
-            await asyncio.sleep(2)
-        check_whole(car)
+@in_virtual_time
+async def test_the_monitor_follows_the_nearest_proxy_and_nothing_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, distances = new_world(monkeypatch)
+    await asyncio.sleep(0.5)
+    car = world.client("car", with_options())
+    await car.subscribe("road/#")
+    distances.seconds = {"a": 0.1, "b": 1.0, "c": 1.0}
+    async with HostMonitor([car]):
+        await until(lambda: car.site == "a")
+        await asyncio.sleep(1)
+        publishing = asyncio.create_task(publish_until_cancelled(world))
+        distances.seconds = {"a": 1.0, "b": 1.0, "c": 0.1}
+        await until(lambda: car.site == "c")
+        await asyncio.sleep(1)
+        publishing.cancel()
+        await asyncio.sleep(2)
+    check_whole(car)
 
-    run(work())
+
+@in_virtual_time
+async def test_a_host_that_knows_says_so_and_is_back_somewhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, distances = new_world(monkeypatch)
+    await asyncio.sleep(0.5)
+    car = world.client("car", with_options())
+    await car.subscribe("road/#")
+    distances.seconds = {"a": 0.1}
+    async with HostMonitor([car]) as monitor:
+        await until(lambda: car.site == "a")
+        await asyncio.sleep(1)
+        publishing = asyncio.create_task(publish_until_cancelled(world))
+        await asyncio.sleep(1)
+        await monitor.going_down()
+        distances.seconds = {}
+        await asyncio.sleep(10)
+        assert not car.is_attached
+        distances.seconds = {"b": 0.1}
+        monitor.back()
+        await until(lambda: car.site == "b")
+        publishing.cancel()
+        await asyncio.sleep(2)
+    check_whole(car)
 
 
 async def publish_until_cancelled(world: World) -> None:

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 from tests.proxy.foreign import Network
 from tests.proxy.test_stories import Findings, publish_for, random_tree
-from tests.proxy.world import World, run, until
+from tests.proxy.world import World, in_virtual_time, run, until
 
 from roamcast.proxy import messages, residents, steps
 from roamcast.proxy.adapter import ForeignMessage
@@ -156,22 +156,20 @@ def test_a_session_adopted_without_a_ping_is_found_out(monkeypatch: pytest.Monke
     assert any(run(story(seed, monkeypatch, False))[0].lost for seed in SEEDS)
 
 
-def test_two_users_of_one_client_id_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        world = World(Network(Random(1), [("a", "b")], 0.05), monkeypatch)
-        await asyncio.sleep(1)
-        answers: list[object] = []
-        for site in ("a", "b", "a"):
-            server = world.servers[site]
-            connection = server.new_connection()
-            server.locals[connection] = answers.append
-            count = len(answers)
-            attach = steps.Attach(1, "car", f"user-{count}", f"ticket-of-{count:8}", False, 60.0)
-            server.step([steps.Joined(connection, "endpoint", ""), steps.Got(connection, attach)])
-            await until(lambda count=count: len(answers) > count)  # type: ignore[misc]
-        assert isinstance(answers[0], steps.Attached)
-        for answer in answers[1:]:
-            assert isinstance(answer, messages.MoveRefused)
-            assert "client id 'car' belongs to another user" in answer.text
-
-    run(work())
+@in_virtual_time
+async def test_two_users_of_one_client_id_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(Network(Random(1), [("a", "b")], 0.05), monkeypatch)
+    await asyncio.sleep(1)
+    answers: list[object] = []
+    for site in ("a", "b", "a"):
+        server = world.servers[site]
+        connection = server.new_connection()
+        server.locals[connection] = answers.append
+        count = len(answers)
+        attach = steps.Attach(1, "car", f"user-{count}", f"ticket-of-{count:8}", False, 60.0)
+        server.step([steps.Joined(connection, "endpoint", ""), steps.Got(connection, attach)])
+        await until(lambda count=count: len(answers) > count)  # type: ignore[misc]
+    assert isinstance(answers[0], steps.Attached)
+    for answer in answers[1:]:
+        assert isinstance(answer, messages.MoveRefused)
+        assert "client id 'car' belongs to another user" in answer.text

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 import pytest
@@ -24,6 +25,7 @@ from roamcast.proxy.wire import Pipe, ProxyError
 
 SECRET = "a secret of sixteen or more"
 Result = TypeVar("Result")
+Given = ParamSpec("Given")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -49,6 +51,16 @@ class _Jumping(selectors.SelectSelector):
 def run(work: Coroutine[Any, Any, Result]) -> Result:
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
+
+
+def in_virtual_time(test: Callable[Given, Coroutine[Any, Any, None]]) -> Callable[Given, None]:
+    """A test that is a coroutine, run by a loop whose waits jump to what is due next."""
+
+    @wraps(test)
+    def told(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return told
 
 
 class _Writer:

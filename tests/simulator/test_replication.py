@@ -109,7 +109,7 @@ def whoever_joins_counts_as_caught_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def whoever_catches_up_is_in_sync(patch: pytest.MonkeyPatch) -> None:
-    def is_to_enter(self: Replica, follower: Follower) -> bool:
+    def is_to_enter(self: Replica, now: float, follower: Follower) -> bool:
         return follower.is_joined and follower.name not in self.view.in_sync
 
     patch.setattr(Replica, "_is_to_enter", is_to_enter)

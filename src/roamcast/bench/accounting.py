@@ -1,8 +1,8 @@
-"""Checks every byte that a load program receives: nothing may be lost, duplicated, reordered or changed.
+"""Checks every byte that a load program receives: no message may be lost, duplicated, reordered or changed.
 
-A publisher's messages are a cycle of different frames, so what a subscriber must receive is known
-beforehand, all but the packet ids that the broker gives. Frames of one size are checked by the
-thousand with a few operations on the whole read, so that the check costs less than the sockets do.
+A publisher repeats a cycle of different frames, so what a subscriber must receive is known beforehand, except
+the packet ids, which the broker chooses. Frames of one size are checked in thousands with a few operations on
+the whole read, so the check costs less than the sockets do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Miscounted(BenchFailed):
 
 
 class Cycle:
-    """Messages that a publisher sends over and over; their packet ids are 1, 2, … in each round."""
+    """Messages that a publisher repeats; their packet ids are 1, 2, … in each round."""
 
     def __init__(
         self, topics: Sequence[bytes], payloads: Sequence[bytes], qos: int, described: bytes = b""
@@ -37,7 +37,7 @@ class Cycle:
         self.id_at = [4 + len(topic) for topic in topics]
         """Offset of the packet id in each frame, if it has one."""
         if any(len(frame) > 129 for frame in self.frames):
-            raise ValueError("frames of more than 127 bytes have a longer header than is counted on here")
+            raise ValueError("frames of more than 127 bytes have a longer header than this check expects")
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -53,7 +53,7 @@ class Acknowledged:
 
     def __init__(self, round: int) -> None:
         self._round = round
-        """Messages after which packet ids start at 1 again."""
+        """Number of messages after which packet ids start at 1 again."""
         self._rest = b""
         self.count = 0
 
@@ -65,7 +65,7 @@ class Acknowledged:
             most = min(self._round - place, sent - self.count)
             found = acknowledged(data, at, 0x40, place + 1, most) if most else 0
             if not found:
-                raise Miscounted(f"{data[at : at + 4].hex()} came where PUBACK {place + 1} was due")
+                raise Miscounted(f"{data[at : at + 4].hex()} arrived where PUBACK {place + 1} was expected")
             at += 4 * found
             self.count += found
         self._rest = data[at:]
@@ -131,13 +131,14 @@ def _difference(data: bytes, wanted: bytes, stride: int, received: int) -> str:
         came, due = data[at : at + stride], wanted[at : at + stride]
         # The payload is at the end; the packet id is somewhere before it.
         if came[-32:] != due[-32:] or came[0] != due[0]:
-            return f"message {received + index}: {came!r} came where {due!r} was due"
+            return f"message {received + index}: {came!r} arrived where {due!r} was expected"
     return f"message {received}: its header differs from what was published"
 
 
 class FrameStream:
-    """PUBLISH frames of any topics, which are kept: while the clock runs only lengths and packet ids are
-    looked at."""
+    """PUBLISH frames of any topics, kept for a later check: during the measurement only lengths and packet
+    ids are read.
+    """
 
     def __init__(self, qos: int) -> None:
         self._qos = qos
@@ -167,9 +168,10 @@ class FrameStream:
 
 
 class MixedStream(FrameStream):
-    """What one subscriber receives of several publishers: any interleaving, each publisher's own in order.
+    """What one subscriber receives of several publishers: in any interleaving, but each publisher's messages
+    in order.
 
-    Payloads begin with two digits that name the publisher.
+    Payloads begin with two digits that identify the publisher.
     """
 
     def __init__(self, cycles: Sequence[Cycle]) -> None:
@@ -177,7 +179,7 @@ class MixedStream(FrameStream):
         self._cycles = cycles
 
     def verify(self, sent: Sequence[int]) -> None:
-        """Raise Miscounted unless exactly the number `sent` of each publisher came, in its order."""
+        """Raise Miscounted unless exactly `sent` messages of each publisher arrived, in order."""
         counts = [0] * len(self._cycles)
         for data in self.kept:
             at = 0
@@ -200,12 +202,12 @@ class MixedStream(FrameStream):
         if self._qos:
             frame = frame[:id_at] + b"\0\0" + frame[id_at + 2 :]
         if frame != wanted:
-            raise Miscounted(f"message {counts[publisher]}: {frame!r} came where {wanted!r} was due")
+            raise Miscounted(f"message {counts[publisher]}: {frame!r} arrived where {wanted!r} was expected")
         counts[publisher] += 1
 
 
 class Echo:
-    """One message in flight: it is published, comes back to its publisher, and then the next one is sent."""
+    """One message in flight: it is published and returns to its publisher, which then sends the next one."""
 
     def __init__(self, cycle: Cycle) -> None:
         self._cycle = cycle
@@ -226,7 +228,7 @@ class Echo:
             if len(data) < len(frame):
                 return None
             if data != frame:
-                raise Miscounted(f"message {self.count}: {data!r} came where {frame!r} was due")
+                raise Miscounted(f"message {self.count}: {data!r} arrived where {frame!r} was expected")
             answer = following
         else:
             if len(data) < len(frame) + 4:
@@ -238,7 +240,7 @@ class Echo:
             came = data[start:id_at] + b"\0\0" + data[id_at + 2 : start + len(frame)]
             if came != cycle.blanked(place) or puback != _PUBACK + encode_id(place + 1):
                 raise Miscounted(
-                    f"message {self.count}: {data!r} came where {frame!r} and its PUBACK were due"
+                    f"message {self.count}: {data!r} arrived where {frame!r} and its PUBACK were expected"
                 )
             answer = _PUBACK + data[id_at : id_at + 2] + following
         self._read = b""

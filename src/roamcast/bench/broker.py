@@ -1,8 +1,8 @@
 """`roamcast bench broker`: Roamcast, Mosquitto and amqtt under the same load, in turn, on one core.
 
-Every figure is the median of short runs that alternate between the brokers, so that whatever else the
-machine does hits all of them. Beside messages per second stands what a broker does in a second of its
-core: that one does not depend on how much of the core others took.
+Every figure is the median of short runs that alternate between the brokers, so that other load on the machine
+affects all of them alike. Besides messages per second, the messages per second of the broker's CPU time are
+given: these do not depend on other load.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ def machine(*, pinned: bool) -> dict[str, Any]:
 
 
 class Field:
-    """The brokers that run, and what they are measured by."""
+    """The running brokers, and how they are measured."""
 
     def __init__(self, folder: Path, core: frozenset[int], stack: ExitStack) -> None:
         self.contestants: dict[str, tuple[Kind, Process]] = {}
         self.failures: list[str] = []
-        """Runs that gave no figure, and why."""
+        """Runs without a figure, and the reason."""
         self._folder = folder
         self._core = core
         self._stack = stack
@@ -117,7 +117,9 @@ class Field:
     def in_turn(
         self, what: str, names: Sequence[str], rounds: int, one: Callable[[Process], Any]
     ) -> dict[str, list[Any]]:
-        """What each gave, round after round; who fails once is out of this case."""
+        """Return the figures of each broker, round by round; a broker that fails once is excluded from this
+        case.
+        """
         results: dict[str, list[Any]] = {name: [] for name in names}
         failed: set[str] = set()
         for turn in range(rounds):
@@ -172,7 +174,9 @@ class Field:
     # --- shapes of the field, and memory ---
 
     def measure_shape(self, shape: Shape, seconds: float, rounds: int) -> list[Row]:
-        """One row for each broker: CPU of a delivery or connection, and how long it took."""
+        """Measure a field shape; return one row for each broker: CPU time per delivery or connection, and
+        latency.
+        """
         names = self.names_for(shape.syncs, against_others=True)
         found = self.in_turn(
             f"{shape.name}, QoS {shape.qos}", names, rounds, lambda broker: shape.run(broker, seconds)
@@ -209,7 +213,7 @@ class Field:
         return rows
 
     def _idle(self, name: str, count: int) -> Row:
-        """With a broker that has done nothing before: what runs left in its memory is not what is asked."""
+        """Measure a freshly started broker, because memory left by earlier runs would be counted."""
         process = self.contestants[name][0].start(self._folder / f"idle-{name.replace(' ', '-')}", self._core)
         try:
             before = process.resident_bytes()
@@ -220,7 +224,7 @@ class Field:
 
 
 def settled(process: Process) -> int:
-    """The memory of a process when it has come to rest."""
+    """Return the memory of a process once it has stopped changing."""
     last = -1
 
     def is_steady() -> bool:
@@ -233,7 +237,9 @@ def settled(process: Process) -> int:
 
 
 def descriptors_max() -> int:
-    """How many files this process and its children may have open, after asking for as many as allowed."""
+    """Return how many files this process and its children may open, after raising the limit as far as
+    allowed.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard

@@ -1,4 +1,4 @@
-"""The cases of `roamcast bench broker`: what is sent, to whom, and what is asked of the result."""
+"""The cases of `roamcast bench broker`: what is sent, to which clients, and the target for the result."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 
 from roamcast.bench.accounting import Cycle, EvenStream
-from roamcast.bench.mqtt_load import Figure, LoadConnection, many_to_one, one_in_flight, one_to_many
+from roamcast.bench.mqtt_load import Figure, Flow, LoadConnection, flow_all, many_to_one, one_in_flight
 from roamcast.bench.processes import Process
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.writing import write
 
 ROUND = 2_000
-"""Different messages of one publisher; then they begin again."""
+"""Number of different messages of one publisher before they repeat."""
 PAYLOAD_BYTES = 64
 TOPIC = "bench/topic"
 
@@ -37,15 +37,15 @@ class Case:
     name: str
     qos: int
     run: Callable[[Process, float], Figure]
-    """Broker and seconds to a figure."""
+    """Takes the broker and the seconds, and returns a figure."""
     targets: dict[str, float] = field(default_factory=dict)
-    """By how the journal is synced: how many times Mosquitto's throughput is asked for."""
+    """By way of syncing the journal: the required multiple of Mosquitto's throughput."""
     at_least_per_s: float | None = None
     against_others: bool = True
 
 
 def numbered(number: int, size: int, publisher: int = 0) -> bytes:
-    """A payload that no other message of the round has."""
+    """Return a payload that is unique within the round."""
     return (b"%02d:%06d:" % (publisher, number)).ljust(size, b"x")
 
 
@@ -63,14 +63,15 @@ def fan_out(qos: int, subscribers: int) -> Callable[[Process, float], Figure]:
             connection = LoadConnection(broker.port, f"bench-subscriber-{number}")
             connection.subscribe([TOPIC], qos)
             connections.append((connection, EvenStream(cycle)))
-        return one_to_many(broker, cycle, connections, seconds)
+        publisher = LoadConnection(broker.port, "bench-publisher")
+        return flow_all(broker, [Flow(publisher, cycle, connections)], seconds)
 
     return run
 
 
 @cache
 def mixed_cycles(qos: int) -> list[Cycle]:
-    """Topics and sizes (64 to 100 bytes) drawn for each message."""
+    """Return cycles with topics and sizes (64 to 100 bytes) drawn for each message."""
     cycles = []
     for publisher in range(PUBLISHERS):
         rng = random.Random(publisher)
@@ -107,7 +108,7 @@ class Content:
     filters: list[str]
     cycle: Cycle
     matches: Any
-    """Subscription by notification, an array of truth values."""
+    """Array of truth values, subscriptions by notifications."""
 
     @property
     def matching(self) -> float:
@@ -146,7 +147,8 @@ def content_filters(subscribers: int) -> Callable[[Process, float], Figure]:
             connection.subscribe(load.filters[own], 0)
             due: Sequence[int] = np.flatnonzero(load.matches[own].any(axis=0)).tolist()
             connections.append((connection, EvenStream(load.cycle, due)))
-        return one_to_many(broker, load.cycle, connections, seconds)
+        publisher = LoadConnection(broker.port, "bench-publisher", 5)
+        return flow_all(broker, [Flow(publisher, load.cycle, connections)], seconds)
 
     return run
 

@@ -1,4 +1,4 @@
-"""The picture of `roamcast bench broker`: how many times the others' throughput, and what is asked for."""
+"""The picture of `roamcast bench broker`: the throughput as a multiple of the others', and the targets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BAR = 0.38
 
 
 def write_figure(result: dict[str, Any], path: Path) -> bool:
-    """Whether there was anything to compare with."""
+    """Draw the picture; return whether there was a broker to compare with."""
     rows = [row for row in result["cases"] if row["against"]]
     names = [name for name in COLOURS if any(name in row["against"] for row in rows)]
     if not names:

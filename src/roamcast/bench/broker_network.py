@@ -1,4 +1,4 @@
-"""Broker processes joined by links, each link through a relay, and what can be done to them."""
+"""Broker processes joined by links, with a relay in each link, and faults for them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Edge:
     dialer: int
     listener: int
     relays: tuple[Relay, ...]
-    """One for each replica of the second."""
+    """One relay for each replica of the second broker."""
 
 
 class Door(Protocol):
-    """Where clients come in."""
+    """Address at which clients reach a broker."""
 
     @property
     def port(self) -> int: ...
@@ -52,12 +52,12 @@ class BrokerNetwork:
         is_relayed: bool = True,
         build: Build = THIS_BUILD,
     ) -> None:
-        """`build` is what all brokers are started with at first."""
+        """`build` starts all brokers at first."""
         count = len(edges) + 1
         self.folder = folder
         self.settings = settings
         self.is_relayed = is_relayed
-        """Whether links go through relays; without, nothing can be done to them."""
+        """True if links go through relays; otherwise they cannot be disturbed."""
         self.link_ports = [free_port() for _ in range(count)]
         self.edges = [Edge(one, other, (Relay(self.link_ports[other]),)) for one, other in edges]
         self.brokers: list[Process] = []
@@ -80,19 +80,19 @@ class BrokerNetwork:
         await asyncio.to_thread(self._wait_joined)
 
     async def _prepare(self) -> None:
-        """All processes listen."""
+        """Finish the start after all processes listen."""
 
     @property
     def doors(self) -> Sequence[Door]:
-        """Where clients reach each broker."""
+        """Return how clients reach each broker."""
         return self.brokers
 
     def name(self, number: int) -> str:
-        """Name of the process."""
+        """Return the name of a process."""
         return f"b{number}"
 
     def set_build(self, number: int, build: Build) -> None:
-        """Start this broker with that build from its next start on."""
+        """Use that build for this broker from its next start on."""
         process = self.brokers[number]
         process.command = [*build.program, *self._arguments(number, process.port)]
         process.variables = dict(build.variables)
@@ -114,7 +114,9 @@ class BrokerNetwork:
         return self.folder / self.name(number)
 
     def _wait_joined(self) -> None:
-        """Until what is published at the first broker arrives at every other: then all links are up."""
+        """Wait until a message published at the first broker arrives at every other one: then all links are
+        up.
+        """
         deadline = time.monotonic() + JOIN_S
         for number, door in enumerate(self.doors[1:], start=1):
             topic = f"joined/{number}"
@@ -145,7 +147,7 @@ class BrokerNetwork:
 
 
 def _connect(door: Door, client: str, deadline: float) -> LoadConnection:
-    """Connect again while the broker refuses clients, because it has not met its peers yet."""
+    """Connect, retrying while the broker refuses clients because it has not met its peers yet."""
     while True:
         try:
             return LoadConnection(door.port, client)
@@ -156,10 +158,10 @@ def _connect(door: Door, client: str, deadline: float) -> LoadConnection:
 
 
 def damage_tail(journal: Path, kind: str, rng: random.Random) -> int:
-    """Leave behind the last record what a commit leaves that was torn, or hit by a flipped bit, before
-    anything of it was promised; how many bytes.
+    """Append a damaged record to the journal, as a torn commit or a flipped bit leaves it; return its number
+    of bytes.
 
-    The broker must not be running. No promise is in what is written here, so none may be lost by it.
+    The broker must not be running. Nothing in this record was promised, so its loss must not lose anything.
     """
     scans = find_recoverable(journal).scans
     if not scans:

@@ -1,4 +1,4 @@
-"""Builds of Roamcast that brokers are started with: this one, or another version of it."""
+"""Builds of Roamcast for starting brokers: this one, or another version."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Build:
     program: tuple[str, ...]
     """The `roamcast` command, before its arguments."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """What the environment must say for it."""
+    """Environment variables for it."""
 
 
 THIS_BUILD = Build(__version__, tuple(roamcast_command()))
 
 
 def find_build(path: Path) -> Build:
-    """The build in a source tree, run by this interpreter, or in a virtual environment."""
+    """Find the build in a source tree, run by this interpreter, or in a virtual environment."""
     if (path / "src" / "roamcast").is_dir():
         program, variables = THIS_BUILD.program, {"PYTHONPATH": str((path / "src").resolve())}
     elif (path / "bin" / "roamcast").is_file():

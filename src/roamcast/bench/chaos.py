@@ -1,11 +1,11 @@
 """`roamcast bench chaos`: real clients roam between real brokers while processes and links fail.
 
-The tree, the clients, who subscribes to what and every fault with its time are drawn from one seed; the
-scheduling of processes is not. At the end all faults are repaired, clients stay until no message is in
+One seed determines the tree, the clients, their subscriptions, and every fault with its time; it does not
+determine the scheduling of processes. At the end all faults are repaired, clients stay until no message is in
 transit, and the ledger is audited.
 
-A rolling upgrade can be part of it: all brokers begin with another build, and one after the other is
-stopped cleanly and started with this one, while faults and clients go on.
+It can include a rolling upgrade: all brokers begin with another build; one after the other is stopped cleanly
+and started with this build, while faults and clients continue.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DRAIN_S = 60.0
 QUIET_S = 2.0
 RESTART_S = 60.0
 UNHEARD = 6
-"""Messages of a client that hears no answer."""
+"""Number of messages of a client that receives no answer."""
 UNHEARD_S = 0.1
 PAUSE_S = 0.25
 SETTINGS = (
@@ -51,16 +51,16 @@ KINDS = {
     "kill, torn tail": "the same, with half a record behind the last one of the journal",
     "kill, flipped tail": "the same, with a record behind the last one in which a bit is wrong",
     "kill, unheard": "kill -9 at the moment when a client publishes",
-    "unheard": "a client publishes, and is gone for good before it has heard of anything",
+    "unheard": "a client publishes, and disappears for good before any answer",
     "stop": "SIGSTOP, and SIGCONT after its clients have moved on",
     "cut": "both sides of a link are closed",
     "apart": "both sides of a link are closed and cannot connect for a while",
     "delay": "one direction of a link is late, while a client moves back and forth over it",
-    "swallow": "what one side of a link says is swallowed for a while, then the link is closed",
+    "swallow": "the traffic of one side of a link is discarded for a while, then the link is closed",
 }
 OF_LINKS = ("cut", "apart", "delay", "swallow")
 CROSSINGS_MIN = 3
-"""Handoffs between brokers of different builds that are waited for before the next broker is upgraded."""
+"""Minimum handoffs between brokers of different builds before the next broker is upgraded."""
 CROSSING_S = 90.0
 
 
@@ -69,15 +69,16 @@ class Fault:
     at_s: float
     kind: str
     target: int
-    """A broker, or a link."""
+    """Number of a broker, or of a link."""
     seconds: float
 
 
 def draw_faults(
     rng: random.Random, seconds: float, brokers: int, links: int, kinds: Iterable[str] = ()
 ) -> list[Fault]:
-    """Draw faults one after the other, each kind equally often; nodes and links with a fault are left
-    alone."""
+    """Draw faults in sequence, each kind equally often; nodes and links that already have a fault are
+    skipped.
+    """
     faults: list[Fault] = []
     kinds = list(kinds or KINDS)
     busy_until_s: dict[tuple[bool, int], float] = {}
@@ -113,9 +114,9 @@ def run(
     upgrade_from: Build | None = None,
     make: Callable[..., Chaos] | None = None,
 ) -> dict[str, Any]:
-    """Run the test; the folder with logs and journals is kept and named if a promise was broken.
+    """Run the test. If a promise was broken, the folder with logs and journals is kept and named.
 
-    `make` is the kind of chaos; the default has no replicas.
+    `make` creates the kind of chaos; the default has no replicas.
     """
     folder = keep or Path(tempfile.mkdtemp(prefix="roamcast-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +150,7 @@ class Chaos:
         self.kinds_of_faults = self._kinds_of_faults()
         self.faults = draw_faults(rng, seconds, brokers, len(self.tree), self.kinds_of_faults)
         self.upgraded: list[int] = []
-        """Brokers that run this build, if it is not the one that all began with."""
+        """Brokers that run this build after an upgrade."""
         self.crossings = 0
         """Handoffs between brokers of different builds."""
         self.ledger = Ledger()
@@ -161,7 +162,7 @@ class Chaos:
         """Errors other than lost, duplicated or reordered messages."""
         self._client_count = clients
         self._care = [asyncio.Lock() for _ in range(brokers)]
-        """Locks for a broker while something happens to it, until it listens again."""
+        """One lock per broker, held while a fault affects it and until it listens again."""
 
     def _make_network(self) -> BrokerNetwork:
         return BrokerNetwork(self.folder, self.tree, self.settings, build=self.upgrade_from or THIS_BUILD)
@@ -250,7 +251,9 @@ class Chaos:
         broker.send(signal.SIGCONT)
 
     async def _publish_unheard(self, fault: Fault) -> None:
-        """A publisher whose messages stay unknown: it does not read, and never comes back."""
+        """Run a publisher that reads no answers and never returns, so that the fate of its messages is
+        unknown.
+        """
         rng, port = random.Random(f"{self.seed} {fault.at_s}"), self.network.doors[fault.target].port
         id, topics = f"unheard{fault.at_s:.3f}", rng.choices(self.topics, k=UNHEARD)
         stay_s = rng.uniform(0, UNHEARD_S) if fault.kind != "unheard" else None
@@ -321,7 +324,9 @@ class Chaos:
     # --- upgrades ---
 
     async def _upgrade_all(self, world: World) -> None:
-        """One broker after the other, in any order; both builds serve for a while between two upgrades."""
+        """Upgrade one broker after the other, in random order; between two upgrades both builds serve for a
+        while.
+        """
         if self.upgrade_from is None:
             return
         count = len(self.network.brokers)
@@ -365,7 +370,7 @@ class Chaos:
     # --- the end ---
 
     async def _drain(self) -> Audit:
-        """Wait until everything has arrived and nothing is in transit, or for too long."""
+        """Wait until everything has arrived and nothing is in transit, or until the time limit."""
         loop = asyncio.get_running_loop()
         deadline, quiet_since, last = loop.time() + DRAIN_S, loop.time(), -1
         while True:

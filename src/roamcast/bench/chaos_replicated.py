@@ -1,7 +1,7 @@
 """`roamcast bench chaos --replicas`: the same chaos, with sites of several replicas and a real etcd.
 
-Replicas are killed, stand still past their lease, and are parted from each other and from etcd, which is
-killed too. With `wipe` the disk is lost with the process, unless no other disk has what was promised.
+Replicas are killed, suspended beyond their lease, and cut off from each other and from etcd, which is killed,
+too. With `wipe` the disk is lost with the process, unless no other disk has what was promised.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OF_REPLICAS = {
     "without follower": "leader and follower do not reach each other for a while",
 }
 STOP_TIMES = 3
-"""How much longer a leader stands still than a broker without followers: mostly past its lease."""
+"""Factor by which leaders are suspended longer than brokers without followers: mostly beyond their lease."""
 TRY_S = 0.05
 SERVED_S = 60.0
 
@@ -42,10 +42,11 @@ class ReplicatedChaos(Chaos):
         self.wiped = 0
         """Disks that were lost."""
         self.served_s: list[float] = []
-        """How long nobody was served after a leader was killed that served, with a follower in sync and etcd
-        there."""
+        """Durations without service after the kill of a serving leader, with a follower in sync and etcd
+        available.
+        """
         self.otherwise_s: list[float] = []
-        """The same where a site was in trouble already, or had to wait for a replica or for etcd."""
+        """Such durations where the site already had a fault, or had to wait for a replica or etcd."""
         self._etcd_outages = 0
         self._etcd_care = asyncio.Lock()
         super().__init__(*about)

@@ -1,7 +1,7 @@
 """`roamcast bench chaos --workers`: the same chaos, with sites of several workers behind one port.
 
-Clients come back at any worker of a site, also of the one where they were. Single workers are killed and
-stand still, and whole sites with all their processes.
+Clients return at any worker of any site, including the one where they were. Single workers are killed and
+suspended, and so are whole sites with all their processes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ OF_WORKERS = {
 
 @dataclass
 class SiteProcess(Process):
-    """A supervisor and its workers: signals are for all of them."""
+    """A supervisor and its workers; signals go to all of them."""
 
     has_group: ClassVar[bool] = True
 
     def workers(self) -> list[int]:
-        """The processes of the workers that run now."""
+        """Return the ids of the running worker processes."""
         with suppress(OSError):
             return [int(one) for one in self._children().read_text().split()]
         return []
@@ -55,7 +55,7 @@ class SiteProcess(Process):
         wait_until(self._is_empty, STOP_S)
 
     def _is_empty(self) -> bool:
-        """True when the last of the group is gone."""
+        """Return true when the last process of the group has ended."""
         try:
             os.killpg(self.pid, 0)
         except ProcessLookupError:
@@ -71,7 +71,7 @@ class WorkersChaos(Chaos):
     def __init__(self, *about: Any, workers: int) -> None:
         self.workers = workers
         self.killed = 0
-        """Workers that were killed alone."""
+        """Number of workers that were killed alone."""
         super().__init__(*about)
 
     def _make_network(self) -> BrokerNetwork:
@@ -102,7 +102,7 @@ class WorkersChaos(Chaos):
                 await super()._trouble_broker(fault)
 
     def _signal_one(self, fault: Fault, number: signal.Signals) -> int:
-        """To one worker of a site; its process."""
+        """Send a signal to one worker of a site; return its process id."""
         site = self.network.brokers[fault.target]
         assert isinstance(site, SiteProcess)
         process = random.Random(f"{self.seed} {fault.at_s}").choice(site.workers())

@@ -1,4 +1,4 @@
-"""The brokers that are compared, each set as its users would set it for speed without loss."""
+"""The compared brokers, each configured for speed without loss."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roamcast.bench.foreign_brokers import find_program, missing
-from roamcast.bench.processes import HOST, BenchFailed, Process, free_port, roamcast_command
+from roamcast.bench.processes import HOST, Process, free_port, roamcast_command
 
 AMQTT_MAIN = "import sys; from amqtt.scripts.broker_script import main; sys.exit(main())"
 MOSQUITTO = f"""\
@@ -46,14 +46,14 @@ class Kind:
     name: str
     settings: str
     command: tuple[str, ...]
-    """PORT, DATA and FILE stand for the port, a folder for data, and the configuration file."""
+    """Command; PORT, DATA and FILE stand for the port, the data folder and the configuration file."""
     file: str = ""
-    """The content of the configuration file."""
+    """Content of the configuration file."""
     target: float = 0.0
-    """How many times its throughput is asked for, in every case."""
+    """Required multiple of its throughput, in every case."""
 
     def missing(self) -> str | None:
-        """Why it cannot be started here; None if it can."""
+        """Return why it cannot be started here; None if it can."""
         if self.name == "amqtt":
             return None if importlib.util.find_spec("amqtt") else "amqtt is not installed (pip install amqtt)"
         return missing(self.name) if self.name in OTHERS else None
@@ -66,14 +66,7 @@ class Kind:
         command = list(self.command)
         for name, place in places.items():
             command = [word.replace(name, place) if word.endswith(name) else word for word in command]
-        process = Process(self.name, command, port, folder / "log", cores)
-        process.start()
-        try:
-            process.wait_listening()
-        except BenchFailed:
-            process.kill()
-            raise
-        return process
+        return Process(self.name, command, port, folder / "log", cores).serve()
 
 
 def roamcast(sync: str) -> Kind:
@@ -86,7 +79,7 @@ def roamcast(sync: str) -> Kind:
 
 
 def before(source: Path, sync: str) -> Kind:
-    """The Roamcast of another source tree, with the same interpreter and libraries."""
+    """Return the Roamcast of another source tree, run with the same interpreter and libraries."""
     kind = roamcast(sync)
     command = ("env", f"PYTHONPATH={source.resolve()}", *kind.command)
     return replace(

@@ -1,4 +1,4 @@
-"""Processes that get no more than a share of a core, by control groups of the system; needs root."""
+"""Limits processes to a share of a core by the system's control groups; needs root."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from roamcast.bench.processes import BenchFailed
 
 ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
 QUOTA_US_MIN = 1_000
-"""The system takes nothing smaller."""
+"""Smallest quota that the system accepts."""
 PERIOD_US = 20_000
-"""Short, so that a worker that has used its share does not keep others waiting for long."""
+"""Period of the quotas: short, so that a worker without quota left does not delay others for long."""
 
 
 class CpuShares:
-    """Use it as a context: the groups are gone at its end."""
+    """Control groups with a limit; a context manager that removes them at its end."""
 
     def __init__(self) -> None:
         self._groups: list[tuple[Path, int]] = []
@@ -23,7 +23,7 @@ class CpuShares:
         self._is_old = (self._root / "cpu.cfs_period_us").exists() or self._root == ROOTS[0]
 
     def limit(self, process: int, share: float) -> None:
-        """At most this share of a core from now on."""
+        """Limit a process to this share of a core from now on."""
         group, quota_us = self._root / f"roamcast-bench-{process}", max(QUOTA_US_MIN, int(share * PERIOD_US))
         period_us = int(quota_us / share)
         try:

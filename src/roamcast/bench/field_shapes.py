@@ -1,7 +1,7 @@
-"""Shapes of the field: many clients that each send a message now and then, at a steady rate over all.
+"""Field shapes: many clients that each send a message now and then, at a steady total rate.
 
-What counts is the time of the broker's core for each delivery (or connection), and how long messages take,
-from when each was to be sent until it has arrived. Every message is checked, as in the other cases.
+The figures are the broker's CPU time per delivery (or connection), and the latency from each message's
+planned time to its arrival. Every message is checked, as in the other cases.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AS_OTHERS = {"cpu_us": 1.2, "p99_ms": 3.0}
 
 @dataclass(frozen=True)
 class Shape:
-    """A load, and how many times Mosquitto's figures may be had at most."""
+    """A load, and the allowed multiples of Mosquitto's figures."""
 
     name: str
     qos: int
@@ -40,23 +40,25 @@ class Shape:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Who publishes what, and who wants it."""
+    """Publishers, topics and subscribers of a shape."""
 
     per_s: float
     topics: Sequence[str]
-    """A message goes to one of them; {} in it stands for a number that no other message has."""
+    """Topics of the messages; {} in a topic stands for a number that no other message has."""
     wants: Sequence[Sequence[int]]
-    """Topics of each subscriber."""
+    """By subscriber: numbers of the topics that it wants."""
     publishers: int = 1
-    """Each sends in its turn: to the topic of the same number if there are as many, else to any."""
+    """Publishers send in turn: to the topic of their own number if there are as many topics, otherwise to
+    any.
+    """
     filters: Sequence[str] = ()
-    """Instead of one for each topic: what all subscribers subscribe to."""
+    """Filters of all subscribers, instead of one for each topic."""
     per_write_max: int = 1
     is_lasting: bool = False
-    """True if subscribers take up sessions that they leave behind."""
+    """True if subscribers resume sessions that they left."""
 
     def writes(self) -> Iterator[tuple[int, list[int]]]:
-        """Publisher and topics of one write after the other."""
+        """Yield the writes: publisher and topics of each."""
         rng = random.Random(1)
         number = 0
         while True:
@@ -70,7 +72,7 @@ class Traffic:
 
 
 class Sent:
-    """The messages of a run: when each was to be sent, by whom and what it looks like without packet id."""
+    """Messages of a run: planned time, publisher, topic, and the frame without packet id."""
 
     def __init__(self, traffic: Traffic, qos: int) -> None:
         self._topics = traffic.topics
@@ -78,7 +80,7 @@ class Sent:
         self._qos = qos
         self._ids = [0] * traffic.publishers
         self.messages: list[tuple[float, int, int, bytes]] = []
-        """When, publisher, topic and frame."""
+        """Planned time, publisher, topic and frame of each message."""
 
     def frame(self, at_s: float, publisher: int, topic: int) -> bytes:
         number = len(self.messages)
@@ -113,7 +115,7 @@ class Subscriber:
             self.connection.send(acks)
 
     def verify(self, sent: Sent) -> list[float]:
-        """How long each message took; Miscounted unless all that are wanted came once, in their order."""
+        """Return the latencies; raise Miscounted unless all wanted messages came once, in order."""
         took_s: list[float] = []
         last: dict[int, int] = {}
         for arrived_s, data in zip(self._arrived_s, self.stream.kept, strict=True):
@@ -124,7 +126,7 @@ class Subscriber:
                 if _blanked(frame, self._qos) != wanted or topic not in self._wanted:
                     raise Miscounted(f"{frame!r} came, which nobody sent to this subscriber")
                 if last.get(publisher, -1) >= number:
-                    raise Miscounted(f"message {number} came again, or behind a later one")
+                    raise Miscounted(f"message {number} arrived again, or after a later one")
                 last[publisher] = number
                 took_s.append(arrived_s - due_s)
         return took_s
@@ -139,7 +141,7 @@ def _frames(data: bytes) -> Iterator[bytes]:
 
 
 def paced(traffic: Traffic, qos: int, broker: Process, seconds: float) -> Figure:
-    """Publish at a steady rate, and wait until all has arrived."""
+    """Publish at a steady rate, and wait until everything has arrived."""
     poller = Poller()
     clients: list[LoadConnection] = []
     try:
@@ -221,7 +223,7 @@ def _timed(broker: Process, run: Callable[[], list[float]], deliveries_each: int
 
 
 def connection_storm(broker: Process, seconds: float) -> Figure:
-    """Clients that come by the fifty, and go: a delivery is a connection."""
+    """Connect clients in groups of fifty, and disconnect them: each connection counts as a delivery."""
 
     def run() -> list[float]:
         took_s: list[float] = []
@@ -240,7 +242,7 @@ def connection_storm(broker: Process, seconds: float) -> Figure:
 
 
 def takeovers(broker: Process, seconds: float) -> Figure:
-    """A client that connects again and again while its last connection still stands."""
+    """Connect one client again and again while its previous connection is still open."""
 
     def run() -> list[float]:
         took_s: list[float] = []
@@ -260,7 +262,7 @@ def takeovers(broker: Process, seconds: float) -> Figure:
 
 
 def recall(broker: Process, seconds: float) -> Figure:
-    """Subscribers that come one after the other and get everything that is retained."""
+    """Connect subscribers one after the other; each receives all retained messages."""
     topics = [b"bench/kept/%04d" % number for number in range(RETAINED)]
     frames = [
         FrameWriter(topic, 0, retain=True).write_one(b"%08d" % number, 1)
@@ -282,7 +284,7 @@ def recall(broker: Process, seconds: float) -> Figure:
         took_s = time.perf_counter() - began_s
         connection.close()
         if sorted(_frames(data)) != due:
-            raise Miscounted("something else came than what is retained")
+            raise Miscounted("other messages arrived than the retained ones")
         return took_s
 
     try:
@@ -320,7 +322,7 @@ SHAPES = (
     Shape("latency at 500 per second", 1, partial(paced, ONE, 1), BOTH, {"p50_ms": 1.3}),
     Shape("5,000 publishers, one message in 2 s, 10 subscribers of all", 1, partial(paced, REPORTS, 1), BOTH),
     Shape("1,000 topics, 100 subscribers, 1 to 3 per write", 1, partial(paced, SCATTERED, 1), BOTH),
-    Shape("the same, topics that never came before", 1, partial(paced, COLD, 1), BOTH),
+    Shape("the same, with topics never used before", 1, partial(paced, COLD, 1), BOTH),
     Shape("1 to 1,000", 0, partial(paced, FAN_OUT, 0)),
     Shape("1 to 1,000", 1, partial(paced, FAN_OUT, 1), BOTH),
     Shape("1,000 pairs, lasting sessions", 1, partial(paced, PAIRS, 1), BOTH),

@@ -1,7 +1,7 @@
-"""Networks of foreign brokers, as their users run them: three real servers on loopback, a hub and two ends.
+"""Networks of foreign brokers in typical arrangements: three real servers on loopback, a hub and two ends.
 
-Each arrangement has no cycles: Mosquittos joined by bridges, a NATS hub with leaf nodes, a network of
-ActiveMQ brokers, and three brokers of Roamcast. RabbitMQ is there as a single server, for its adapter.
+Each arrangement is acyclic: Mosquitto with bridges, a NATS hub with leaf nodes, a network of ActiveMQ
+brokers, and three Roamcast brokers. RabbitMQ exists as a single server, for its adapter.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from roamcast.bench.processes import HOST, BenchFailed, Process, free_port, roam
 from roamcast.proxy.adapter import Adapter, ForeignMessage, open_adapter
 
 SITES = ("hub", "a", "b")
-"""The hub is linked with both others."""
+"""Sites; the hub is linked with the others."""
 SETTLE_S = 60.0
 ACTIVEMQ = Path("/usr/share/activemq")
 
 
 @dataclass
 class ForeignNetwork:
-    """Three servers of one kind that run."""
+    """Three running servers of one kind."""
 
     kind: str
     processes: list[Process] = field(default_factory=list)
@@ -39,7 +39,7 @@ class ForeignNetwork:
     """Options of the adapter."""
 
     def url(self, site: str, port: int | None = None) -> str:
-        """Where a site's broker is; `port` is that of a relay in front of it."""
+        """Return the address of a site's broker; `port` is that of a relay in front of it."""
         return f"{SCHEMES[self.kind]}://{HOST}:{port or self.ports[site]}"
 
     def adapter(self, site: str, port: int | None = None) -> Adapter:
@@ -62,7 +62,8 @@ SCHEMES = {
 
 @contextmanager
 def foreign_network(kind: str, folder: Path, sites: Sequence[str] = SITES) -> Iterator[ForeignNetwork]:
-    """The network while the block runs; its files are below this folder. BenchFailed if it does not start.
+    """Run the network during the block, with its files below this folder. Raises BenchFailed if it does not
+    start.
 
     `sites` may be fewer: `("hub",)` is a single server.
     """
@@ -89,7 +90,7 @@ def foreign_network(kind: str, folder: Path, sites: Sequence[str] = SITES) -> It
 
 
 async def settle(network: ForeignNetwork) -> None:
-    """Wait until what is published at one site arrives at every other one."""
+    """Wait until a message published at any site arrives at every other one."""
     adapters = {site: network.adapter(site) for site in network.ports}
     opened: list[Adapter] = []
     try:
@@ -278,7 +279,7 @@ def _start_rabbitmq(network: ForeignNetwork, folder: Path) -> None:
 
 
 def _rabbitmq() -> Path | None:
-    """The script itself: Debian's wrapper changes to a user that may not read our folder."""
+    """Start RabbitMQ's own script: Debian's wrapper changes to a user that may not read our folder."""
     found = sorted(Path("/usr/lib/rabbitmq").glob("lib/rabbitmq_server-*/sbin/rabbitmq-server"))
     return found[-1] if found else None
 
@@ -317,7 +318,7 @@ def find_program(name: str) -> str | None:
 
 
 def missing(kind: str) -> str | None:
-    """Why networks of this kind cannot be started here; None if they can."""
+    """Return why networks of this kind cannot be started here; None if they can."""
     is_here = {
         "roamcast": True,
         "mosquitto": bool(find_program("mosquitto")),

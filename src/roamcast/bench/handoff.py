@@ -1,8 +1,8 @@
-"""`roamcast bench handoff`: how long a client waits that comes back at another broker, and at the same one.
+"""`roamcast bench handoff`: how long a client waits when it returns at another broker, and at the same one.
 
-Two broker processes are joined by a link. The client goes away, messages are queued for it, and it comes
-back: in turn at the broker where it was (a plain resume) and at the other one (a handoff). Both are timed
-from before the TCP connection is opened, over loopback, and every queued message is checked.
+Two broker processes are joined by a link. The client goes away, messages are queued for it, and it returns:
+alternately at its last broker (a plain resume) and at the other one (a handoff). Both are timed from before
+the TCP connection is opened, over loopback, and every queued message is checked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WINDOW = 500
 PAYLOAD_BYTES = 64
 TOPIC = "handoff"
 DOORS = 8
-"""Connections at once to each worker."""
+"""Number of concurrent connections to each worker."""
 FILLED = "filled"
 CLIENT = "roaming"
 PUBACK = b"\x40\x02"
@@ -51,7 +51,7 @@ def run(
     within: bool = False,
     progress: Report = silent,
 ) -> dict[str, Any]:
-    """`within` moves the client between two workers of one site."""
+    """Run the benchmark; `within` moves the client between two workers of one site."""
     settings = [f"journal.sync={sync}", "log.level=warning", *(["workers=2"] if within else [])]
     with tempfile.TemporaryDirectory(prefix="roamcast-bench-") as name, ExitStack() as stack:
         kind, edges = (WorkersNetwork, []) if within else (BrokerNetwork, [(1, 0)])
@@ -77,7 +77,7 @@ def run(
 
 
 def judge(row: dict[str, Any]) -> None:
-    """Add what is allowed, and whether it is kept."""
+    """Add the limits, and whether they are met."""
     floor_ms = SYNCS * row["journal_sync_ms"] + row["round_trip_ms"]
     for what in ("connack", "first_message"):
         resumed, handed = row["resume"][what], row["handoff"][what]
@@ -90,7 +90,7 @@ def judge(row: dict[str, Any]) -> None:
 
 
 class Came(NamedTuple):
-    """How long it took, in seconds: to the CONNACK, to the first message, and to the last, if any wait."""
+    """Seconds until the CONNACK, the first message, and the last message if any wait."""
 
     connack_s: float
     first_s: float
@@ -98,7 +98,7 @@ class Came(NamedTuple):
 
 
 class Floor:
-    """What no handoff can do without: a sync of a journal, and a round trip to a broker."""
+    """Lower bound of any handoff: a sync of the journal, and a round trip to a broker."""
 
     def __init__(self, folder: Path, sync: Sync, ports: Sequence[int | Door]) -> None:
         self._journal, _ = Journal.open(folder, sync=sync, version="bench")
@@ -106,7 +106,7 @@ class Floor:
         self._clients = [LoadConnection(port, f"pings{number}", 5) for number, port in enumerate(ports)]
 
     def measure(self, broker: int) -> tuple[float, float]:
-        """Seconds for the sync and for the round trip, over loopback and through a broker's loop."""
+        """Measure the seconds of a sync, and of a round trip over loopback and through a broker's loop."""
         client = self._clients[broker]
         started_s = time.perf_counter()
         self._journal.write(bytes(100))
@@ -121,7 +121,7 @@ class Floor:
 
 
 class Walk:
-    """A client that goes away and comes back, here or there."""
+    """A client that leaves, and returns at either broker."""
 
     def __init__(self, ports: Sequence[int | Door], floor: Floor) -> None:
         self._ports = ports
@@ -178,7 +178,9 @@ class Walk:
 
     def _publish(self, count: int) -> list[bytes]:
         """Queue `count` messages for the client, which is away. They are published at the other broker, so
-        that both have just been at work: else only a plain resume would meet one that is warm."""
+        that both brokers have just worked: otherwise only the broker of a plain resume would have warm
+        caches.
+        """
         publisher = LoadConnection(self._ports[1 - self._at], "publisher", 5)
         payloads = publish(publisher, self._published, count)
         await_filled(publisher, self._watchers[self._at], self._at)
@@ -187,8 +189,9 @@ class Walk:
         return payloads
 
     def _settle(self) -> None:
-        """Wait until both brokers have dealt with what came before: the publisher and the client have gone,
-        and what was read was acknowledged. A broker in the midst of that would make the next one wait."""
+        """Wait until both brokers have finished earlier work: the publisher and the client have left, and all
+        messages are acknowledged. Otherwise the next measurement would include it.
+        """
         for watcher in self._watchers:
             watcher.ping()
 
@@ -208,19 +211,19 @@ def publish(publisher: LoadConnection, first: int, count: int) -> list[bytes]:
         while due:
             came = publisher.receive_frames(ACKNOWLEDGEMENT_BYTES, len(due) // ACKNOWLEDGEMENT_BYTES)
             if not due.startswith(came):
-                raise BenchFailed(f"{came[:40].hex()}… came where PUBACK {due[:40].hex()}… was due")
+                raise BenchFailed(f"{came[:40].hex()}… arrived where PUBACK {due[:40].hex()}… was expected")
             due = due[len(came) :]
         payloads += chunk
     return payloads
 
 
 def await_filled(publisher: LoadConnection, watcher: LoadConnection, broker: int) -> None:
-    """Wait until what was published has come to this broker: what is published behind it comes last."""
+    """Wait until what was published has reached this broker; the last message of the queue marks it."""
     publisher.send_all(packets.Publish(f"{FILLED}/{broker}", b"", qos=1, packet_id=1))
     publisher.receive_packet()
     filled = watcher.receive_packet()
     if not isinstance(filled, packets.Publish):
-        raise BenchFailed(f"{filled} came where a message was due that all is there")
+        raise BenchFailed(f"{filled} arrived where the last message of the queue was expected")
     watcher.send_all(packets.Puback(filled.packet_id))
 
 
@@ -231,7 +234,7 @@ def come_back(port: int | Door, client_id: str, payloads: Sequence[bytes]) -> Ca
     connack_s = time.perf_counter() - started_s
     try:
         if not client.is_resumed:
-            raise BenchFailed("the client came back and was told that there is no session")
+            raise BenchFailed("the client reconnected and CONNACK said that there is no session")
         first_s = all_s = connack_s
         for part in read_and_acknowledge(client, payloads):
             all_s = time.perf_counter() - started_s
@@ -245,10 +248,9 @@ def come_back(port: int | Door, client_id: str, payloads: Sequence[bytes]) -> Ca
 
 
 def read_and_acknowledge(client: LoadConnection, payloads: Sequence[bytes]) -> Iterator[int]:
-    """Read these messages in this order and acknowledge them; gives the number of each read.
+    """Read these messages in this order and acknowledge them; return the number of messages in each read.
 
-    A write acknowledges all that a read has brought: a load program that takes its time with each
-    would be what keeps the machine busy.
+    One write acknowledges all messages of a read: a write for each would mostly measure the load program.
     """
     if not payloads:
         return
@@ -264,7 +266,7 @@ def read_and_acknowledge(client: LoadConnection, payloads: Sequence[bytes]) -> I
             # What a copy of the session may have sent already is marked as sent again.
             is_publish = frames[at] & ~DUP == start[0] and frames[at + 1 : id_at] == start[1:]
             if not is_publish or frames[id_at + 2 : at + size] != b"\0" + payloads[number]:
-                raise BenchFailed(f"{frames[at : at + size]!r} came where message {number} was due")
+                raise BenchFailed(f"{frames[at : at + size]!r} arrived where message {number} was expected")
             ids.append(frames[id_at : id_at + 2])
             number += 1
         client.socket.sendall(PUBACK + PUBACK.join(ids))

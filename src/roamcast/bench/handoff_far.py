@@ -1,10 +1,10 @@
-"""`roamcast bench handoff --rtt`: what a handoff takes between brokers that are far from each other.
+"""`roamcast bench handoff --rtt`: duration of a handoff between distant brokers.
 
-Broker processes form a chain, and every link goes through a relay that delays what passes it. A client
-attaches at the first broker and leaves; messages are queued for it; it appears one or more hops away. Its
-connection to a broker is not delayed, so a plain resume shows what no handoff can be faster than. A packet
-that is lost on a link comes later by a round trip and 200 ms, the shortest time after which Linux sends a
-lone packet again, and so does what is behind it.
+Broker processes form a chain, and every link goes through a relay that delays its traffic. A client attaches
+at the first broker and leaves; messages are queued for it; it returns one or more hops away. Its own
+connection has no delay, so a plain resume is the lower bound of any handoff. A packet lost on a link arrives
+later by a round trip and 200 ms, the shortest time after which Linux retransmits a single packet, and so does
+everything after it.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ HOPS = (1, 2, 4)
 ROUNDS = 5
 RETRANSMISSION_MIN_S = 0.2
 COPY_BYTES_MAX = 16 << 20
-"""Room for a copy of the longest queue."""
+"""Memory for a copy of the longest queue."""
 PATIENCE_S = 10.0
-"""How long brokers wait for each other, also while all of them start at once."""
+"""How long brokers wait for each other, also while all of them start at the same time."""
 STEP_S = 60.0
-"""How long starting or stopping brokers may take, each."""
+"""Time limit for starting or stopping each broker."""
 ASKED_RTT_MS = 50.0
 HIT_FACTOR = 1.3
 MISS_FACTOR = 1.1
@@ -56,18 +56,18 @@ MISS_FACTOR = 1.1
 
 @dataclass(frozen=True)
 class Kind:
-    """A way of coming back."""
+    """A way to return: the protocol and its settings."""
 
     protocol: str
     about: str
     moves: bool = True
     goes: str = ""
-    """What the brokers expect of clients: "there" to move where they do, "aside" to go elsewhere."""
+    """What the brokers predict: "there" for the move that clients make, "aside" for another one."""
 
 
 KINDS = {
-    "resume": Kind("multi_hop_handoff", "the client comes back to where it was", moves=False),
-    "multi_hop_handoff": Kind("multi_hop_handoff", "the session is asked for and comes"),
+    "resume": Kind("multi_hop_handoff", "the client returns to its last broker", moves=False),
+    "multi_hop_handoff": Kind("multi_hop_handoff", "the session is fetched"),
     "roam_hit": Kind("roam", "a copy is where the client appears", goes="there"),
     "roam_miss": Kind("roam", "a copy is elsewhere", goes="aside"),
     "proactive": Kind("proactive", "a neighbour stores for the client", goes="there"),
@@ -86,7 +86,7 @@ def run(
     sync: Sync = "group",
     progress: Report = silent,
 ) -> dict[str, Any]:
-    """`losses` are fractions of the packets on links between brokers."""
+    """Run the benchmark; `losses` are shares of lost packets on links between brokers."""
     cases: list[dict[str, Any]] = []
     links = list(product(rtts_ms, losses))
     total = sum(len(links) * len(queued) * (len(hops) if KINDS[kind].moves else 1) for kind in kinds)
@@ -130,7 +130,7 @@ def figures(came: Sequence[Came], count: int) -> dict[str, Any]:
 
 
 def judge(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What is asked for with a round trip of 50 ms and without loss, as the median over queues and hops."""
+    """Return the targets for a round trip of 50 ms without loss, for medians over queues and hops."""
     asked = []
     for name, other, factor in (
         ("roam_hit", "resume", HIT_FACTOR),
@@ -155,7 +155,7 @@ def judge(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Chain:
-    """Brokers in a row; one more beside the first is where clients are expected that go elsewhere."""
+    """Brokers in a row; one more, beside the first, is the predicted one for clients that go elsewhere."""
 
     def __init__(self, folder: Path, kind: Kind, hops: Sequence[int], sync: Sync) -> None:
         last = max(hops)
@@ -179,7 +179,7 @@ class Chain:
 
     @contextmanager
     def running(self) -> Iterator[Chain]:
-        """The relays run in a thread of their own, because a client here blocks while it waits."""
+        """Run the relays in their own thread, because a client here blocks while it waits."""
         thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         thread.start()
         try:

@@ -19,13 +19,13 @@ LINES = {
     "roam_hit": ("#c8372d", "-"),
     "resume": ("#22303c", (0, (1, 2))),
 }
-"""Colours and dashes, so that lines show where they lie upon each other; the last are drawn on top."""
+"""Colours and dashes, so that overlapping lines remain visible; later ones are drawn on top."""
 FLOOR_MS = 0.5
-"""Nothing faster is told apart."""
+"""Values below this are drawn as equal."""
 
 
 def write_figure(result: dict[str, Any], path: Path) -> None:
-    """A row of axes for each loss; a column for CONNACK, and for the first message of each queue."""
+    """Draw a row of axes for each loss, and columns for CONNACK and for the first message of each queue."""
     cases = result["cases"]
     losses = sorted({case["loss"] for case in cases})
     columns: list[tuple[str, int]] = [("connack", min(case["queued"] for case in cases))]

@@ -1,7 +1,7 @@
-"""Ending early: what Ctrl-C and SIGTERM do to a command that has started processes.
+"""Ending early: effects of Ctrl-C and SIGTERM on a command that has started processes.
 
-A terminal sends Ctrl-C to all processes of a command at once. Each would show where it was interrupted;
-instead, the command alone sees it, ends those that it has started, and says so in one line.
+A terminal sends Ctrl-C to all processes of a command at once, and each would print a traceback. Instead only
+the command handles it, ends the processes that it has started, and reports it in one line.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block, and processes started meanwhile never see it.
+    """Delay Ctrl-C to the end of the block, and hide it from processes started in the block.
 
-    It must not come between starting a process and remembering it, nor while processes are being stopped.
+    It must not interrupt between starting a process and storing it, nor while processes are being stopped.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # No other thread is ever interrupted.
@@ -38,7 +38,7 @@ def interrupts_held_back() -> Iterator[None]:
 
 @contextmanager
 def terminations_as_interrupts() -> Iterator[None]:
-    """SIGTERM is as good as Ctrl-C while the block runs: whoever handles that, handles both.
+    """Treat SIGTERM like Ctrl-C during the block, so that handlers of one handle both.
 
     A shell lets its background jobs ignore Ctrl-C, but not SIGTERM.
     """
@@ -57,7 +57,7 @@ def terminations_as_interrupts() -> Iterator[None]:
 
 @contextmanager
 def workers_ended() -> Iterator[None]:
-    """Worker processes that are started in the block are gone when something ends it early."""
+    """End worker processes that were started in the block if it is left early."""
     others = set(multiprocessing.active_children())
     try:
         yield

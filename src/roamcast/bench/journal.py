@@ -1,8 +1,8 @@
-"""How many commits a second the journal takes on a disk, and how long a snapshot keeps the loop waiting.
+"""Commits per second of the journal on a disk, and the time for which a snapshot stops the loop.
 
-For each way of syncing and each size of an entry: commits of one entry each, one after the other, as
-many as fit into the time. Snapshots are written by a child process meanwhile, as in a broker, of a state
-of the given size; what the loop waits for is the fork.
+For each way of syncing and each size of an entry: commits of one entry, one after the other, as many as fit
+into the time. Meanwhile a child process writes snapshots of a state of the given size, as in a broker; the
+fork stops the loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def run(
     state_bytes: int = SNAPSHOT_BYTES,
     progress: Report = silent,
 ) -> dict[str, Any]:
-    """The figures of this disk; files are made in a folder of their own, and removed."""
+    """Measure this disk, with files in a folder of their own that is removed afterwards."""
     cases = []
     syncs: tuple[Sync, ...] = get_args(Sync)
     combinations = [(sync, size) for sync in syncs for size in ENTRY_SIZES]

@@ -1,8 +1,8 @@
-"""Who published what, who received what, and what of that breaks a promise.
+"""Records publishes and arrivals, and finds broken promises.
 
-The words are those of a set checker: a publish is acknowledged or unknown (never failed: what timed out
-may arrive); an acknowledged one that a subscriber did not get is lost, an unknown one that it got is
-recovered, and what nobody published to it is unexpected.
+The terms are those of a set checker: a publish is acknowledged or unknown (never failed, because it may
+arrive after a timeout); an acknowledged one that a subscriber did not receive is lost, an unknown one that it
+received is recovered, and an arrival that nobody published for it is unexpected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXAMPLES_EACH = 3
 
 @dataclass
 class Message:
-    """One publish; its payload is `publisher/number`."""
+    """A publish; its payload is `publisher/number`."""
 
     publisher: str
     number: int
@@ -39,13 +39,13 @@ class Message:
 @dataclass
 class Ledger:
     subscriptions: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Subscriber to topic and QoS: settled before the first publish, and never changed."""
+    """By subscriber: topic to QoS. Subscriptions settle before the first publish and never change."""
     published: dict[str, Message] = field(default_factory=dict)
-    """By payload."""
+    """Messages by payload."""
     received: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """Payloads by subscriber, in the order of arrival."""
+    """Payloads by subscriber, in order of arrival."""
     lost_sessions: list[str] = field(default_factory=list)
-    """Who came back and was told that there is no session."""
+    """Clients that returned and were told that there is no session."""
 
     def publish(self, publisher: str, topic: str, qos: int) -> Message:
         number = self._numbers[publisher]
@@ -59,7 +59,9 @@ class Ledger:
 
 @dataclass
 class Audit(Counts):
-    """Here `expected` is what acknowledged publishes are owed, and duplicates are allowed below QoS 2."""
+    """Result of an audit. `expected` counts the deliveries owed for acknowledged publishes; duplicates are
+    allowed below QoS 2.
+    """
 
     acknowledged: int = 0
     unknown: int = 0
@@ -70,7 +72,7 @@ class Audit(Counts):
 
     @property
     def is_kept(self) -> bool:
-        """Whether every promise was."""
+        """Return whether every promise was kept."""
         broken = (self.lost, self.unexpected, self.duplicated_qos_2, self.out_of_order, self.lost_sessions)
         return not any(broken)
 
@@ -87,7 +89,9 @@ class Audit(Counts):
 
 def audit(ledger: Ledger) -> Audit:
     found = Audit(lost_sessions=len(ledger.lost_sessions))
-    found.examples += [f"{client} came back to no session" for client in ledger.lost_sessions[:EXAMPLES_MAX]]
+    found.examples += [
+        f"{client} found no session when it came back" for client in ledger.lost_sessions[:EXAMPLES_MAX]
+    ]
     messages = list(ledger.published.values())
     found.published = len(messages)
     found.acknowledged = sum(message.is_acknowledged for message in messages)

@@ -1,10 +1,11 @@
-"""What crosses a link for geographic subscriptions: bytes of frames, for a publisher on one side and a
+"""Traffic on a link for geographic subscriptions: bytes of frames between a publisher on one side and a
 subscriber on the other.
 
 Notifications come from all over a square, and the subscriber wants those from a part of it: a disc, a
-polygon, or a disc around where it is. Two machines as they ship are joined by their own frames. Of a region
-that is known exactly only what lies in it may cross. Around a client that moves, what is up to half as far
-again may, too: the step that it may have taken meanwhile, and the grid that spares most moves an update.
+polygon, or a disc around its position. Two machines of the product exchange their own frames. For a fixed
+region, only notifications inside it may cross. For a disc around a client that moves, notifications up to 1.5
+times as far away may cross, too: because of the step that the client may have taken meanwhile, and of the
+grid that makes updates rare.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ REGIONS = ("disc", "polygon", "myloc")
 SIDE_M = 20_000.0
 CENTRE = (43.26, -2.93)
 PARTS = (0.0, 0.01, 0.1, 0.5, 1.0)
-"""Of the square that the subscriber wants to hear of; 0 is nobody subscribes, 1 is no condition."""
+"""Wanted shares of the square; 0 is no subscriber, 1 is no condition."""
 BODY = bytes(100)
 STEP_M = 100.0
 FARTHER = 1.5
-"""A broker one step away may let through what is at most so many times as far as the radius and a step."""
+"""A broker one step away may forward what is at most this many times as far away as the radius and a step."""
 MOVES = 200
 LINK_S = 0.02
 STAY_S = 60.0
@@ -45,15 +46,15 @@ class Measured(NamedTuple):
     wanted: int
     """Notifications that the subscriber wants, …"""
     crossed: int
-    """… those that came over the link, …"""
+    """… those that crossed the link, …"""
     allowed: int
-    """… and those that may."""
+    """… and those that may cross it."""
     bytes_per_notification: float
-    """Over the link, both ways, divided by all that were published."""
+    """Bytes on the link in both directions, per publication."""
 
 
 class Pair:
-    """Two brokers and the link between them; frames take no longer than they are said to."""
+    """Two brokers and a link between them without delay."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -79,7 +80,7 @@ class Pair:
         self.rest()
 
     def rest(self) -> None:
-        """Until nothing more is to be said."""
+        """Exchange frames until none is left."""
         is_said = True
         while is_said:
             is_said = False
@@ -101,8 +102,9 @@ def _settings(id: str) -> MachineSettings:
 
 
 def run(notifications: int, seed: int) -> tuple[dict[str, dict[str, float]], bool]:
-    """For each kind of region bytes per notification by part of the square; whether each lets through what
-    it may."""
+    """Return, for each kind of region, the bytes per notification by wanted share, and whether only allowed
+    notifications crossed.
+    """
     cases = [measure(kind, part, notifications, seed) for kind in REGIONS for part in PARTS]
     found: dict[str, dict[str, float]] = {}
     for kind in REGIONS:
@@ -161,7 +163,7 @@ def radius_of(part: float) -> float:
 
 
 def away(north_m: float, east_m: float) -> tuple[float, float]:
-    """The position so far from the centre."""
+    """Return the position at this distance from the centre."""
     latitude, longitude = CENTRE
     return (
         latitude + north_m / DEGREE_M,
@@ -170,7 +172,7 @@ def away(north_m: float, east_m: float) -> tuple[float, float]:
 
 
 def bytes_per_move(seed: int) -> float:
-    """What a client that walks about costs the link, with a disc of a kilometre around it."""
+    """Measure the bytes on the link per move of a client with a subscription to a disc of 1 km around it."""
     rng = random.Random(seed)
     pair = Pair()
     pair.submit(SUBSCRIBER, Attached("s", 2, Hello("s", 0, fresh=True)))

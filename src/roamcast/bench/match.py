@@ -1,9 +1,8 @@
-"""How fast the filter index is, against asking every filter in turn, and how that grows.
+"""Speed of the filter index compared with testing every filter, and its growth with the table.
 
-The large tables hold conjunctions of two to four conditions over many attributes:
-equalities, ranges, LIKE prefixes, IN lists. The smaller of the two draws wider
-conditions, so that a notification matches as many subscriptions in both: what
-grows is then the table alone. The small tables are what one broker has.
+The large tables hold conjunctions of two to four conditions over many attributes: equalities, ranges, LIKE
+prefixes, IN lists. The smaller one has wider conditions, so that a notification matches as many subscriptions
+in both, and only the size of the table differs. The small tables have the size of one broker's.
 """
 
 import gc
@@ -38,8 +37,8 @@ STAGES = 9
 class _Workload:
     """Draws subscriptions that match a notification with a given probability, and notifications.
 
-    Attributes are of four sorts in turn: levels (integers), ratios (floats),
-    kinds (a few strings, for equality and IN) and names (many strings, for LIKE).
+    Attributes are of four kinds in turn: levels (integers), ratios (floats), kinds (a few strings, for
+    equality and IN) and names (many strings, for LIKE).
     """
 
     def __init__(self, attributes: int, generator: random.Random) -> None:
@@ -62,7 +61,7 @@ class _Workload:
         return "".join(draw.choices(LETTERS, k=5))
 
     def subscription(self, probability: float) -> str:
-        """Some conditions as they come, and a range wide enough to reach the probability wanted."""
+        """Draw some conditions, and a range wide enough to reach the required probability."""
         draw = self._random
         while True:
             last = draw.choice(self._ranged)
@@ -76,7 +75,7 @@ class _Workload:
                 return " AND ".join([*conditions, self._range(last, probability / reached)])
 
     def _condition(self, name: str) -> tuple[str, float]:
-        """A condition, and the share of values that it accepts."""
+        """Draw a condition; return it with the share of values that it accepts."""
         draw = self._random
         if name.startswith("kind"):
             wanted = draw.sample(range(KINDS), draw.choice((1, 1, 1, 2, 3, 5)))
@@ -108,7 +107,7 @@ def run(
     seed: int = 1,
     progress: Report = silent,
 ) -> dict[str, object]:
-    """Measure; raises if the index and asking every filter ever disagree."""
+    """Measure; raise if the index and testing every filter ever disagree."""
     stages = itertools.count()
 
     def step() -> None:
@@ -136,7 +135,7 @@ def run(
 def _measure_table(
     size: int, probability: float, attributes: int, events: int, seed: int, step: Callable[[], None]
 ) -> dict[str, Any]:
-    """A stage each for parsing, building the index, asking every filter, and matching by index."""
+    """Measure parsing, building the index, testing every filter, and matching by the index."""
     workload = _Workload(attributes, random.Random(seed))
     step()
     texts = [workload.subscription(probability) for _ in range(size)]
@@ -189,7 +188,7 @@ def _check_and_time_naive(
 
 
 def _time_matching(index: FilterIndex[int], notifications: Sequence[Attributes]) -> tuple[float, float]:
-    """Microseconds per notification (median of some passes) and matches per notification."""
+    """Return microseconds per notification (median of some passes) and matches per notification."""
     gc.collect()
     passes = []
     found = 0
@@ -203,7 +202,7 @@ def _time_matching(index: FilterIndex[int], notifications: Sequence[Attributes])
 
 
 def _time_changes(index: FilterIndex[int], filters: Sequence[Filter], generator: random.Random) -> float:
-    """Microseconds for taking one subscription out and putting another in, halved."""
+    """Return the microseconds of a change: half of removing one subscription and adding another."""
     keys = generator.sample(range(len(filters)), min(CHANGES, len(filters)))
     started = time.perf_counter()
     for key in keys:

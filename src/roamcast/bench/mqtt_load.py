@@ -1,7 +1,7 @@
-"""The load: MQTT clients on raw sockets, all in one process, that check every byte they receive.
+"""The load: MQTT clients on raw sockets in one process, which check every byte they receive.
 
-One process drives all brokers alike, faster than any of them: frames are made beforehand, written by
-the hundred, and checked by the read (see accounting).
+One process loads all brokers in the same way, and is faster than any of them: frames are created beforehand,
+written in hundreds, and checked read by read (see `accounting`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from roamcast.bench.accounting import READ_BYTES, Acknowledged, Cycle, Echo, EvenStream, MixedStream
+from roamcast.bench.packet_socket import PacketSocket
 from roamcast.bench.processes import HOST, BenchFailed, Process
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Packet
-from roamcast.mqtt.codec.reading import cut, parse
-from roamcast.mqtt.codec.writing import write
 
 PATIENCE_S = 30.0
-"""Timeout of any step, after which the run is given up."""
+"""Timeout of each step, after which the run is abandoned."""
 WINDOW_QOS_0 = 4_000
-"""Messages in transit to the slowest subscriber, few enough that no broker has a reason to drop any."""
+"""Maximum messages in transit to the slowest subscriber, so few that no broker has a reason to drop any."""
 WINDOW_QOS_1 = 1_000
 """Unacknowledged messages of a publisher."""
 QUICK_S = 0.25
@@ -40,7 +39,7 @@ Door = Callable[[], socket.socket]
 
 @dataclass(frozen=True)
 class Figure:
-    """What one run gave."""
+    """Result of one run."""
 
     messages: int
     deliveries: int
@@ -60,7 +59,7 @@ class Figure:
         return self.messages / self.seconds
 
 
-class LoadConnection:
+class LoadConnection(PacketSocket):
     """A client's connection. It blocks until `go`, and never afterwards."""
 
     def __init__(
@@ -73,16 +72,15 @@ class LoadConnection:
         is_lasting: bool = False,
         login: tuple[str, bytes] | None = None,
     ) -> None:
-        """`is_lasting` takes up the session of this client id, and leaves it behind."""
+        """`is_lasting` resumes the session of this client id, and leaves it at the end."""
         user, password = login or (None, None)
-        self.version = version
+        opened = port() if callable(port) else socket.create_connection((HOST, port), PATIENCE_S)
+        super().__init__(opened, version)
         self.is_resumed = False
-        self.socket = port() if callable(port) else socket.create_connection((HOST, port), PATIENCE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.blocked: set[LoadConnection] = set()
         """Called when the socket accepts no more data."""
         self._waiting = b""
-        self._read = b""
         self._packet_id = 0
         expiry_s = EXPIRY_S if is_lasting and version == 5 else None
         try:
@@ -103,28 +101,18 @@ class LoadConnection:
             raise BenchFailed(f"the broker answered CONNECT with {answer}")
         self.is_resumed = answer.session_present
 
-    def send_all(self, packet: Packet) -> None:
-        self.socket.sendall(write(packet, self.version))
-
     def receive_packet(self) -> Packet:
-        while True:
-            whole = cut(self._read, 0, 1 << 20)
-            if whole is not None:
-                first, start, end = whole
-                packet = parse(first, self._read[start:end], self.version, from_client=False)
-                self._read = self._read[end:]
-                return packet
-            data = self.socket.recv(4096)
-            if not data:
-                raise BenchFailed("the broker closed a connection")
-            self._read += data
+        packet = self.receive_or_end()
+        if packet is None:
+            raise BenchFailed("the broker closed a connection")
+        return packet
 
     def ping(self) -> None:
         """Send a PINGREQ and wait for the answer: the broker has then processed everything before."""
         self.send_all(packets.Pingreq())
         answer = self.receive_packet()
         if not isinstance(answer, packets.Pingresp):
-            raise BenchFailed(f"{answer} came where nothing but the answer to a ping was due")
+            raise BenchFailed(f"{answer} arrived, but only the answer to a ping was expected")
 
     def receive_frames(self, size: int, most: int) -> bytes:
         """Read available frames of this size: at least one and at most `most`."""
@@ -171,12 +159,9 @@ class LoadConnection:
             raise BenchFailed("the broker closed a connection")
         return data
 
-    def close(self) -> None:
-        self.socket.close()
-
 
 class Poller:
-    """Connections and what to do when they can be read."""
+    """Connections, and the function to call when each is readable."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -208,10 +193,9 @@ class Poller:
 
 
 class Window:
-    """Messages under way: few at first, and more as long as they arrive quickly.
+    """Limit of messages in transit: low at first, and higher as long as they arrive quickly.
 
-    At its end a run waits for what is under way, and a slow broker should not be waited for longer than
-    it was measured.
+    A run ends by waiting for what is in transit, and that wait should not exceed the measurement.
     """
 
     def __init__(self, size: int) -> None:
@@ -268,40 +252,47 @@ def _receiver(connection: LoadConnection, stream: EvenStream | MixedStream) -> C
     return on_read
 
 
-def one_to_many(
-    broker: Process,
-    cycle: Cycle,
-    subscribers: Sequence[tuple[LoadConnection, EvenStream]],
-    seconds: float,
-    chunk: int = CHUNK,
-) -> Figure:
-    """One publisher sends as fast as its windows allow; every subscriber gets what is due to it."""
-    poller = Poller()
-    version = subscribers[0][0].version
-    publisher = Publisher(LoadConnection(broker.port, "bench-publisher", version), cycle, chunk)
-    poller.add(publisher.connection, publisher.on_read)
-    streams = [stream for _, stream in subscribers]
-    for connection, stream in subscribers:
-        poller.add(connection, _receiver(connection, stream))
+@dataclass(frozen=True)
+class Flow:
+    """A publisher, what it sends, and who gets what of it."""
 
-    window = Window(2 * chunk)
+    publisher: LoadConnection
+    cycle: Cycle
+    subscribers: Sequence[tuple[LoadConnection, EvenStream]]
+
+
+def flow_all(broker: Process, flows: Sequence[Flow], seconds: float, chunk: int = CHUNK) -> Figure:
+    """Every publisher sends as fast as its windows allow; its subscribers get what is due to them."""
+    poller = Poller()
+    sending: list[tuple[Publisher, list[EvenStream], Window]] = []
+    for flow in flows:
+        publisher = Publisher(flow.publisher, flow.cycle, chunk)
+        poller.add(flow.publisher, publisher.on_read)
+        for connection, stream in flow.subscribers:
+            poller.add(connection, _receiver(connection, stream))
+        sending.append((publisher, [stream for _, stream in flow.subscribers], Window(2 * chunk)))
 
     def send() -> None:
-        done = min(stream.done() for stream in streams)
-        window.arrived(done)
-        while publisher.may_send(done, window.size):
-            publisher.send()
+        for publisher, streams, window in sending:
+            done = min(stream.done() for stream in streams)
+            window.arrived(done)
+            while publisher.may_send(done, window.size):
+                publisher.send()
 
     def is_done() -> bool:
-        sent = publisher.sent
-        return publisher.is_acknowledged and all(one.received == one.expected(sent) for one in streams)
+        return all(
+            publisher.is_acknowledged and stream.received == stream.expected(publisher.sent)
+            for publisher, streams, _ in sending
+            for stream in streams
+        )
 
     took = _run(broker, poller, send, is_done, seconds)
-    return Figure(publisher.sent, sum(stream.received for stream in streams), *took)
+    received = sum(stream.received for _, streams, _ in sending for stream in streams)
+    return Figure(sum(publisher.sent for publisher, _, _ in sending), received, *took)
 
 
 def many_to_one(broker: Process, cycles: Sequence[Cycle], seconds: float, chunk: int) -> Figure:
-    """Publishers with topics and sizes of their own, a few messages per write, to one subscriber."""
+    """Publishers with different topics and sizes send a few messages per write to one subscriber."""
     poller = Poller()
     subscriber = LoadConnection(broker.port, "bench-subscriber")
     subscriber.subscribe(["bench/#"], cycles[0].qos)
@@ -336,44 +327,6 @@ def many_to_one(broker: Process, cycles: Sequence[Cycle], seconds: float, chunk:
     return Figure(sum(one.sent for one in publishers), stream.received, *took)
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A publisher, what it sends, and who gets all of it."""
-
-    publisher: LoadConnection
-    cycle: Cycle
-    subscriber: LoadConnection
-    stream: EvenStream
-
-
-def pairs(broker: Process, of: Sequence[Pair], seconds: float, chunk: int) -> Figure:
-    """Every publisher sends as fast as the windows of its own pair allow."""
-    poller = Poller()
-    publishers, windows = [Publisher(one.publisher, one.cycle, chunk) for one in of], []
-    for pair, publisher in zip(of, publishers, strict=True):
-        windows.append(Window(2 * chunk))
-        poller.add(pair.publisher, publisher.on_read)
-        poller.add(pair.subscriber, _receiver(pair.subscriber, pair.stream))
-    streams = [one.stream for one in of]
-
-    def send() -> None:
-        for stream, publisher, window in zip(streams, publishers, windows, strict=True):
-            done = stream.done()
-            window.arrived(done)
-            while publisher.may_send(done, window.size):
-                publisher.send()
-
-    def is_done() -> bool:
-        return all(
-            publisher.is_acknowledged and stream.received == publisher.sent
-            for publisher, stream in zip(publishers, streams, strict=True)
-        )
-
-    took = _run(broker, poller, send, is_done, seconds)
-    count = sum(one.sent for one in publishers)
-    return Figure(count, count, *took)
-
-
 def one_in_flight(
     broker: Process,
     cycles: Sequence[Cycle],
@@ -381,9 +334,9 @@ def one_in_flight(
     seconds: float,
     doors: Sequence[Door] = (),
 ) -> Figure:
-    """Clients that each send the next message when their last one has come back to them.
+    """Each client sends its next message when the previous one has come back to it.
 
-    With `doors` they come in there, in turn.
+    They connect through `doors`, in turn, if there are any.
     """
     poller = Poller()
     clients: list[tuple[LoadConnection, Echo]] = []
@@ -410,7 +363,7 @@ def one_in_flight(
         poller.add(connection, handler(connection, echo))
 
     def send() -> None:
-        """Each client's first message; what comes back sends the next one."""
+        """Send each client's first message; each arrival sends the next one."""
         nonlocal open_count
         if not open_count:
             open_count = len(clients)
@@ -418,7 +371,7 @@ def one_in_flight(
                 connection.send(echo.first())
 
     def is_done() -> bool:
-        """The last ones are answered too, but nothing follows them."""
+        """Return whether all last messages were answered."""
         nonlocal is_over
         is_over = True
         return not open_count
@@ -464,7 +417,9 @@ def _run(
     is_done: Callable[[], bool],
     seconds: float,
 ) -> tuple[float, float, float]:
-    """Send, then wait until all has arrived; returns seconds: wall, this process, the broker."""
+    """Send, then wait until everything has arrived; return seconds: wall clock, CPU of this process, CPU of
+    the broker.
+    """
     broker_cpu_s = broker.cpu_s()
     started_cpu_s, started_s = time.process_time(), time.perf_counter()
     is_sending = True

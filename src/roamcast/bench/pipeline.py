@@ -1,8 +1,8 @@
-"""How fast the audit is: synthetic logs audited by Spark on two cores, and with the same SQL by DuckDB.
+"""Speed of the audit: synthetic logs audited by Spark on two cores, and by DuckDB with the same SQL.
 
-Every audit has processes of its own, which are watched: the wall clock and the seconds of cores, both
-without starting up, and the memory of all of them together. Each must find exactly the faults that were
-planted in the log. Spark is for what outgrows one machine, so the ratio to DuckDB is stated, not won.
+Every audit has its own processes, which are measured: wall clock and CPU seconds, both without start-up, and
+the memory of all processes together. Each audit must find exactly the faults planted in the log. Spark is for
+logs that exceed one machine, so the ratio to DuckDB is reported, and is no target.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from roamcast.errors import InputError
 
 CORES = 2
 MEMORY_MB, MEMORY_MB_LARGE = 3_072, 8_192
-"""What an audit may take, all of its processes: up to ten million records, and beyond."""
+"""Memory limit of all processes of an audit: up to ten million records, and beyond."""
 HEAP_SHARE = 0.5
-"""Of the memory; the rest is for Java's own needs, Python's workers and the desk."""
+"""Share of the memory for Java's heap; the rest is for Java itself, Python's workers and the driver."""
 SIZES = (1_000_000, 10_000_000)
 LOG_BYTES_PER_RECORD = 8
 SCRATCH_BYTES_PER_RECORD = 100
-"""What auditing leaves on the disk for a while, at most."""
+"""Maximum temporary disk space of an audit, per record."""
 SECONDS_MAX = 7_200.0
 
 WALL_S_MAX = 90.0
@@ -156,7 +156,7 @@ def _against_duckdb(case: Row) -> dict[str, float]:
 
 
 def _growth(cases: list[Row]) -> dict[str, float]:
-    """How the cost of a record grows from the last log but one to the largest."""
+    """Return how the cost per record grows from the second largest log to the largest."""
     if len(cases) < 2:
         return {}
     names = {"growth": "us_per_record", "growth_core": "core_us_per_record"}
@@ -164,7 +164,7 @@ def _growth(cases: list[Row]) -> dict[str, float]:
 
 
 def _holds(cases: list[Row]) -> dict[str, bool]:
-    """What was aimed for, as far as these sizes tell."""
+    """Return whether the targets are met, as far as these sizes show."""
     growth = _growth(cases).get("growth_core")
     of_ten_million = [case for case in cases if case["records"] // SIZES[-1] == 1]
     holds = {

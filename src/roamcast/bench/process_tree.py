@@ -1,4 +1,4 @@
-"""A program and all processes that it starts: what they took of the cores and of the memory."""
+"""CPU time and memory of a program and all processes that it starts."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass
 class Taken:
-    """What a program took until its end."""
+    """Resources used by a program until its end."""
 
     output: str
     core_s: float
-    """Seconds of a core, of all its processes."""
+    """CPU seconds of all its processes."""
     start_core_s: float
     """CPU seconds until the process said that it begins."""
     peak_mb: int
-    """All processes together, at most; memory that they share counts for each."""
+    """Peak memory of all processes together; shared memory is counted for each."""
 
 
 @dataclass
 class _Watch:
-    """Looks at a tree of processes now and then, until it is told that it is over."""
+    """Samples a tree of processes until it is stopped."""
 
     root: int
     peak_bytes: int = 0
@@ -43,7 +43,7 @@ class _Watch:
 
 
 def run_watched(command: Sequence[str], begins_with: str, seconds_max: float) -> Taken:
-    """Run a program to its end; the line on stderr that begins so tells that it has started up."""
+    """Run a program to its end; the line on stderr with this prefix marks the end of its start-up."""
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     watch = _Watch(child.pid)
     watcher = threading.Thread(target=watch.look_until_over, daemon=True)
@@ -78,7 +78,7 @@ def run_watched(command: Sequence[str], begins_with: str, seconds_max: float) ->
 
 
 def tree_of(root: int) -> list[int]:
-    """A process and all that it started, directly or not."""
+    """Return a process and all its descendants."""
     found = [root]
     for pid in found:
         for task in _listed(Path(f"/proc/{pid}/task")):
@@ -94,7 +94,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _read(file: Path) -> str:
-    """What it says; nothing, if its process is gone."""
+    """Return the content; "" if its process has ended."""
     try:
         return file.read_text()
     except OSError:
@@ -107,6 +107,6 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _core_s(pid: int) -> float:
-    """Its own seconds, and those of its children that have ended."""
+    """Return the CPU seconds of a process and of its children that have ended."""
     parts = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return sum(map(int, parts[11:15])) / _TICKS_PER_S

@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts: on free ports of loopback, on a core of their own, stopped by id."""
+"""Processes started by a benchmark: on free ports of loopback, on their own core, stopped by id."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 HOST = "127.0.0.1"
 START_S = 60.0
 STOP_S = 10.0
 PORTS = (20_000, 32_000)
-"""Below those that systems give to connections."""
+"""Range of ports, below those that systems assign to outgoing connections."""
 TRIES_MAX = 100
 _PAUSE_S = 0.02
 
 
 class BenchFailed(Exception):
-    """Raised for a run that cannot be counted; the text says what went wrong."""
+    """Raised for a run without a valid result; the text says what went wrong."""
 
 
 def roamcast_command(*arguments: str) -> list[str]:
-    """How this very code is started again."""
+    """Return the command that starts this same code again."""
     return [sys.executable, "-c", "import sys; from roamcast.cli import main; sys.exit(main())", *arguments]
 
 
 def free_port() -> int:
     """Return a port that stays free while its server restarts.
 
-    A port chosen by the system is from the range for outgoing connections: while nobody listens there, any
-    connection may get it.
+    The system would choose a port from the range for outgoing connections; while no server listens there, any
+    connection may take it.
     """
     for _ in range(TRIES_MAX):
         port = random.randrange(*PORTS)
@@ -48,7 +48,7 @@ def free_port() -> int:
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float) -> bool:
-    """True if the condition came true within `seconds`."""
+    """Wait until the condition holds; return false if it does not within `seconds`."""
     deadline = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > deadline:
@@ -59,7 +59,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float) -> bool:
 
 @dataclass
 class Process:
-    """A program that serves on a port. Its output goes to a file."""
+    """A server program on a port. Its output goes to a file."""
 
     name: str
     command: Sequence[str]
@@ -107,6 +107,16 @@ class Process:
         if not self.is_running:
             raise BenchFailed(f"{self.name} ended: {self.last_words()}")
 
+    def serve(self) -> Self:
+        """Start, and wait until it listens; kill it if it does not."""
+        self.start()
+        try:
+            self.wait_listening()
+        except BenchFailed:
+            self.kill()
+            raise
+        return self
+
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
         return " ".join(lines[-1:]) or "it said nothing"
@@ -121,7 +131,7 @@ class Process:
             self.child.wait(STOP_S)
 
     def stop(self, seconds: float = STOP_S) -> bool:
-        """Ask the program to stop, and kill it if it takes too long; True if it ended with exit code 0."""
+        """Stop the program, and kill it if it takes too long; return true if it ended with exit code 0."""
         self.send(signal.SIGTERM)
         if self.child is None:
             return True
@@ -132,7 +142,7 @@ class Process:
             return False
 
     def cpu_s(self) -> float:
-        """CPU time used so far, in seconds."""
+        """Return the CPU seconds used so far."""
         return cpu_s_of(self.pid)
 
     def resident_bytes(self) -> int:
@@ -141,7 +151,7 @@ class Process:
 
 
 def cpu_s_of(process: int) -> float:
-    """CPU time that a process has used so far, in seconds."""
+    """Return the CPU seconds that a process has used so far."""
     spent_ns = 0
     for task in Path(f"/proc/{process}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # A thread that has ended since.
@@ -150,7 +160,7 @@ def cpu_s_of(process: int) -> float:
 
 
 def two_cores() -> tuple[frozenset[int], frozenset[int]]:
-    """A core for what is measured and one for the load; empty where there are not two."""
+    """Return a core for the measured program and one for the load; both empty on a machine with one core."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         return frozenset(), frozenset()
@@ -159,7 +169,7 @@ def two_cores() -> tuple[frozenset[int], frozenset[int]]:
 
 @contextmanager
 def running_on(cores: frozenset[int]) -> Iterator[None]:
-    """This process on these cores while the block runs."""
+    """Run this process on these cores during the block."""
     before = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)

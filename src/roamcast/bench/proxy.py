@@ -1,13 +1,13 @@
-"""`roamcast bench proxy`: how long a move-in takes, against the foreign broker's own delivery.
+"""`roamcast bench proxy`: duration of a move-in, compared with the foreign broker's own delivery.
 
-Three servers of a foreign broker and two proxy processes on loopback. A client moves out at one site,
-messages are published, and it moves in at the other one: timed is the move-in, until the last message is
-with the application. Beside it a plain subscriber: where the broker keeps messages for those who are
-away, how long it takes from coming back to the last of the same messages; where it does not, from the
-first byte of the same messages, published as fast as the broker takes them, to the last one received.
+Three servers of a foreign broker and two proxy processes run on loopback. A client moves out at one site,
+messages are published, and it moves in at the other site: the move-in is timed until the last message has
+reached the application. It is compared with a plain subscriber. Where the broker stores messages for absent
+subscribers, its time runs from its return to the last of the same messages; elsewhere, from the first byte of
+the same messages, published as fast as the broker accepts them, to the last one received.
 
-`through` is what keeping costs: from the first publish to the last message with the application, for a client
-that moves in as soon as everything is published. There `buffers.sync` counts.
+`through` measures the cost of storing: from the first publish to the last message at the application, for a
+client that moves in as soon as everything is published. It depends on `buffers.sync`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WAIT_S = 120.0
 PLAIN, MOVED = ["bench", "plain"], ["bench", "moved"]
 """Topics of the subscriber that stays, and of the client that moves."""
 AT_ONCE = 200
-"""Publishes that are not yet acknowledged."""
+"""Maximum number of unacknowledged publishes."""
 
 
 def run(
@@ -75,7 +75,7 @@ def run(
 def start_proxies(
     network: ForeignNetwork, folder: Path, stack: ExitStack, sync: Sync = "process"
 ) -> dict[str, str]:
-    """A proxy process at each end; their addresses by site."""
+    """Start a proxy process at each end; return their addresses by site."""
     ports = {site: free_port() for site in ("a", "b")}
     for site, port in ports.items():
         other = "b" if site == "a" else "a"
@@ -103,9 +103,7 @@ def start_proxies(
         process = Process(
             f"proxy {site}", roamcast_command("proxy", "--config", str(path)), port, folder / f"{site}.log"
         )
-        process.start()
-        stack.callback(process.stop)
-        process.wait_listening()
+        stack.callback(process.serve().stop)
     return {site: f"{HOST}:{port}" for site, port in ports.items()}
 
 
@@ -151,7 +149,7 @@ async def _measure(
 
 
 async def _publish(publisher: Adapter, topic: str, numbers: range) -> None:
-    """In order, many at a time."""
+    """Publish in order, with many unacknowledged messages at a time."""
     for first in range(0, len(numbers), AT_ONCE):
         some = numbers[first : first + AT_ONCE]
         await asyncio.gather(*(publisher.publish(_message(topic, number)) for number in some))
@@ -162,7 +160,7 @@ def _message(topic: str, number: int) -> ForeignMessage:
 
 
 async def _plain(network: ForeignNetwork, publisher: Adapter, numbers: range) -> float:
-    """Seconds that a subscriber of the foreign broker at site b takes to get them all."""
+    """Return the seconds that a subscriber of the foreign broker at site b needs to receive all messages."""
     topic, got = publisher.topic_of(PLAIN), _Counter(len(numbers))
     subscriber = network.adapter("b")
     await subscriber.open()
@@ -191,7 +189,7 @@ async def _plain(network: ForeignNetwork, publisher: Adapter, numbers: range) ->
 
 
 def _send_raw(port: int, data: bytes) -> None:
-    """NATS as text, so that no client library is measured with it."""
+    """Publish over NATS as plain text, so that no client library is measured."""
     with socket.create_connection((HOST, port)) as connection:
         connection.sendall(b'CONNECT {"verbose":false}\r\n' + data + b"PING\r\n")
         said = b""
@@ -203,14 +201,14 @@ def _send_raw(port: int, data: bytes) -> None:
 
 
 async def _until_heard(publisher: Adapter, topic: str, got: _Counter) -> None:
-    """Until the subscription is known where the publisher is."""
+    """Publish until the publisher's site knows the subscription."""
     while not got.is_warm:
         await publisher.publish(ForeignMessage(topic, b""))
         await asyncio.sleep(0.02)
 
 
 async def _moved(client: RoamingClient, publisher: Adapter, site: str, numbers: range) -> float:
-    """Seconds from the call of move-in to the last message."""
+    """Return the seconds from the call of move-in to the last message."""
     await client.move_out()
     await _publish(publisher, publisher.topic_of(MOVED), numbers)
     await asyncio.sleep(1.0)
@@ -221,7 +219,9 @@ async def _moved(client: RoamingClient, publisher: Adapter, site: str, numbers: 
 
 
 async def _through(client: RoamingClient, publisher: Adapter, numbers: range) -> float:
-    """Seconds from the first publish to the last message, for a client that moves in behind the last one."""
+    """Return the seconds from the first publish to the last message, for a client that moves in after the
+    last publish.
+    """
     site = client.site
     await client.move_out()
     gc.collect()
@@ -245,7 +245,7 @@ async def _move_in(client: RoamingClient, site: str | None, count: int) -> None:
 
 
 class _Counter:
-    """Counts different messages."""
+    """Counts distinct messages."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted

@@ -1,4 +1,4 @@
-"""How long a run over the air takes: the largest network of Amozarrain 2021, under both protocols.
+"""Duration of a run over the air: the largest network of Amozarrain 2021, under both protocols.
 
 The thesis reports minutes for MFT-PubSub and 6 to 16 hours for AODV in Castalia (section 4.5.2).
 """
@@ -14,7 +14,7 @@ from roamcast.simulator.radio.scenario import RadioProtocol, RadioScenario
 from roamcast.simulator.radio.workload import Publishing
 
 TARGETS_S: dict[RadioProtocol, float] = {"mft": 60.0, "aodv": 180.0}
-"""On one core, for the whole of the thesis's setting."""
+"""Target seconds on one core, in the full setting of the thesis."""
 DURATION_S = 700.0
 PUBLISHING_SHARE = 5 / 7
 

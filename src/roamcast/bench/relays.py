@@ -22,7 +22,9 @@ class Relay(TcpRelay):
         self.delays_s = [0.0, 0.0]
         """Delays towards the target, and back."""
         self.is_swallowed = [False, False]
-        """What is said in this direction goes nowhere. TCP has no holes: cut before hearing again."""
+        """By direction: true to discard its traffic. TCP cannot have gaps, so cut the connection before
+        forwarding again.
+        """
 
     async def pass_on(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: int
@@ -51,7 +53,7 @@ class Relay(TcpRelay):
         return sum(self.random.random() < self.loss for _ in range(0, size, PACKET_BYTES))
 
     def heal(self) -> None:
-        """Pass everything on at once; whatever had swallowed something is cut."""
+        """Forward everything at once again; connections with discarded traffic are cut."""
         if any(self.is_swallowed):
             self.cut()
         self.delays_s, self.is_swallowed, self.is_open = [0.0, 0.0], [False, False], True

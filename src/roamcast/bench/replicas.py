@@ -36,7 +36,9 @@ CASES = {
     "1 to 1, pipelined, QoS 1": (fan_out(1, 1), 0.7),
     "50 clients, one in flight, QoS 1": (echoes(1), 0.6),
 }
-"""How to measure, and which share of the broker's own throughput a site with a follower must have."""
+"""By case: how to measure it, and the minimum share of the broker's own throughput for a site with a
+follower.
+"""
 IN_SYNC_S = 60.0
 PUBLISH_PER_S = 50
 BEFORE_S, AFTER_S = 4.0, 6.0
@@ -196,7 +198,7 @@ def _latency(sync: str, alone: Process, pair: Pair, seconds: float, rounds: int)
 
 
 class Failover:
-    """One client publishes steadily, another one listens, and the leader is killed with its disk."""
+    """One client publishes steadily, another one listens, and the leader is killed and its disk wiped."""
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
@@ -255,7 +257,7 @@ class Failover:
             await asyncio.sleep(1 / PUBLISH_PER_S)
 
     async def _live(self, session: RoamingSession) -> None:
-        """Stay connected to the replica that serves."""
+        """Stay connected to the serving replica."""
         turn = 0
         while True:
             with suppress(OSError):

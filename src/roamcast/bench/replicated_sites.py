@@ -1,8 +1,8 @@
-"""Sites of real brokers: each a leader and its followers, one etcd for all, and what can be done to them.
+"""Sites of real brokers, each with a leader and followers, one etcd for all, and faults for them.
 
-Clients reach a site through a door that stands for a load balancer: it asks the replicas for /healthz, and
+Clients reach a site through a door, which stands for a load balancer: it asks the replicas for /healthz and
 leads to the one that serves. Peers know the addresses of all replicas. Replicas reach each other and etcd
-through relays, so that they can be parted.
+through relays, so that they can be cut off.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from roamcast.storage.replica_file import read_state
 LEASE_S = 3
 HEALTH_EVERY_S = 0.1
 HEALTH_S = 0.5
-"""How long a door waits for the answer of a replica."""
+"""Timeout of a door for the answer of a replica."""
 ETCD_S = 1.0
 ANSWER_S = 2.0
 SETTLED_S = 0.2
-"""After a kill: what the process had asked of etcd has come there."""
+"""Time after a kill until requests of the process have reached etcd."""
 PACKET_MAX = 1 << 16
 
 
 class EtcdProcess(Process):
-    """One member, as on a laptop."""
+    """An etcd with one member."""
 
     def __init__(self, folder: Path) -> None:
         if shutil.which("etcd") is None:
@@ -53,7 +53,7 @@ class EtcdProcess(Process):
 
 
 class Site:
-    """One broker: its replicas, and the door to whichever leads."""
+    """One broker: its replicas, and the door to the leader."""
 
     def __init__(self, number: int, etcd: EtcdProcess) -> None:
         self.number = number
@@ -62,23 +62,23 @@ class Site:
         self.door = Relay(0)
         self.ways_to_etcd: list[Relay] = []
         self.ways_in: list[Relay] = []
-        """By which other replicas reach each replica."""
+        """Relays by which other replicas reach each replica."""
         self._etcd = Etcd(Replication(etcd=(etcd.url,)), "roamcast", f"b{number}", ETCD_S)
 
     def look(self) -> SiteView | None:
-        """What etcd says; None if it does not answer."""
+        """Return the view in etcd; None if it does not answer."""
         try:
             return self._etcd.look()
         except EtcdFailed:
             return None
 
     def leader(self) -> int | None:
-        """The place of the replica that leads, as etcd has it."""
+        """Return the number of the replica that leads according to etcd."""
         view = self.look()
         return place_of(view.leader) if view is not None and view.leader else None
 
     async def follow_leader(self) -> None:
-        """Let the door lead to the replica that serves."""
+        """Point the door at the serving replica."""
         at = 0
         while True:
             if not await is_healthy(self.health_ports[at]) or not self.door.target:
@@ -95,7 +95,7 @@ def place_of(name: str) -> int:
 
 
 async def is_healthy(port: int) -> bool:
-    """Whether /healthz says 200."""
+    """Return whether /healthz answers 200."""
     try:
         async with asyncio.timeout(HEALTH_S):
             reader, writer = await asyncio.open_connection(HOST, port)
@@ -109,7 +109,7 @@ async def is_healthy(port: int) -> bool:
 
 
 async def is_served(port: int) -> bool:
-    """Whether a client that comes now gets a message acknowledged."""
+    """Return whether a message of a new client is acknowledged."""
     try:
         async with asyncio.timeout(ANSWER_S):
             reader, writer = await asyncio.open_connection(HOST, port)
@@ -133,7 +133,7 @@ async def is_served(port: int) -> bool:
 
 
 class ReplicatedNetwork(BrokerNetwork):
-    """Sites b0, b1, … over the edges of a tree. `brokers` has the replicas of all, site by site."""
+    """Sites b0, b1, … over the edges of a tree. `brokers` holds the replicas of all sites, site by site."""
 
     def __init__(
         self, folder: Path, edges: Sequence[tuple[int, int]], settings: Sequence[str], followers: int
@@ -155,7 +155,7 @@ class ReplicatedNetwork(BrokerNetwork):
         return [site.door for site in self.sites]
 
     def replicas_of(self, site: int) -> range:
-        """The numbers of its processes."""
+        """Return the process numbers of a site's replicas."""
         return range(site * self.replicas_each, (site + 1) * self.replicas_each)
 
     def name(self, number: int) -> str:
@@ -200,7 +200,7 @@ class ReplicatedNetwork(BrokerNetwork):
         await super().start()
 
     async def _prepare(self) -> None:
-        """Whoever waits for the door finds the leader behind it."""
+        """Wait until the door of each site leads to its leader."""
         for site in self.sites:
             site.replicas = [self.brokers[number] for number in self.replicas_of(site.number)]
             self._doors.append(asyncio.create_task(site.follow_leader()))
@@ -218,14 +218,14 @@ class ReplicatedNetwork(BrokerNetwork):
     # --- what can be done to a site ---
 
     async def leader_of(self, site: int) -> int | None:
-        """The number of the process that leads, if one does."""
+        """Return the number of the leading process, or None."""
         place = await asyncio.to_thread(self.sites[site].leader)
         return None if place is None else self.replicas_of(site)[place]
 
     async def is_covered(self, number: int) -> bool:
-        """Whether another replica's disk has everything that a replica has promised that was just killed.
+        """Return whether another replica's disk has all that a just killed replica has promised.
 
-        A site whose last good disk is lost is lost, and nobody promises anything else.
+        Losing the last good disk of a site would lose the site, which nothing promises to survive.
         """
         await asyncio.sleep(SETTLED_S)
         site = self.sites[number // self.replicas_each]
@@ -237,6 +237,6 @@ class ReplicatedNetwork(BrokerNetwork):
         )
 
     async def is_whole(self) -> bool:
-        """Whether every site has a leader and all its replicas in sync."""
+        """Return whether every site has a leader and all its replicas in sync."""
         views = await asyncio.gather(*(asyncio.to_thread(site.look) for site in self.sites))
         return all(view and view.leader and len(view.in_sync) == self.replicas_each for view in views)

@@ -1,4 +1,4 @@
-"""What benchmarks share with the command: how far they are, and which names they know."""
+"""Helpers that benchmarks share with the command: progress, and valid names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from roamcast.errors import InputError, did_you_mean
 
 Report = Callable[[int, int], None]
-"""How much is done, and of how much."""
+"""Called with the amount done and the total."""
 
 
 def silent(done: int, total: int) -> None:
@@ -15,12 +15,12 @@ def silent(done: int, total: int) -> None:
 
 
 def split_names(option: str, text: str, valid: Collection[str]) -> list[str]:
-    """Names with a comma between them."""
+    """Split names at commas."""
     return check_names(option, filter(None, map(str.strip, text.split(","))), valid)
 
 
 def check_names(option: str, names: Iterable[str], valid: Collection[str]) -> list[str]:
-    """The names, or an error if one is not valid."""
+    """Return the names; raise an error if one is not valid."""
     checked = list(names)
     for name in checked:
         if name not in valid:

@@ -1,7 +1,7 @@
-"""Clients that move between brokers all the time: our own, with exact accounting, and programs of others.
+"""Clients that move between brokers all the time: our own, with exact accounting, and foreign programs.
 
-Foreign clients do not know that they move: each connects to a relay of its own, which is cut and
-pointed at another broker. They reconnect by themselves, as they do after any broken connection.
+Foreign clients are unaware of their moves: each connects to its own relay, which is cut and pointed at
+another broker. They reconnect by themselves, as after any broken connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
 
 WELCOME_S = 6.0
-"""How long a client waits for its CONNACK before it tries elsewhere."""
+"""How long a client waits for CONNACK before it tries another broker."""
 PAUSE_S = 0.1
 STAY_S = (0.3, 3.0)
 AWAY_S = (0.0, 0.8)
@@ -38,18 +38,18 @@ READ_BYTES = 1 << 16
 
 @dataclass
 class World:
-    """What all clients share."""
+    """State shared by all clients."""
 
     brokers: Sequence[Door]
     ledger: Ledger
     topics: Sequence[str]
     is_roaming: bool = True
-    """Whether clients move and publish; otherwise they stay where they are and take what they are owed."""
+    """True while clients move and publish; otherwise they stay and receive what they are owed."""
     is_publishing: bool = False
     may_return: bool = False
-    """Whether clients also come back where they were: there may be several processes."""
+    """True if clients may return to the broker where they were, which may have several processes."""
     moves: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Welcomes at another broker than the last one, by the numbers of the two."""
+    """Number of CONNACKs at another broker than the last one, by the numbers of both brokers."""
     refusals: dict[str, int] = field(default_factory=dict)
 
 
@@ -62,17 +62,19 @@ class Client(Protocol):
     def is_subscribed(self) -> bool: ...
     @property
     def is_idle(self) -> bool:
-        """Whether nothing that it published still waits for its acknowledgement."""
+        """Return whether all its publishes are acknowledged."""
 
 
 class RoamingClient:
-    """Our own client: drops its connection silently, says goodbye, or leaves the old one open."""
+    """Our own client: when it moves, it drops its old connection silently, sends DISCONNECT, or leaves it
+    open.
+    """
 
     def __init__(self, id: str, world: World, rng: random.Random, qos: int) -> None:
         self.id = id
         self.broker = rng.randrange(len(world.brokers))
         self.hops: list[int] = []
-        """Where to go next, at once; anywhere, after a while, if it is empty."""
+        """Brokers to visit next, at once; if empty, the client goes anywhere after a while."""
         self._is_hurried = False
         self._world = world
         self._rng = rng
@@ -80,7 +82,7 @@ class RoamingClient:
         self._session = RoamingSession(id, world.ledger, world.ledger.subscriptions[id])
         self._writer: asyncio.StreamWriter | None = None
         self._opened: list[asyncio.StreamWriter] = []
-        """Connections that may still be open, the newest last."""
+        """Connections that may still be open, newest last."""
         self._was_at: int | None = None
 
     @property
@@ -92,7 +94,7 @@ class RoamingClient:
         return self._session.is_idle
 
     def hurry(self, hops: Sequence[int]) -> None:
-        """Go to these brokers, one after the other, at once."""
+        """Visit these brokers one after the other, at once."""
         self.hops = list(hops)
         self._is_hurried = True
 
@@ -121,7 +123,7 @@ class RoamingClient:
             await asyncio.sleep(self._rng.uniform(*AWAY_S))
 
     async def _visit(self) -> None:
-        """One connection, from its CONNECT until it is lost or left."""
+        """Use one connection, from its CONNECT until it is lost or left."""
         session = self._session
         try:
             reader, writer = await asyncio.wait_for(
@@ -150,7 +152,9 @@ class RoamingClient:
         seconds: float,
         until_welcome: bool = False,
     ) -> bool:
-        """Read and answer for `seconds`, or until somebody moves; returns whether the client is welcome."""
+        """Read and answer for `seconds`, or until the client has to move; return whether it
+        received CONNACK.
+        """
         loop, session = asyncio.get_running_loop(), self._session
         deadline = loop.time() + seconds
         while True:
@@ -211,10 +215,10 @@ class RoamingClient:
 async def publish_unheard(
     port: int, ledger: Ledger, id: str, topics: Sequence[str], qos: int, stay_s: float | None
 ) -> None:
-    """Publish to these topics as one client that goes for good before it has heard what became of it:
-    after a while, or when the answers are on their way.
+    """Publish to these topics as a client that leaves for good without learning the result: after a while, or
+    when the answers are on their way.
 
-    What nobody was told is unknown for ever: it may arrive, once and in order, or not.
+    The fate of such messages stays unknown: they may arrive, once and in order, or not.
     """
     with suppress(OSError, TimeoutError):
         reader, writer = await asyncio.wait_for(asyncio.open_connection(HOST, port), WELCOME_S)
@@ -232,7 +236,7 @@ async def publish_unheard(
 
 
 class Foreign:
-    """A client of somebody else behind a relay of its own."""
+    """A foreign client behind its own relay."""
 
     def __init__(self, id: str, world: World, rng: random.Random, qos: int) -> None:
         self.id = id
@@ -243,7 +247,7 @@ class Foreign:
         self._qos = qos
         self._relay = Relay(world.brokers[self.broker].port)
         self._open: list[Message] = []
-        """Published and not acknowledged."""
+        """Published and unacknowledged messages."""
 
     @property
     def is_idle(self) -> bool:
@@ -284,7 +288,9 @@ class Foreign:
 
 
 def lasting() -> Any:
-    """CONNECT properties of a session that outlives its connections, for paho-mqtt and what rests on it."""
+    """Return CONNECT properties of a session that outlives its connections, for paho-mqtt and libraries based
+    on it.
+    """
     from paho.mqtt.packettypes import PacketTypes
     from paho.mqtt.properties import Properties
 
@@ -294,12 +300,12 @@ def lasting() -> Any:
 
 
 class PahoClient(Foreign):
-    """paho-mqtt on its own thread; one message at a time, so that its order is its own."""
+    """paho-mqtt in its own thread; one message at a time, so that order is under our control."""
 
     def __init__(self, id: str, world: World, rng: random.Random, qos: int) -> None:
         super().__init__(id, world, rng, qos)
         self._done: set[int] = set()
-        """Message ids that have been acknowledged and not been looked at."""
+        """Ids of acknowledged messages that are not yet processed."""
 
     async def _live(self) -> None:
         from paho.mqtt import client as paho
@@ -343,7 +349,7 @@ class PahoClient(Foreign):
 
 
 class Forgetful(Foreign):
-    """What it knows of its session ends with each connection, so it uses QoS 1, in both directions."""
+    """A client that keeps no session state across connections, so it publishes and subscribes with QoS 1."""
 
     def __init__(self, id: str, world: World, rng: random.Random, qos: int) -> None:
         super().__init__(id, world, rng, 1)
@@ -359,7 +365,7 @@ class AiomqttClient(Forgetful):
         took = self._took
 
         class Noting(asyncio.Queue[Any]):
-            """Notes a message when it has come, because it is acknowledged then and not when it is read."""
+            """Records a message on arrival, because that is when it is acknowledged, not when it is read."""
 
             def put_nowait(self, item: Any) -> None:
                 took(bytes(item.payload))
@@ -381,7 +387,9 @@ class AiomqttClient(Forgetful):
             await asyncio.sleep(PAUSE_S)
 
     async def _publish(self, client: Any) -> None:
-        """Until the connection is lost: then MqttError is raised, and what was under way is unknown."""
+        """Publish until the connection is lost: then MqttError is raised, and the fate of unacknowledged
+        messages is unknown.
+        """
         while True:
             # Nothing is published to it for now, but it tells by this when the connection is lost.
             with suppress(TimeoutError):
@@ -396,7 +404,7 @@ class AiomqttClient(Forgetful):
 
 
 class MosquittoClient(Forgetful):
-    """mosquitto_sub, which is started again when it was refused, and a mosquitto_pub for each message."""
+    """mosquitto_sub, restarted when it was refused, and a mosquitto_pub for each message."""
 
     async def _live(self) -> None:
         command = [
@@ -445,7 +453,7 @@ class MosquittoClient(Forgetful):
                 )
 
     async def _publish_once(self, id: str, topic: str, payload: str, qos: int) -> bool:
-        """Whether it was acknowledged; if not, that is unknown."""
+        """Publish one message; return whether it was acknowledged. Without, its fate is unknown."""
         port = self._world.brokers[self._rng.randrange(len(self._world.brokers))].port
         process = await asyncio.create_subprocess_exec(
             "mosquitto_pub", "-h", HOST, "-p", str(port), "-i", id, "-V", "5", "-q", str(qos), "-t", topic,
@@ -461,7 +469,7 @@ class MosquittoClient(Forgetful):
 
 
 def foreign_kinds() -> dict[str, Callable[..., Foreign]]:
-    """The programs and libraries of others that are installed here."""
+    """Return the foreign programs and libraries that are installed here."""
     found: dict[str, Callable[..., Foreign]] = {}
     if importlib.util.find_spec("paho"):
         found["paho-mqtt"] = PahoClient

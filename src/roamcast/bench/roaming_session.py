@@ -1,7 +1,7 @@
-"""What a well-behaved MQTT 5 client with a lasting session remembers: bytes in, bytes out.
+"""Session state of a well-behaved MQTT 5 client: bytes in, bytes out.
 
-It sends again what was not acknowledged, keeps track of the QoS 2 messages it has taken, and tells the
-ledger exactly what it knows.
+It repeats unacknowledged messages, keeps the packet ids of received QoS 2 messages, and tells the ledger
+exactly what it knows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RoamingSession:
         self.id = id
         self.is_welcome = False
         self.refused: Reason | None = None
-        """Why the last connection was not accepted, or was ended."""
+        """Reason why the last connection was refused or closed."""
         self.welcomes = 0
         self.is_subscribed = False
         self._ledger = ledger
@@ -34,7 +34,7 @@ class RoamingSession:
         self._backlog: deque[Message] = deque()
         self._unacknowledged: dict[int, Message] = {}
         self._released: dict[int, Message] = {}
-        """QoS 2: received by the broker, and not completed."""
+        """QoS 2 publishes that the broker has received and not completed."""
         self._taken: dict[int, None] = {}
         """Packet ids of QoS 2 messages that were received and not released."""
         self._next_id = 1
@@ -43,23 +43,23 @@ class RoamingSession:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything that it published is acknowledged."""
+        """Return whether all its publishes are acknowledged."""
         return not (self._backlog or self._unacknowledged or self._released)
 
     def connect(self) -> bytes:
-        """The first bytes of a new connection."""
+        """Return the first bytes of a new connection."""
         self._read, self.is_welcome, self.refused = b"", False, None
         return write(packets.Connect(5, self.id, clean_start=False, session_expiry=EXPIRY_S), 5)
 
     def publish(self, topic: str, qos: int) -> bytes:
-        """Publish, at once or when there is a connection; what to send now."""
+        """Publish now or when there is a connection; return the bytes to send now."""
         self._backlog.append(self._ledger.publish(self.id, topic, qos))
         if self.is_welcome:
             self._send_backlog()
         return self._taken_out()
 
     def receive(self, data: bytes) -> bytes:
-        """What to answer to what was read."""
+        """Process received bytes; return the bytes to answer."""
         self._read += data
         while (whole := cut(self._read, 0, PACKET_MAX)) is not None:
             first, start, end = whole

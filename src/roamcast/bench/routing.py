@@ -1,8 +1,8 @@
-"""`roamcast bench routing`: what subscriptions cost the routing tables of two brokers, by strategy.
+"""`roamcast bench routing`: cost of subscriptions in the routing tables of two brokers, by strategy.
 
-Two routers in one process, with a link between them: subscriptions come at one, settle at the other, a
-client with some of its own is handed over and back, and all go again, in another order. Times are those of
-both brokers together; reading filters, which every strategy does once for each, is not among them.
+Two routers run in one process with a link between them: subscriptions are added at one and settle at the
+other, a client with some of them is handed over and back, and all are removed in another order. Times include
+both brokers, but not the parsing of filters, which every strategy does once for each.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ HANDOFFS = 20
 SIZES = (100, 1_000, 10_000)
 
 US_MAX = 1_000.0
-"""Microseconds that a subscription may take in the largest table, …"""
+"""Maximum microseconds per subscription in the largest table."""
 GROWTH_MAX = 3.0
-"""… and how many times what it takes in the smallest."""
+"""Maximum factor between the time in the largest table and in the smallest."""
 
 Draw = Callable[[random.Random, int], str]
 
@@ -49,14 +49,16 @@ def _box(ranges: Sequence[tuple[float, float]], topic: str = "bench/topic") -> s
 
 
 def random_ranges(draw: random.Random, count: int) -> str:
-    """A range of each of five attributes, which together let through one notification in a hundred."""
+    """Return filters with a range for each of five attributes, which together match one notification in a
+    hundred.
+    """
     width = VALUES * MATCHING ** (1 / len(ATTRIBUTES))
     lows = [draw.uniform(0, VALUES - width) for _ in ATTRIBUTES]
     return _box([(low, low + width) for low in lows])
 
 
 def nested_ranges(draw: random.Random, count: int) -> str:
-    """Boxes of all sizes around twenty places: most are covered."""
+    """Return boxes of all sizes around twenty places: most are covered by others."""
     places = random.Random(draw.randrange(20))
     half = draw.uniform(10, 250)
     centres = [places.uniform(300, 700) for _ in ATTRIBUTES]
@@ -65,13 +67,13 @@ def nested_ranges(draw: random.Random, count: int) -> str:
 
 
 def touching_ranges(draw: random.Random, count: int) -> str:
-    """Ranges of one attribute, twice as wide on average as they are apart: they merge in rows."""
+    """Return ranges of one attribute, on average twice as wide as their distance: they merge in rows."""
     low = draw.uniform(0, VALUES)
     return _box([(low, low + draw.uniform(0, 4 * VALUES / count))])
 
 
 def wildcards(draw: random.Random, count: int) -> str:
-    """Topic filters of four levels, some of which cover others."""
+    """Return topic filters of four levels, some of which cover others."""
     levels = [f"site{draw.randrange(5)}", str(draw.randrange(30)), str(draw.randrange(100)), "state"]
     for place in (1, 2, 3):
         if draw.random() < 0.15:
@@ -82,12 +84,12 @@ def wildcards(draw: random.Random, count: int) -> str:
 
 
 def plain_topics(draw: random.Random, count: int) -> str:
-    """A topic of one's own each, with hardly any equal ones."""
+    """Return topics, nearly all different."""
     return f"topic = 'site/{draw.randrange(100 * count)}/state'"
 
 
 def equal_filters(draw: random.Random, count: int) -> str:
-    """Fifty different ones."""
+    """Return fifty different filters, repeated."""
     return random_ranges(random.Random(draw.randrange(50)), count)
 
 
@@ -107,7 +109,7 @@ class Pair:
     def __init__(self, strategy: str) -> None:
         self._link: deque[tuple[str, str, Message]] = deque()
         self.entries = 0
-        """Filters said over the link."""
+        """Number of filters sent over the link."""
         self.text_bytes = 0
         self.routers = {
             name: Router(strategy, partial(self._send, name), lambda _: None, outside=frozenset({"topic"}))
@@ -220,7 +222,9 @@ def run(
 
 
 def judged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The dearest subscription in the largest table, and how much dearer than in the smallest."""
+    """Return the cost of a subscription in the largest table, its growth from the smallest, and whether both
+    are allowed.
+    """
     by_case: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         by_case.setdefault((row["workload"], row["strategy"]), []).append(row["subscribe_us"])

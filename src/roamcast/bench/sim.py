@@ -1,13 +1,10 @@
-"""How fast the simulator is: message hops per second, how that grows, and SimPy beside it.
+"""Speed of the simulator: message hops per second, its growth with the network, and SimPy for comparison.
 
-A message hop is one message over one link, between brokers or to a client.
-Everything that `roamcast sim run` does is included: making the topology and
-what clients do, attaching everyone, the checkers, and where rows are kept in
-full, writing them as Parquet. Of SimPy the same is included, as far as its model
-has it. Seconds are those of one core (the process's own time, so that others on
-the machine matter less); the wall clock's are shown beside them. Each measurement
-has a process of its own, and the cases take turns, so that a slow minute of the
-machine meets all of them.
+A message hop is one message over one link, between brokers or to a client. All work of `roamcast sim run` is
+included: creating the topology and the clients' actions, attaching all clients, the checkers, and with full
+logs writing rows as Parquet. For SimPy the same work is included, as far as its model has it. Seconds are CPU
+seconds of the process, which depend less on other load; wall-clock seconds are shown as well. Each
+measurement has its own process, and the cases alternate, so that other load affects all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ from roamcast.simulator.scenario import Scenario
 CLIENTS_PER_BROKER = 10
 MOBILE = 0.2
 SET_UP_S = 1e-6
-"""Too short a time for anyone to publish or to move in."""
+"""A duration too short for publishes and moves."""
 SIMPY_MISSING = "simpy is not installed: pip install simpy, or roamcast[dev]"
 
 Engine = Literal["roamcast", "simpy stores", "simpy callbacks"]
@@ -44,7 +41,7 @@ Engine = Literal["roamcast", "simpy stores", "simpy callbacks"]
 
 @dataclass(frozen=True)
 class Case:
-    """One network and who simulates it."""
+    """A network, and the simulator to use."""
 
     side: int
     protocol: str
@@ -69,7 +66,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one run of a case came to."""
+    """Result of one run of a case."""
 
     core_s: float
     wall_s: float
@@ -79,7 +76,7 @@ class Measurement:
     rows: int = 0
     set_up_s: float = 0.0
     set_up_hops: int = 0
-    """What it took until everyone was attached and all subscriptions had settled."""
+    """Number of hops until all clients were attached and all subscriptions settled."""
 
     @property
     def hops(self) -> int:
@@ -91,12 +88,12 @@ class Measurement:
 
     @property
     def steady_hops_per_s(self) -> float:
-        """Without setting the network up."""
+        """Return the hops per second without the set-up of the network."""
         return (self.hops - self.set_up_hops) / (self.core_s - self.set_up_s)
 
 
 class Stopwatch:
-    """Seconds since it was made: of this process on its core, and of the wall clock."""
+    """CPU seconds of this process and wall-clock seconds since it was created."""
 
     def __init__(self) -> None:
         self._started = time.process_time(), time.perf_counter()
@@ -112,10 +109,10 @@ def run(
     seed: int = 7,
     progress: Report = silent,
 ) -> dict[str, object]:
-    """Measure grids of these sides; the first runs that long, larger ones shorter.
+    """Measure grids of these sides; the first one runs for the full duration, larger ones for less.
 
-    The work in a second of virtual time grows with the square of the number of
-    brokers, so with the same duration the largest would take all the time.
+    The work per second of virtual time grows with the square of the number of brokers, so with equal
+    durations the largest grid would dominate.
     """
     cases = _cases(sizes, duration_s, seed)
     measured: dict[Case, list[Measurement]] = {case: [] for case in cases}
@@ -205,7 +202,7 @@ class Lap:
 
 
 def _run(scenario: Scenario, lap: Lap, observe: Callable[[list[Row]], None] | None = None) -> Run:
-    """What `Scenario.run` does, with an eye on the clock."""
+    """Run a scenario as `Scenario.run` does, and take times."""
     scenario.check()
     topology = scenario.make_topology()
     return run_checked(topology, scenario.network, lap.watch(scenario.actions(topology)), observe)
@@ -234,10 +231,10 @@ def _measure_simpy(case: Case, style: Literal["stores", "callbacks"]) -> Measure
 
 
 def _growth(measured: Mapping[Case, list[Measurement]]) -> dict[str, object]:
-    """How much more a hop costs in the largest network than in the smallest, with the same settings.
+    """Return how much more a hop costs in the largest network than in the smallest, with equal settings.
 
-    Once with the set-up left out, of which a large network that runs for a short
-    time has more, and once for the whole of both runs.
+    One figure excludes the set-up, of which a large network with a short duration has more; the other
+    includes it.
     """
     alike = [
         case
@@ -257,7 +254,7 @@ def _growth(measured: Mapping[Case, list[Measurement]]) -> dict[str, object]:
 
 
 def _comparison(measured: Mapping[Case, list[Measurement]]) -> dict[str, object]:
-    """The simulator against SimPy, where nobody moves: above 1, the simulator is faster."""
+    """Compare the simulator with SimPy in networks without moves: above 1, the simulator is faster."""
     alike = {case.engine: runs for case, runs in measured.items() if not case.mobile}
     if len(alike) == 1:
         return {"missing": SIMPY_MISSING}

@@ -1,17 +1,14 @@
-"""The same network as a plain SimPy model: what the simulator is compared with.
+"""The same network as a plain SimPy model, for comparison with the simulator.
 
-It has the easier job. Nobody moves, routes are computed beforehand from the
-topology and the filters, nothing is checked and nothing is recorded. What is
-left are the messages: a publish goes up and is accepted, travels by reverse
-path over the same tree with the same delays, is delivered to every client that
-it matches, and each of them acknowledges.
+The model has less to do: clients do not move, routes are computed beforehand from the topology and the
+filters, and nothing is checked or recorded. What remains are the messages: a publish goes up and is accepted,
+travels by reverse path over the same tree with the same delays, is delivered to every matching client, and
+each of them acknowledges.
 
-Two styles share everything else. `stores` is what SimPy is for: brokers and
-clients are processes that receive from a store. The usual link for that starts
-a process for each message (SimPy's own example of latency); here a timeout puts
-the message into the store, which is half as much work. `callbacks` uses SimPy
-as nothing but a heap: timeouts call plain functions, and there is no process
-but the publishers'.
+Two styles share everything else. `stores` is typical SimPy: brokers and clients are processes that receive
+from a store. SimPy's own example of latency starts a process for each message on a link; here a timeout puts
+the message into the store, which is half as much work. `callbacks` uses SimPy only as a heap: timeouts call
+plain functions, and only publishers are processes.
 """
 
 from __future__ import annotations
@@ -32,13 +29,13 @@ from roamcast.simulator.topology import Topology
 Style = Literal["stores", "callbacks"]
 Handle = Callable[[Any], None]
 Arrive = Callable[[simpy.Event], None]
-"""What the timeout of a hop calls: its value is the message."""
+"""Called by the timeout of a hop; the value of the event is the message."""
 Process = Generator[simpy.Event, Any, None]
 
 
 @dataclass
 class Plan:
-    """What the clients of a network where nobody moves do, read off the simulator's own actions."""
+    """Actions of the clients of a network without moves, taken from the simulator's own actions."""
 
     topology: Topology
     homes: dict[str, str] = field(default_factory=dict)
@@ -60,7 +57,9 @@ class Plan:
         return plan
 
     def routes(self) -> dict[str, dict[bytes, tuple[list[str], list[str]]]]:
-        """Per broker and kind of notification: the peers behind which it is wanted, and its own clients."""
+        """Return for each broker and kind of notification: the peers that lead to interested clients, and its
+        own interested clients.
+        """
         kinds = {attributes for times in self.publications.values() for _, attributes in times}
         routes: dict[str, dict[bytes, tuple[list[str], list[str]]]] = {
             broker: {kind: ([], []) for kind in sorted(kinds)} for broker in self.topology.brokers
@@ -82,7 +81,7 @@ class Plan:
 
 
 class Model:
-    """The network in SimPy. `run` it once, then read the counts."""
+    """The network in SimPy. Call `run` once, then read the counts."""
 
     def __init__(self, plan: Plan, settings: NetworkSettings, style: Style = "stores") -> None:
         self.link_hops = 0
@@ -122,7 +121,7 @@ class Model:
         return arrive
 
     def _send(self, delay_s: float, arrive: Arrive, message: object) -> None:
-        """One hop. Everything on a link takes equally long, so order keeps itself."""
+        """Send a message over one link. All messages of a link take equally long, so they stay in order."""
         self._env.timeout(delay_s, message).callbacks.append(arrive)
 
     def _make_broker(self, id: str, routes: dict[bytes, tuple[list[str], list[str]]]) -> Handle:

@@ -3,7 +3,7 @@
 Two broker processes are joined by a link. All clients are in a third process (storm_clients). They leave in
 one of two ways: each closes its connection and connects to the other broker (a train enters a station), or an
 operator drains the first broker, which sends all of them away. Meanwhile messages are published to clients,
-and two other clients exchange pings over the link. Afterwards every client gets one more message, and nothing
+and two other clients exchange pings over the link. Afterwards every client gets one more message. No message
 may be lost, repeated or reordered.
 """
 
@@ -42,7 +42,9 @@ TICK_S = 0.02
 WINDOW = 200
 """Maximum number of unacknowledged messages to clients."""
 STRANGERS = 20_000
-"""A station's clients come from one address here; in the field each has its own."""
+"""Limit of connections per address: all clients of the benchmark come from one address; in the field each has
+its own.
+"""
 
 WAYS = ("move", "drain")
 
@@ -205,7 +207,7 @@ class Storm:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def _publish(self, publisher: LoadConnection, clients: Sequence[int], *, waits: bool = False) -> None:
-        """Publish the next message of each of these clients, unless too many are not acknowledged."""
+        """Publish the next message for each of these clients, unless too many are unacknowledged."""
         self._take_acknowledgements(publisher, waits)
         if self._published - self._acknowledged > WINDOW:
             return
@@ -229,7 +231,7 @@ class Storm:
                 elif isinstance(answer, packets.Pubcomp):
                     self._acknowledged += 1
                 else:
-                    raise BenchFailed(f"{answer} came where a message was to be acknowledged")
+                    raise BenchFailed(f"{answer} arrived where an acknowledgement was expected")
         except BlockingIOError:
             return
         finally:
@@ -237,7 +239,7 @@ class Storm:
 
 
 class Memory:
-    """The resident memory of a broker: at first, and at most."""
+    """Resident memory of a broker: at the start, and at its peak."""
 
     def __init__(self, broker: Process) -> None:
         self._broker = broker

@@ -45,7 +45,7 @@ def write_number(number: int) -> bytes:
 
 
 class StormClient:
-    """One client: where it is, what it has received, and when it was welcomed."""
+    """One client: its broker, what it has received, and when it received CONNACK."""
 
     __slots__ = (
         "began_s", "connect", "is_subscribed", "number", "read", "received", "socket", "taken", "welcomed_s",
@@ -61,7 +61,7 @@ class StormClient:
         self.began_s = self.welcomed_s = 0.0
         self.is_subscribed = False
         self.received = 0
-        """The number of the last message."""
+        """Number of the last message."""
         self.taken: set[bytes] = set()
         """Packet ids of QoS 2 messages that were received and not released."""
 
@@ -73,13 +73,13 @@ class Riders:
         _allow_files(count)
         self.clients = [StormClient(number) for number in range(count)]
         self.port = 0
-        """Where clients go from now on."""
+        """Port to which clients connect from now on."""
         self.welcomes = 0
         self.faults: Counter[str] = Counter()
         self.returns = 0
-        """Connections that were refused or lost, and made again."""
+        """Number of refused or lost connections that were repeated."""
         self._core_s = 0.0
-        """What this process had taken of its core when the storm began."""
+        """CPU seconds of this process when the storm began."""
         self._poll = select.epoll()
         self._by_file: dict[int, StormClient] = {}
 
@@ -95,7 +95,7 @@ class Riders:
             self.turn(0.05)
 
     def storm(self, port: int, seconds: float, patience_s: float) -> dict[str, Any]:
-        """Let all clients leave where they are and appear at another broker, evenly within `seconds`."""
+        """Let all clients leave their broker and connect to another one, evenly within `seconds`."""
         self._begin_storm(port)
         clients, count, gone = self.clients, len(self.clients), 0
         began_s = time.perf_counter()
@@ -107,7 +107,9 @@ class Riders:
                 self.appear(client)
                 gone += 1
             if now_s - began_s > patience_s:
-                raise BenchFailed(f"{count - self.welcomes} clients were not welcome in {patience_s:.0f} s")
+                raise BenchFailed(
+                    f"{count - self.welcomes} clients were not accepted within {patience_s:.0f} s"
+                )
             self.turn(0 if gone < due else 0.001 if gone < count else 0.05)
         return self._summary(began_s)
 
@@ -119,11 +121,11 @@ class Riders:
             self.turn(0.05)
             if time.perf_counter() > end_s:
                 left = len(self.clients) - self.welcomes
-                raise BenchFailed(f"{left} clients were not welcome in {patience_s:.0f} s")
+                raise BenchFailed(f"{left} clients were not accepted within {patience_s:.0f} s")
         return self._summary(min(client.began_s for client in self.clients))
 
     def finish(self, owed: list[int], patience_s: float) -> dict[str, int]:
-        """Wait for what every client is owed; what went wrong."""
+        """Wait for what every client is owed; return what went wrong."""
         end_s = time.perf_counter() + patience_s
         while any(client.received < count for client, count in zip(self.clients, owed, strict=True)):
             self.turn(0.05)
@@ -196,7 +198,7 @@ class Riders:
                 self._return(client)
 
     def _return(self, client: StormClient) -> None:
-        """The broker has closed the connection."""
+        """Handle that the broker has closed the connection."""
         self.returns += 1
         self.leave(client)
         self.appear(client)
@@ -262,7 +264,7 @@ def _allow_files(count: int) -> None:
 
 
 def serve(orders: Connection, count: int) -> None:
-    """Run in the process of the clients: carry out one order after the other."""
+    """Run the process of the clients: execute one order after the other."""
     try:
         riders = Riders(count)
         while True:

@@ -1,9 +1,9 @@
-"""An event log of any size, with known faults in it, for measuring those who read logs.
+"""An event log of any size with known faults, for benchmarks of programs that read logs.
 
-It has the shape of a simulated network's: about 5 % of the rows are published, 45 % forwarded, 40 %
+It has the composition of a simulated network's log: about 5 % of the rows are published, 45 % forwarded, 40 %
 delivered, the rest control and moves. Every subscriber holds one filter, an equality and a range; every
-notification has attributes of its own, so nothing can be remembered from one to the next. Faults are
-planted at a given rate and counted: whoever audits the log must find exactly these.
+notification has different attributes, so that nothing can be cached. Faults are planted at a given rate and
+counted: an audit must find exactly these.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ ROWS_PER_PUBLISHED = 20
 FORWARDED_PER_PUBLISHED = 9
 SUBSCRIBERS_PER_ZONE = 10
 WIDTH = 0.8
-"""Of the range of values that each subscriber wants: eight of ten in its zone get a notification."""
+"""Share of the values that each subscriber wants: it gets eight of ten notifications of its zone."""
 PUBLISH_EVERY_S = 0.002
 BEGIN_S = 10.0
 HANDOFF_EVERY = 400
-"""Notifications between two moves of clients."""
+"""Number of notifications between two moves."""
 CONTROL_PER_HANDOFF = 6
 FAULT_EVERY = 10_000
-"""Notifications between two faults of the same kind."""
+"""Number of notifications between two faults of the same kind."""
 PUBLISHERS = 250
 BROKERS = 25
 TEMPLATE = b"\x82\xa5value\xcb........\xa4zone\xa5z...."
@@ -47,7 +47,7 @@ Numbers = npt.NDArray[Any]
 
 @dataclass
 class Planted(Counts):
-    """What is in the log, and what is wrong with it."""
+    """What the log contains, and its faults."""
 
     records: int = 0
     handoffs: int = 0
@@ -55,14 +55,14 @@ class Planted(Counts):
 
 @dataclass
 class Network:
-    """The names, and what each subscriber wants."""
+    """Names of the nodes, and what each subscriber wants."""
 
     subscribers: int
     random: np.random.Generator
     lows: Numbers = field(init=False)
     names: pa.Array = field(init=False)
     sequences: Numbers = field(init=False)
-    """How many rows each node has written."""
+    """Number of rows written by each node."""
 
     def __post_init__(self) -> None:
         self.lows = np.round(self.random.uniform(0.0, 1.0 - WIDTH, self.subscribers), 6)
@@ -95,7 +95,7 @@ def write_synthetic_log(
     seed: int = 1,
     progress: Report = silent,
 ) -> Planted:
-    """Write a log of about `records` rows into a new folder; returns what is in it."""
+    """Write a log of about `records` rows into a new folder; return its content."""
     folder.mkdir(parents=True)
     network, planted = Network(subscribers, np.random.default_rng(seed)), Planted()
     published = max(1, records // ROWS_PER_PUBLISHED)
@@ -118,12 +118,12 @@ def write_synthetic_log(
 # --- the parts of a file ---
 
 Block = Mapping[str, Any]
-"""Column to its values: numbers of nodes in the columns that name one, one value for all, or an array."""
+"""Column to its values: an array, or one value for all rows. Columns with nodes hold their numbers."""
 NODE_COLUMNS = ("node", "client", "broker", "peer", "publisher")
 
 
 def _opening(network: Network) -> Block:
-    """Everyone's subscription, settled before anything is published."""
+    """Return the rows of all subscriptions, settled before the first publish."""
     subscribers = np.repeat(np.arange(network.subscribers), 2)
     texts = [network.filter_of(one) for one in range(network.subscribers)]
     return {
@@ -172,7 +172,7 @@ def _blocks(network: Network, indices: Numbers, planted: Planted) -> list[Block]
 
 
 def _encoded(zones: Numbers, values: Numbers) -> pa.Array:
-    """The attributes of each notification, as their bytes."""
+    """Return the encoded attributes of each notification."""
     width = len(TEMPLATE)
     table = np.tile(np.frombuffer(TEMPLATE, dtype=np.uint8), (len(zones), 1))
     at_value, at_zone = TEMPLATE.index(b"."), TEMPLATE.rindex(b"z") + 1
@@ -186,7 +186,7 @@ def _encoded(zones: Numbers, values: Numbers) -> pa.Array:
 
 
 def _owed(network: Network, zones: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
-    """Which notification is owed to which subscriber."""
+    """Return which notification is owed to which subscriber."""
     members = zones[:, None] + network.zones * np.arange(SUBSCRIBERS_PER_ZONE)
     there = members < network.subscribers
     lows = network.lows[np.where(there, members, 0)]
@@ -199,7 +199,7 @@ def _delivered(
     network: Network, indices: Numbers, which: Numbers, subscribers: Numbers, notifications: Block,
     planted: Planted,
 ) -> Block:  # fmt: skip
-    """What reached the subscribers: what was owed, but for the faults."""
+    """Return the deliveries: everything owed, except for the faults."""
     draw, faults = network.random, ceil(len(indices) / FAULT_EVERY)
     which, subscribers, swapped = _swapped(which, subscribers, indices[which] % PUBLISHERS, faults)
     chosen = np.setdiff1d(draw.choice(len(which), 4 * faults, replace=False), swapped)[: 2 * faults]
@@ -234,7 +234,7 @@ def _delivered(
 def _swapped(
     which: Numbers, subscribers: Numbers, publishers: Numbers, faults: int
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """The deliveries by subscriber and publisher, and the places of pairs that follow each other there."""
+    """Return the deliveries by subscriber and publisher, and the positions of consecutive pairs."""
     order = np.lexsort((which, publishers, subscribers))
     which, subscribers, publishers = which[order], subscribers[order], publishers[order]
     follows = (subscribers[1:] == subscribers[:-1]) & (publishers[1:] == publishers[:-1])
@@ -251,7 +251,7 @@ def _zone_of(attributes: pa.Array, places: Numbers) -> Numbers:
 
 
 def _handoffs(network: Network, indices: Numbers, planted: Planted) -> list[Block]:
-    """Clients that go from one broker to the next."""
+    """Return the rows of clients that move from one broker to the next."""
     starts = BEGIN_S + indices[::HANDOFF_EVERY] * PUBLISH_EVERY_S
     clients = network.random.permutation(network.subscribers)[: len(starts)]
     starts = starts[: len(clients)]
@@ -301,13 +301,13 @@ def _take(values: Any, places: Numbers) -> Any:
 
 
 def _split(rows: pa.Table, time_s: float) -> tuple[pa.Table, pa.Table]:
-    """What happened before that time, and what comes later and so belongs into the next file."""
+    """Split rows into those before this time, and those for the next file."""
     early = pc.less(rows.column("time"), time_s)
     return rows.filter(early), rows.filter(pc.invert(early))
 
 
 def _write(file: Path, network: Network, table: pa.Table) -> None:
-    """The rows in order of time, numbered by node."""
+    """Write the rows in order of time, numbered by node."""
     order = np.argsort(table.column("time").to_numpy(), kind="stable")
     table = table.take(pa.array(order))
     nodes = pc.index_in(table.column("node"), network.names).to_numpy()
@@ -317,7 +317,7 @@ def _write(file: Path, network: Network, table: pa.Table) -> None:
 
 
 def _sequences(network: Network, nodes: Numbers) -> pa.Array:
-    """The number of each row within its node."""
+    """Return the number of each row within its node."""
     by_node = np.argsort(nodes, kind="stable")
     ordered = nodes[by_node]
     firsts = np.searchsorted(ordered, ordered)

@@ -1,6 +1,6 @@
 """Ways to each worker of a site: the system sends connections from one source port to one worker.
 
-Which one that is, a probe asks. It holds until a worker is started again.
+A probe finds out which worker it is. The result holds until a worker restarts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roamcast.mqtt.codec import packets
 NAME_TOPIC = "$SYS/broker/roamcast/id"
 PROBES_MAX = 4_000
 RESET = struct.pack("ii", 1, 0)
-"""A connection that is closed so leaves nothing behind: its source port can be used again at once."""
+"""Closes a connection so that its source port can be used again at once."""
 
 
 class WorkerDoor:
@@ -37,7 +37,7 @@ class WorkerDoor:
 
 
 def find_doors(port: int, count: int, each: int) -> dict[str, WorkerDoor]:
-    """By the ids of the workers: doors for so many connections at once to each of this number of workers."""
+    """Return, by worker id, a door for this many concurrent connections to each of `count` workers."""
     doors: dict[str, WorkerDoor] = {}
     for _ in range(PROBES_MAX):
         source = free_port()

@@ -1,16 +1,18 @@
-"""`roamcast bench workers`: what a site delivers with more and more workers, each with as much of a core.
+"""`roamcast bench workers`: throughput of a site with more and more workers, each with the same share of a
+core.
 
-A machine that has fewer cores than there are workers shows no gain by itself, and the load program takes its
-part, too. So every worker may be given a share of a core (`cpu_shares`), small enough that all of them and
-the load fit on the machine: then the workers bound the throughput, as on a machine with many cores.
-Beside messages per second stands what all workers together do in a second of a core.
+A machine with fewer cores than workers shows no gain by itself, and the load program needs CPU time, too. So
+every worker may be limited to a share of a core (`cpu_shares`), small enough that all of them and the load
+fit on the machine: then the workers bound the throughput, as on a machine with many cores. Besides messages
+per second, the figures include messages per CPU second of all workers together.
 
-Pairs of a publisher and a subscriber are either both at one worker, or at two, so that everything crosses the
+Each pair of a publisher and a subscriber is either at one worker, or at two, so that everything crosses the
 site's links; some loads have many clients that echo one message at a time.
 """
 
 from __future__ import annotations
 
+import socket
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,7 +25,7 @@ from roamcast.bench.broker import machine
 from roamcast.bench.broker_cases import PAYLOAD_BYTES, numbered
 from roamcast.bench.chaos_workers import SiteProcess
 from roamcast.bench.cpu_shares import CpuShares
-from roamcast.bench.mqtt_load import Door, Figure, LoadConnection, Pair, one_in_flight, pairs
+from roamcast.bench.mqtt_load import Door, Figure, Flow, LoadConnection, flow_all, one_in_flight
 from roamcast.bench.processes import HOST, free_port, roamcast_command
 from roamcast.bench.report import Report, silent
 from roamcast.bench.worker_doors import find_doors
@@ -65,12 +67,14 @@ def run(
 
 
 def measure(count: int, share: float | None, seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """All cases with this number of workers."""
+    """Measure all cases with this number of workers."""
     with tempfile.TemporaryDirectory(prefix="roamcast-bench-") as name, ExitStack() as stack:
         site = start(Path(name), count)
         stack.callback(site.stop)
         doors: list[Door] = (
-            list(find_doors(site.port, count, 2 * ECHOES_EACH).values()) if count > 1 else [_any(site)]
+            list(find_doors(site.port, count, 2 * ECHOES_EACH).values())
+            if count > 1
+            else [lambda: socket.create_connection((HOST, site.port))]
         )
         if share is not None:
             shares = stack.enter_context(CpuShares())
@@ -90,16 +94,7 @@ def start(folder: Path, count: int) -> SiteProcess:
         "broker", "--listen", f"{HOST}:{port}", "--data", str(folder / "data"), "--workers", str(count),
         "--set", "journal.sync=process", "--set", "log.level=info",
     )  # fmt: skip
-    site = SiteProcess("site", command, port, folder / "log")
-    site.start()
-    site.wait_listening()
-    return site
-
-
-def _any(site: SiteProcess) -> Door:
-    import socket
-
-    return lambda: socket.create_connection((HOST, site.port))
+    return SiteProcess("site", command, port, folder / "log").serve()
 
 
 def _row(case: str, qos: int, count: int, figures: Sequence[Figure]) -> dict[str, Any]:
@@ -125,12 +120,12 @@ def _run(site: SiteProcess, case: str, doors: Sequence[Door], qos: int, seconds:
     away = 1 if case == "pairs apart" else 0
     names = [f"{case.replace(' ', '-')}-{number}" for number in range(len(doors))]
     made = [_pair(doors[n], doors[(n + away) % len(doors)], n, names[n], qos) for n in range(len(doors))]
-    return pairs(site, made, seconds, PER_WRITE)
+    return flow_all(site, made, seconds, PER_WRITE)
 
 
-def _pair(publisher: Door, subscriber: Door, number: int, name: str, qos: int) -> Pair:
+def _pair(publisher: Door, subscriber: Door, number: int, name: str, qos: int) -> Flow:
     topic = f"bench/{number:02d}"
     cycle = Cycle([topic.encode()] * ROUND, [numbered(n, PAYLOAD_BYTES, number) for n in range(ROUND)], qos)
     taking = LoadConnection(subscriber, f"{name}-subscriber")
     taking.subscribe([topic], qos)
-    return Pair(LoadConnection(publisher, f"{name}-publisher"), cycle, taking, EvenStream(cycle))
+    return Flow(LoadConnection(publisher, f"{name}-publisher"), cycle, [(taking, EvenStream(cycle))])

@@ -46,6 +46,9 @@ class AnyMachine(Protocol):
 
     @property
     def history(self) -> History: ...
+    def check_start(self, settings: MachineSettings) -> None:
+        """Raise InputError if this state cannot be started with these settings."""
+
     def offer(self, peer: str) -> Offer: ...
     def doubt(self, peer: str, offer: Offer, is_linked: bool = False) -> str:
         """Return why the peer's history is refused; "" if accepted."""

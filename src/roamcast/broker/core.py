@@ -266,7 +266,7 @@ class BrokerCore:
         self.listen, self.unlisten = subscribing.listen, subscribing.unlisten
 
     def configure(self, settings: CoreSettings) -> None:
-        """Apply new settings; routing stays, and of the protocol's own settings all but the model."""
+        """Apply new settings; routing stays."""
         self.settings = settings
         self.protocol.configure(settings.protocol)
         self._records_all = settings.records == "full"

@@ -199,7 +199,7 @@ class MachineBase(ABC, Generic[AFront, ALinks, ASeeking]):
             case AccessRevoked(owners, connections, why, by_operator):
                 self.front.revoke(owners, connections, why, by_operator)
             case Started(settings, start):
-                self._check_start(settings)
+                self.check_start(settings)
                 self._begin(start)
                 self._configure(settings)
                 self.front.restart()
@@ -207,8 +207,8 @@ class MachineBase(ABC, Generic[AFront, ALinks, ASeeking]):
                 self._lose_links()
                 self.figures.reset()
 
-    def _check_start(self, settings: MachineSettings) -> None:
-        """Refuse a state of another broker or protocol."""
+    def check_start(self, settings: MachineSettings) -> None:
+        """Raise InputError if this state is that of another broker or protocol."""
         if (settings.id, settings.protocol) != (self.id, self.settings.protocol):
             raise InputError(
                 f"this state is that of broker {self.id!r} with {self.settings.protocol}: it cannot become "

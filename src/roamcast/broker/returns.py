@@ -1,10 +1,9 @@
-"""Messages for a broker that is gone for good, and what of them can be saved.
+"""Handle messages for a broker that is gone for good: some of their content can be saved.
 
-Everything for a broker on the far side of a link went over that link, so the broker
-at its near end has what was not acknowledged, in the order in which it was sent
-(`SendFailed`). That broker takes over: a session among these messages stays there,
-and messages that uninformed brokers still send take their usual way and end there,
-too.
+Everything for a broker on the far side of a link went over that link, so the broker at its near end has what
+was not acknowledged, in the order in which it was sent (`SendFailed`). That broker takes over: a session
+among these messages stays there, and messages that uninformed brokers still send take their usual way and end
+there, too.
 """
 
 from __future__ import annotations
@@ -37,6 +36,10 @@ class Returns:
                 self._former_hops[broker] = self._broker.id if hop in gone_peers else hop
         for broker in new:
             self._former_hops.pop(broker, None)
+
+    def is_gone(self, broker: str) -> bool:
+        """True for a broker that was known, and was given up."""
+        return broker in self._former_hops
 
     def hop_towards(self, broker: str) -> str:
         """Return the peer towards a broker that is gone; this broker itself if the way ends here."""

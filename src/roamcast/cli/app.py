@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Annotated
 
 import typer
 from typer.main import get_command
 
 from roamcast import __version__, state
-from roamcast.cli.usage import ClickException, describe_usage_error, new_group, register_own
+from roamcast.cli.usage import ClickException, describe_usage_error, new_group, option, register_own
 from roamcast.errors import InputError
 from roamcast.plugins import load_protocols
 
@@ -87,10 +86,9 @@ def print_version(wanted: bool) -> None:
 
 
 def root(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=print_version),
-    ] = False,
+    version: bool = option(
+        False, "Show the version and exit.", "--version", is_eager=True, callback=print_version
+    ),
 ) -> None:
     pass
 

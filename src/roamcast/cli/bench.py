@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from roamcast.bench.interrupts import terminations_as_interrupts
 from roamcast.bench.report import check_names, split_names
 from roamcast.cli.output import emit_json, leaves, prepare_out_folder, progress, table
-from roamcast.cli.usage import AsJson, new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, option, show_examples
 from roamcast.errors import InputError
 
 
@@ -56,12 +56,10 @@ def register(app: typer.Typer) -> None:
 
 
 def match(
-    subscriptions: Annotated[
-        int, typer.Option(min=1, help="Number of subscriptions in the index.")
-    ] = 100_000,
-    attributes: Annotated[int, typer.Option(min=1, help="Number of attributes of a notification.")] = 20,
-    events: Annotated[int, typer.Option(min=1, help="Number of notifications to match.")] = 1_000,
-    seed: Annotated[int, typer.Option(help="Seed of the subscriptions and notifications.")] = 1,
+    subscriptions: int = option(100_000, "Number of subscriptions in the index.", min=1),
+    attributes: int = option(20, "Number of attributes of a notification.", min=1),
+    events: int = option(1_000, "Number of notifications to match.", min=1),
+    seed: int = option(1, "Seed of the subscriptions and notifications."),
     as_json: AsJson = False,
 ) -> None:
     """Find the subscriptions that match a notification: with the index, and one by one."""
@@ -75,14 +73,11 @@ def match(
 
 
 def routing(
-    subscriptions: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="Number of subscriptions. Repeatable. [default: 100, 1000, 10000]"),
-    ] = None,
-    strategy: Annotated[
-        list[str] | None, typer.Option(help="A routing strategy. Repeatable. [default: all that forward]")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the subscriptions.")] = 1,
+    subscriptions: list[int] | None = option(
+        None, "Number of subscriptions. Repeatable. [default: 100, 1000, 10000]", min=1
+    ),
+    strategy: list[str] | None = option(None, "A routing strategy. Repeatable. [default: all that forward]"),
+    seed: int = option(1, "Seed of the subscriptions."),
     as_json: AsJson = False,
 ) -> None:
     """Subscribe, hand over and unsubscribe at one of two brokers: cost of each routing strategy at both."""
@@ -100,16 +95,14 @@ def routing(
 
 
 def sim(
-    side: Annotated[
-        list[int] | None,
-        typer.Option(min=1, max=100, help="Side of a grid of brokers. Repeatable. [default: 5, 14]"),
-    ] = None,
-    duration: Annotated[
-        float,
-        typer.Option(min=1.0, help="Seconds of virtual time for the first size; shorter for larger ones."),
-    ] = 600.0,
-    repeat: Annotated[int, typer.Option(min=1, help="Measurements of each case.")] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of topologies, moves and publications.")] = 7,
+    side: list[int] | None = option(
+        None, "Side of a grid of brokers. Repeatable. [default: 5, 14]", min=1, max=100
+    ),
+    duration: float = option(
+        600.0, "Seconds of virtual time for the first size; shorter for larger ones.", min=1.0
+    ),
+    repeat: int = option(3, "Measurements of each case.", min=1),
+    seed: int = option(7, "Seed of topologies, moves and publications."),
     as_json: AsJson = False,
 ) -> None:
     """Simulate networks: message hops per second, scaling, and SimPy for comparison."""
@@ -127,14 +120,11 @@ def sim(
 
 
 def location(
-    subscriptions: Annotated[
-        int,
-        typer.Option(
-            min=1, max=1_000_000, help="Number of clients, each with a location-dependent subscription."
-        ),
-    ] = 10_000,
-    moves: Annotated[int, typer.Option(min=2, help="Moves measured in each case.")] = 5_000,
-    seed: Annotated[int, typer.Option(help="Seed of locations and moves.")] = 1,
+    subscriptions: int = option(
+        10_000, "Number of clients, each with a location-dependent subscription.", min=1, max=1_000_000
+    ),
+    moves: int = option(5_000, "Moves measured in each case.", min=2),
+    seed: int = option(1, "Seed of locations and moves."),
     as_json: AsJson = False,
 ) -> None:
     """Measure how long near and far brokers take for one move of a client on a grid of streets."""
@@ -146,22 +136,18 @@ def location(
 
 
 def pipeline(
-    records: Annotated[
-        list[str] | None,
-        typer.Option(help="Rows of each log, as in 1e6,1e7. Repeatable. [default: 1e6,1e7]"),
-    ] = None,
-    subscribers: Annotated[int, typer.Option(min=10, max=10_000, help="Number of subscribers.")] = 1_000,
-    memory_mb: Annotated[
-        int | None,
-        typer.Option(
-            "--memory-mb", min=1_024, help="Memory of an audit, in MB. [default: 3072, beyond 1e7 8192]"
-        ),
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--dir", help="A folder with room for the logs. [default: a temporary one]")
-    ] = None,
+    records: list[str] | None = option(
+        None, "Rows of each log, as in 1e6,1e7. Repeatable. [default: 1e6,1e7]"
+    ),
+    subscribers: int = option(1_000, "Number of subscribers.", min=10, max=10_000),
+    memory_mb: int | None = option(
+        None, "Memory of an audit, in MB. [default: 3072, beyond 1e7 8192]", "--memory-mb", min=1_024
+    ),
+    folder: Path | None = option(
+        None, "A folder with room for the logs. [default: a temporary one]", "--dir"
+    ),
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Audit logs of a generated network with Spark on two cores, and with DuckDB.
 
     Shows wall time, CPU time, shuffle and spill of each step. Exit code 1 if either engine does not find
@@ -230,12 +216,10 @@ def show_pipeline(result: dict[str, Any]) -> None:
 
 
 def radio(
-    brokers: Annotated[
-        int, typer.Option(help="The network C2, C4, C8, C16 or C32 by its number of brokers.")
-    ] = 32,
-    speed: Annotated[float, typer.Option(min=0.0, max=1000.0, help="Metres per second.")] = 8.0,
-    duration: Annotated[float, typer.Option(min=1.0, help="Seconds of virtual time.")] = 700.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of movement, shadowing and back-offs.")] = 1,
+    brokers: int = option(32, "The network C2, C4, C8, C16 or C32 by its number of brokers."),
+    speed: float = option(8.0, "Metres per second.", min=0.0, max=1000.0),
+    duration: float = option(700.0, "Seconds of virtual time.", min=1.0),
+    seed: int = option(1, "Seed of movement, shadowing and back-offs.", min=0),
     as_json: AsJson = False,
 ) -> None:
     """Simulate moving brokers on a radio channel, with MFT-PubSub and AODV: seconds per run."""
@@ -247,16 +231,14 @@ def radio(
 
 
 def workers(
-    counts: Annotated[
-        str,
-        typer.Option("--workers", help="Numbers of workers, separated by commas; the first is the baseline."),
-    ] = "1,2",
-    share: Annotated[
-        float | None,
-        typer.Option(min=0.01, max=1.0, help="Share of a core for each worker; needs root. [default: all]"),
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=0.05, help="How long messages are sent in each run.")] = 1.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    counts: str = option(
+        "1,2", "Numbers of workers, separated by commas; the first is the baseline.", "--workers"
+    ),
+    share: float | None = option(
+        None, "Share of a core for each worker; needs root. [default: all]", min=0.01, max=1.0
+    ),
+    seconds: float = option(1.0, "How long messages are sent in each run.", min=0.05),
+    rounds: int = option(3, "Runs of each case.", min=1),
     as_json: AsJson = False,
 ) -> None:
     """Measure deliveries of a site with several workers: per second, and per CPU second."""
@@ -285,10 +267,10 @@ def workers(
 
 
 def journal(
-    folder: Annotated[
-        Path | None, typer.Option("--dir", help="A folder on the disk to measure. [default: a temporary one]")
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds per case.")] = 2.0,
+    folder: Path | None = option(
+        None, "A folder on the disk to measure. [default: a temporary one]", "--dir"
+    ),
+    seconds: float = option(2.0, "Seconds per case.", min=0.1),
     as_json: AsJson = False,
 ) -> None:
     """Commit to a journal on this disk: commits per second, with and without sync, small and large
@@ -302,21 +284,17 @@ def journal(
 
 
 def broker(
-    against: Annotated[
-        str,
-        typer.Option(help="Brokers to compare with: mosquitto, amqtt, nats, separated by commas, or none."),
-    ] = "mosquitto,amqtt",
-    before: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder with an earlier Roamcast's source (src) to compare with.", file_okay=False
-        ),
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=0.05, help="How long messages are sent in each run.")] = 1.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs of each case with each broker, in turn.")] = 5,
-    idle: Annotated[int, typer.Option(min=1, help="Idle connections to open.")] = 10_000,
-    quick: Annotated[bool, typer.Option("--quick", help="One very short run of each case.")] = False,
-    out: Annotated[Path | None, typer.Option(help="A folder for the figure, broker.png.")] = None,
+    against: str = option(
+        "mosquitto,amqtt", "Brokers to compare with: mosquitto, amqtt, nats, separated by commas, or none."
+    ),
+    before: Path | None = option(
+        None, "A folder with an earlier Roamcast's source (src) to compare with.", file_okay=False
+    ),
+    seconds: float = option(1.0, "How long messages are sent in each run.", min=0.05),
+    rounds: int = option(5, "Runs of each case with each broker, in turn.", min=1),
+    idle: int = option(10_000, "Idle connections to open.", min=1),
+    quick: bool = option(False, "One very short run of each case.", "--quick"),
+    out: Path | None = option(None, "A folder for the figure, broker.png."),
     as_json: AsJson = False,
 ) -> None:
     """Compare broker processes under the same load: messages per second. Exit code 1 if a message is lost."""
@@ -376,7 +354,9 @@ def show_broker(result: dict[str, Any]) -> None:
     table_of(result["idle"], "memory with idle connections")
     for row in result["cases"]:
         if "target_per_s" in row:
-            print(f"{row['case']}: {row['target_per_s']:,.0f} per second asked for, {verdict(row['holds'])}")
+            print(
+                f"{row['case']}: {row['target_per_s']:,.0f}per second is the target, {verdict(row['holds'])}"
+            )
     for name, settings in result["settings"].items():
         print(f"{name}: {settings}")
     show_skipped(result)
@@ -385,33 +365,23 @@ def show_broker(result: dict[str, Any]) -> None:
 
 
 def handoff(
-    rounds: Annotated[
-        int | None,
-        typer.Option(min=1, help="Resumes and handoffs with each queue. [default: 30; with --rtt 5]"),
-    ] = None,
-    queued: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=0, max=100_000, help="Queue lengths to measure. Repeatable. [default: 0, 100, 10000]"
-        ),
-    ] = None,
-    rtt: Annotated[
-        str,
-        typer.Option(
-            help="Round trips of links in ms, separated by commas: compare protocols over such links."
-        ),
-    ] = "",
-    loss: Annotated[str, typer.Option(help="With --rtt: percent of packets lost on links.")] = "0",
-    hops: Annotated[str, typer.Option(help="With --rtt: links that a client moves over.")] = "1,2,4",
-    only: Annotated[
-        str,
-        typer.Option(
-            help="With --rtt: any of resume, multi_hop_handoff, roam_hit, roam_miss, proactive, relocation."
-        ),
-    ] = "",
-    out: Annotated[Path | None, typer.Option(help="With --rtt: a folder for handoff.svg.")] = None,
-    sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.GROUP,
-    workers: Annotated[bool, typer.Option("--workers", help="Between two workers of one site.")] = False,
+    rounds: int | None = option(
+        None, "Resumes and handoffs with each queue. [default: 30; with --rtt 5]", min=1
+    ),
+    queued: list[int] | None = option(
+        None, "Queue lengths to measure. Repeatable. [default: 0, 100, 10000]", min=0, max=100_000
+    ),
+    rtt: str = option(
+        "", "Round trips of links in ms, separated by commas: compare protocols over such links."
+    ),
+    loss: str = option("0", "With --rtt: percent of packets lost on links."),
+    hops: str = option("1,2,4", "With --rtt: links that a client moves over."),
+    only: str = option(
+        "", "With --rtt: any of resume, multi_hop_handoff, roam_hit, roam_miss, proactive, relocation."
+    ),
+    out: Path | None = option(None, "With --rtt: a folder for handoff.svg."),
+    sync: Sync = option(Sync.GROUP, "How the journals are synced."),
+    workers: bool = option(False, "Between two workers of one site.", "--workers"),
     as_json: AsJson = False,
 ) -> None:
     """Measure handoffs between broker processes, compared with a reconnect at one broker.
@@ -496,7 +466,7 @@ def far_handoffs(
     columns = ["kind", "round trip ms", "lost %", "queued", "hops", "connack p50 ms", "first message", "all"]
     table(columns, rows, title="bench handoff over slow links")
     if result["asked"]:
-        table_of(result["asked"], "asked for with a round trip of 50 ms and no loss")
+        table_of(result["asked"], "targets for a round trip of 50 ms without loss")
     print(result["settings"])
 
 
@@ -513,20 +483,17 @@ def split_numbers(option: str, text: str, least: float, most: float) -> list[flo
 
 
 def storm(
-    clients: Annotated[int, typer.Option(min=1, max=50_000, help="Number of clients that move.")] = 10_000,
-    seconds: Annotated[
-        float, typer.Option(min=0.0, max=600.0, help="Seconds within which all of them leave.")
-    ] = 1.0,
-    way: Annotated[
-        str, typer.Option(help="How clients leave: move (each by itself), drain (broker drain), or both.")
-    ] = "move,drain",
-    protocol: Annotated[str, typer.Option(help="The mobility protocol.")] = "multi_hop_handoff",
-    sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.GROUP,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the brokers, KEY=VALUE. Repeatable."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the messages.")] = 1,
+    clients: int = option(10_000, "Number of clients that move.", min=1, max=50_000),
+    seconds: float = option(1.0, "Seconds within which all of them leave.", min=0.0, max=600.0),
+    way: str = option(
+        "move,drain", "How clients leave: move (each by itself), drain (broker drain), or both."
+    ),
+    protocol: str = option("multi_hop_handoff", "The mobility protocol."),
+    sync: Sync = option(Sync.GROUP, "How the journals are synced."),
+    set_: list[str] | None = option(
+        None, "Any setting of the brokers, KEY=VALUE. Repeatable.", "--set", metavar="KEY=VALUE"
+    ),
+    seed: int = option(1, "Seed of the messages.", min=0),
     as_json: AsJson = False,
 ) -> None:
     """Move thousands of clients from one broker process to another at once: handoffs per second, and the
@@ -565,16 +532,13 @@ def show_storm(result: dict[str, Any]) -> None:
 
 
 def proxy(
-    against: Annotated[
-        str, typer.Option(help="Foreign brokers: mosquitto, nats, activemq, roamcast, separated by commas.")
-    ] = "mosquitto,nats,activemq",
-    messages: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Messages stored for the client at its move-in.")
-    ] = 10_000,
-    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each case; the median is shown.")] = 9,
-    sync: Annotated[
-        str, typer.Option(help="buffers.sync of the proxies: process, group, or process,group.")
-    ] = "process",
+    against: str = option(
+        "mosquitto,nats,activemq",
+        "Foreign brokers: mosquitto, nats, activemq, roamcast, separated by commas.",
+    ),
+    messages: int = option(10_000, "Messages stored for the client at its move-in.", min=1, max=1_000_000),
+    rounds: int = option(9, "Measurements of each case; the median is shown.", min=1),
+    sync: str = option("process", "buffers.sync of the proxies: process, group, or process,group."),
     as_json: AsJson = False,
 ) -> None:
     """Measure handoffs between sites with foreign brokers and proxies."""
@@ -593,19 +557,18 @@ def proxy(
 
 
 def chaos(
-    seconds: Annotated[float, typer.Option(min=1.0, help="Duration of the failures.")] = 60.0,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the run. [default: random]")] = None,
-    clients: Annotated[int, typer.Option(min=1, help="Clients that roam.")] = 50,
-    brokers: Annotated[int, typer.Option(min=2, max=20, help="Broker processes.")] = 5,
-    sync: Annotated[Sync, typer.Option(help="How the journals are synced.")] = Sync.PROCESS,
-    keep: Annotated[Path | None, typer.Option(help="Folder for logs and journals, which are kept.")] = None,
-    upgrade_from: Annotated[
-        Path | None,
-        typer.Option(help="Upgrade all brokers from the build in this source tree or virtual environment."),
-    ] = None,
-    replicas: Annotated[int, typer.Option(min=0, max=2, help="Followers of each broker; needs etcd.")] = 0,
-    wipe: Annotated[bool, typer.Option("--wipe", help="Killed replicas also lose their disks.")] = False,
-    workers: Annotated[int, typer.Option(min=1, max=8, help="Worker processes of each broker.")] = 1,
+    seconds: float = option(60.0, "Duration of the failures.", min=1.0),
+    seed: int | None = option(None, "Seed of the run. [default: random]", min=0),
+    clients: int = option(50, "Clients that roam.", min=1),
+    brokers: int = option(5, "Broker processes.", min=2, max=20),
+    sync: Sync = option(Sync.PROCESS, "How the journals are synced."),
+    keep: Path | None = option(None, "Folder for logs and journals, which are kept."),
+    upgrade_from: Path | None = option(
+        None, "Upgrade all brokers from the build in this source tree or virtual environment."
+    ),
+    replicas: int = option(0, "Followers of each broker; needs etcd.", min=0, max=2),
+    wipe: bool = option(False, "Killed replicas also lose their disks.", "--wipe"),
+    workers: int = option(1, "Worker processes of each broker.", min=1, max=8),
     as_json: AsJson = False,
 ) -> None:
     """Let clients roam while brokers are killed and links fail; then audit. Exit code 1 if a promise was
@@ -650,11 +613,9 @@ def chaos(
 
 
 def replicas(
-    seconds: Annotated[float, typer.Option(min=0.05, help="Seconds of load in each run.")] = 1.0,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Number of runs with and without a follower, alternating.")
-    ] = 5,
-    out: Annotated[Path | None, typer.Option(help="A folder for the figure, failover.png.")] = None,
+    seconds: float = option(1.0, "Seconds of load in each run.", min=0.05),
+    rounds: int = option(5, "Number of runs with and without a follower, alternating.", min=1),
+    out: Path | None = option(None, "A folder for the figure, failover.png."),
     as_json: AsJson = False,
 ) -> None:
     """Measure the cost of a follower, and a failover as clients see it. Needs etcd."""
@@ -683,21 +644,17 @@ def replicas(
 
 
 def attack(
-    only: Annotated[
-        list[str] | None, typer.Option(help="An attack. Repeatable. [default: all; --list shows them]")
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=0.5, max=600.0, help="Seconds per attack.")] = 5.0,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="The broker's configuration; its listeners, peers and users are replaced."),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the broker, KEY=VALUE. Repeatable."),
-    ] = None,
-    sync: Annotated[Sync, typer.Option(help="How the journal is synced.")] = Sync.PROCESS,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of random bytes.")] = 1,
-    list_: Annotated[bool, typer.Option("--list", help="Show the attacks and exit.")] = False,
+    only: list[str] | None = option(None, "An attack. Repeatable. [default: all; --list shows them]"),
+    seconds: float = option(5.0, "Seconds per attack.", min=0.5, max=600.0),
+    config: Path | None = option(
+        None, "The broker's configuration; its listeners, peers and users are replaced."
+    ),
+    set_: list[str] | None = option(
+        None, "Any setting of the broker, KEY=VALUE. Repeatable.", "--set", metavar="KEY=VALUE"
+    ),
+    sync: Sync = option(Sync.PROCESS, "How the journal is synced."),
+    seed: int = option(1, "Seed of random bytes.", min=0),
+    list_: bool = option(False, "Show the attacks and exit.", "--list"),
     as_json: AsJson = False,
 ) -> None:
     """Attack a broker process on loopback, and show the effect on honest clients.
@@ -737,7 +694,7 @@ def show_attacks(result: dict[str, Any]) -> None:
         did = ", ".join(f"{count} {what}" for what, count in case["did"].items())
         print(f"{case['attack']}: {case['what']} ({did})")
         for line in case["said"]:
-            print(f"  the broker said: {line}")
+            print(f"  log of the broker: {line}")
         for why in case["why"]:
             print(f"  failed: {why}")
     show_skipped(result)

@@ -9,7 +9,7 @@ import typer
 
 from roamcast.cli import operate
 from roamcast.cli.starting import start_broker
-from roamcast.cli.usage import CommandGroup, show_examples
+from roamcast.cli.usage import CommandGroup, option, show_examples
 
 MOVING = "roamcast broker --id a --mobility mft --discover lo --data site-a"
 QUICK = "roamcast broker --id a --listen 127.0.0.1:1883 --peer b=127.0.0.1:7001 --data site-a"
@@ -47,44 +47,32 @@ class BrokerGroup(CommandGroup):
 def broker(
     context: typer.Context,
     config: ConfigFile = None,
-    id: Annotated[str | None, typer.Option(help="This broker's id.")] = None,
-    listen: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[KIND://]HOST:PORT",
-            help="Address to listen on for clients (tcp or ws); replaces configured listeners. Repeatable.",
-        ),
-    ] = None,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ID[=HOST:PORT]",
-            help="A neighbouring broker; without an address it connects by itself. Replaces configured "
-            "peers. Repeatable.",
-        ),
-    ] = None,
-    peer_listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on for peers.")
-    ] = None,
-    discover: Annotated[
-        str | None,
-        typer.Option(
-            metavar="INTERFACE[:PORT]",
-            help="Look for other brokers on this interface (lo, wlan0) by multicast; for --mobility mft.",
-        ),
-    ] = None,
+    id: str | None = option(None, "This broker's id."),
+    listen: list[str] | None = option(
+        None,
+        "Address to listen on for clients (tcp or ws); replaces configured listeners. Repeatable.",
+        metavar="[KIND://]HOST:PORT",
+    ),
+    peer: list[str] | None = option(
+        None,
+        "A neighbouring broker; without an address it connects by itself. Replaces configured "
+        "peers. Repeatable.",
+        metavar="ID[=HOST:PORT]",
+    ),
+    peer_listen: str | None = option(None, "Address to listen on for peers.", metavar="HOST:PORT"),
+    discover: str | None = option(
+        None,
+        "Look for other brokers on this interface (lo, wlan0) by multicast; for --mobility mft.",
+        metavar="INTERFACE[:PORT]",
+    ),
     data: DataFolder = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Number of processes that serve clients behind the same address."),
-    ] = None,
-    mobility: Annotated[str | None, typer.Option(help="The mobility protocol.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Any setting, such as mqtt.receive_maximum=64. Repeatable."
-        ),
-    ] = None,
+    workers: int | None = option(
+        None, "Number of processes that serve clients behind the same address.", metavar="N"
+    ),
+    mobility: str | None = option(None, "The mobility protocol."),
+    set_: list[str] | None = option(
+        None, "Any setting, such as mqtt.receive_maximum=64. Repeatable.", "--set", metavar="KEY=VALUE"
+    ),
     print_config: PrintConfig = False,
     check: Check = False,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -13,7 +13,7 @@ from roamcast.cli.output import emit_json, prepare_out_folder, progress
 from roamcast.cli.sim import EXIT_VIOLATIONS
 from roamcast.cli.spark import Where, run_audit
 from roamcast.cli.tables import table_in_parts
-from roamcast.cli.usage import AsJson, show_examples
+from roamcast.cli.usage import AsJson, option, show_examples
 from roamcast.errors import InputError
 
 COLUMNS = {
@@ -38,18 +38,14 @@ def register(app: typer.Typer) -> None:
 
 # The defaults are those of DemoSettings; a test compares them.
 def demo(
-    out: Annotated[
-        Path, typer.Option(help="Folder for logs, figures and pictures; an earlier demo in it is replaced.")
-    ] = Path("demo"),
-    clients: Annotated[int, typer.Option(help="Number of clients; a quarter of them roam.")] = 80,
-    duration: Annotated[float, typer.Option(help="Simulated time, in seconds.")] = 120.0,
-    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 7,
-    brokers: Annotated[
-        bool, typer.Option(help="Also start real broker processes, and let a client roam between them.")
-    ] = True,
-    audited: Annotated[
-        bool, typer.Option("--audit/--no-audit", help="Audit the logs at the end, with DuckDB.")
-    ] = True,
+    out: Path = option(
+        Path("demo"), "Folder for logs, figures and pictures; an earlier demo in it is replaced."
+    ),
+    clients: int = option(80, "Number of clients; a quarter of them roam."),
+    duration: float = option(120.0, "Simulated time, in seconds."),
+    seed: int = option(7, "Seed of the simulation."),
+    brokers: bool = option(True, "Also start real broker processes, and let a client roam between them."),
+    audited: bool = option(True, "Audit the logs at the end, with DuckDB.", "--audit/--no-audit"),
     as_json: AsJson = False,
 ) -> None:
     """Show what roaming clients receive and lose under each mobility protocol."""
@@ -115,7 +111,7 @@ def show(result: dict[str, Any], violations: list[str]) -> None:
         print(f"violation: {violation}")
     trip, folder = result["departure_arrival"], result["folder"]
     print()
-    print("One client, ten seconds away:")
+    print("One client that is away for ten seconds:")
     for name, figures in trip.items():
         if isinstance(figures, dict):
             print(f"  {name}: {figures['lost']} of {figures['published']} notifications lost")
@@ -151,7 +147,7 @@ def show_audit_of_demo(figures: dict[str, Any] | None) -> None:
 
 LEAD = """\
 {brokers}Then the same roaming clients were simulated under each mobility protocol. "none" is what ordinary \
-brokers do: whatever is published while a client is away is lost. Red figures are expected where a protocol \
+brokers do: messages published while a client is away are lost. Red figures are expected where a protocol \
 promises less than "exactly once"; the table "protocols" has each promise.
 
 To watch it again: {replay}

@@ -30,7 +30,7 @@ def now() -> datetime:
 
 
 def described_as_json(one: Notification, is_pretty: bool = False) -> bytes:
-    """The JSON object of `--json`; a payload that is not UTF-8 is in `payload_base64`."""
+    """Return the JSON object of `--json`; a payload that is not UTF-8 is in `payload_base64`."""
     described: dict[str, Any] = {
         "tst": now().isoformat(timespec="microseconds"), "topic": one.topic, "qos": one.qos,
         "retain": one.retain, "dup": one.dup, "payloadlen": len(one.payload),
@@ -53,7 +53,7 @@ def described_as_json(one: Notification, is_pretty: bool = False) -> bytes:
 
 
 def as_mosquitto(one: Notification, payload: Any, is_pretty: bool) -> bytes:
-    """The JSON object of %j and %J, with the field names of mosquitto_sub."""
+    """Return the JSON object of %j and %J, with the field names of mosquitto_sub."""
     described: dict[str, Any] = {
         "tst": now().strftime("%Y-%m-%dT%H:%M:%S.%fZ%z"), "topic": one.topic, "qos": one.qos,
         "retain": int(one.retain), "payloadlen": len(one.payload),
@@ -80,7 +80,7 @@ def written(value: dict[str, Any], is_pretty: bool) -> bytes:
 
 
 def parsed(one: Notification) -> Any:
-    """The payload as JSON, or null."""
+    """Return the payload parsed as JSON, or null."""
     try:
         return one.json()
     except ValueError:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -22,7 +22,7 @@ from roamcast.cli.exhaustive import check_alone, search_exhaustively
 from roamcast.cli.output import emit_json, progress
 from roamcast.cli.sim import EXIT_VIOLATIONS
 from roamcast.cli.tables import table_in_parts
-from roamcast.cli.usage import AsJson, show_examples
+from roamcast.cli.usage import AsJson, option, show_examples
 from roamcast.errors import InputError
 from roamcast.plugins import load_protocols
 
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from roamcast.simulator.story import Story
 
 SEEDS_PER_CHUNK = 4
-"""Large enough to hide the cost of handing work to another process, small enough for a smooth bar."""
+"""Seeds per chunk: enough to hide the cost of handing work to another process, few enough for a smooth
+progress bar.
+"""
 CHUNKS_WAITING = 4
 """Chunks waiting for each worker: enough that none is idle, few enough to stop soon after a failure."""
 SEEDS_DEFAULT = "0:100"
@@ -57,6 +59,14 @@ class Kind(NamedTuple):
 
 
 FRONTS = ("plain", "mqtt", "all")
+IN_A_STORY = {
+    "seeds": "a story is not drawn from a seed",
+    "faults": "a story contains its faults",
+    "feature": "a story file already says what it contains",
+    "front": "a story has its own line for that (`front mqtt`)",
+    "routing": "a story has its own line for that (`routing …`)",
+}
+"""Why an option for drawing stories excludes a given one."""
 PLAIN = Kind()
 
 
@@ -78,61 +88,41 @@ def register(app: typer.Typer) -> None:
 
 
 def fuzz(
-    protocol: Annotated[
-        str | None,
-        typer.Option(help="Mobility protocol, or all (the default); with --story, instead of the story's."),
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(help=f"Seeds FROM:TO, without TO, or one seed; {SEEDS_DEFAULT} if not given."),
-    ] = None,
-    faults: Annotated[
-        str | None,
-        typer.Option(
-            help="Draw faults too: any of crash, partition, loss, separated by commas, or all; hostile adds a"
-            " neighbour that sends made-up messages, replication gives brokers followers and breaks them,"
-            " detour sends links over other paths."
-        ),
-    ] = None,
-    feature: Annotated[
-        str | None,
-        typer.Option(
-            help="Draw stories of this feature: location (filters with myloc). Without --protocol, each seed"
-            " draws one of those that promise exactly once."
-        ),
-    ] = None,
-    front: Annotated[
-        str | None,
-        typer.Option(
-            help="What clients speak: plain (the lab's own requests, the default, for every protocol), mqtt"
-            " (all that brokers do for MQTT clients, for protocols that promise exactly once), or all."
-        ),
-    ] = None,
-    routing: Annotated[
-        str | None,
-        typer.Option(help="Routing strategy of every story; if not given, each seed draws one."),
-    ] = None,
-    failures_max: Annotated[
-        int, typer.Option(min=1, help="Stop a protocol after this many failing seeds.")
-    ] = 5,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes. [default: one per core]")
-    ] = None,
-    story: Annotated[
-        str | None,
-        typer.Option(help="Replay the story in this file (- for standard input) instead of seeds."),
-    ] = None,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="With --story: show every message between brokers, and faults.")
-    ] = False,
-    exhaustive: Annotated[
-        bool,
-        typer.Option(
-            "--exhaustive",
-            help="Visit every order of events in small worlds instead of drawing seeds; without --protocol,"
-            " for multi_hop_handoff and roam.",
-        ),
-    ] = False,
+    protocol: str | None = option(
+        None, "Mobility protocol, or all (the default); with --story, instead of the story's."
+    ),
+    seeds: str | None = option(
+        None, f"Seeds FROM:TO, without TO, or one seed; {SEEDS_DEFAULT} if not given."
+    ),
+    faults: str | None = option(
+        None,
+        "Draw faults too: any of crash, partition, loss, separated by commas, or all; hostile adds a"
+        " neighbour that sends made-up messages, replication gives brokers followers and breaks them,"
+        " detour sends links over other paths.",
+    ),
+    feature: str | None = option(
+        None,
+        "Draw stories of this feature: location (filters with myloc). Without --protocol, each seed"
+        " draws one of those that promise exactly once.",
+    ),
+    front: str | None = option(
+        None,
+        "What clients speak: plain (the lab's own requests, the default, for every protocol), mqtt"
+        " (all that brokers do for MQTT clients, for protocols that promise exactly once), or all.",
+    ),
+    routing: str | None = option(None, "Routing strategy of every story; if not given, each seed draws one."),
+    failures_max: int = option(5, "Stop a protocol after this many failing seeds.", min=1),
+    workers: int | None = option(None, "Number of processes. [default: one per core]", min=1),
+    story: str | None = option(
+        None, "Replay the story in this file (- for standard input) instead of seeds."
+    ),
+    trace: bool = option(False, "With --story: show every message between brokers, and faults.", "--trace"),
+    exhaustive: bool = option(
+        False,
+        "Visit every order of events in small worlds instead of drawing seeds; without --protocol,"
+        " for multi_hop_handoff and roam.",
+        "--exhaustive",
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Draw networks and moves from seeds, and look for one that breaks a protocol's promise.
@@ -149,20 +139,10 @@ def fuzz(
         check_alone(seeds=seeds, faults=faults, feature=feature, front=front, routing=routing, story=story)
         failed = search_exhaustively(protocol or "all", as_json=as_json)
     elif story is not None:
-        if seeds is not None:
-            raise InputError("--seeds and --story exclude each other: a story is not drawn from a seed")
-        if faults is not None:
-            raise InputError("--faults and --story exclude each other: a story contains its faults")
-        if feature is not None:
-            raise InputError("--feature and --story exclude each other: a story tells itself what is in it")
-        if front is not None:
-            raise InputError(
-                "--front and --story exclude each other: a story has its own line for that (`front mqtt`)"
-            )
-        if routing is not None:
-            raise InputError(
-                "--routing and --story exclude each other: a story has its own line for that (`routing …`)"
-            )
+        given = {"seeds": seeds, "faults": faults, "feature": feature, "front": front, "routing": routing}
+        for name, value in given.items():
+            if value is not None:
+                raise InputError(f"--{name} and --story exclude each other: {IN_A_STORY[name]}")
         failed = replay(story, protocol, trace=trace, as_json=as_json)
     elif trace:
         raise InputError("--trace shows the messages of a story: name one with --story FILE")
@@ -335,7 +315,7 @@ def parse_protocols(text: str) -> list[str]:
 
     if text in MOBILE_PROTOCOLS:
         if not MOBILE_PROTOCOLS[text].keeps_promises:
-            raise InputError(f"--protocol {text}: it promises nothing; with --story you see what it does")
+            raise InputError(f"--protocol {text}: it promises nothing; use --story to see what it does")
         return [text]
     if text != "all":
         return [find_protocol(text).name]
@@ -446,7 +426,7 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def merged(reports: list[FuzzReport]) -> dict[str, Any]:
-    """The result of all protocols as plain data."""
+    """Return the result of all protocols as plain data."""
     protocols = {}
     for report in reports:
         figures = asdict(report)

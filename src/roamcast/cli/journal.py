@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from roamcast.cli.output import emit_json
-from roamcast.cli.usage import AsJson, new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, option, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
 
 def repair(
     folder: Folder,
-    accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Give up the missing entries; without it nothing changes.")
-    ] = False,
+    accept_loss: bool = option(
+        False, "Give up the missing entries; without it nothing changes.", "--accept-loss"
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Make a damaged journal usable again: keep the entries before the damage, and give up the rest.
@@ -136,8 +136,8 @@ def count(number: int, one: str, many: str) -> str:
 
 def show(
     folder: Folder,
-    first: Annotated[int, typer.Option("--from", min=1, help="The number of the first entry.")] = 1,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of entries.")] = 100,
+    first: int = option(1, "The number of the first entry.", "--from", min=1),
+    limit: int = option(100, "Maximum number of entries.", min=1),
     as_json: AsJson = False,
 ) -> None:
     """Show entries: each has the inputs of one turn of the broker, with the time of that turn."""

@@ -23,7 +23,7 @@ from roamcast.cli.output import (
     table,
 )
 from roamcast.cli.spark import spark_session
-from roamcast.cli.usage import AsJson, new_group, show_examples
+from roamcast.cli.usage import AsJson, argument, new_group, option, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -98,19 +98,14 @@ def list_claims(as_json: AsJson = False) -> None:
 
 
 def run(
-    id: Annotated[str, typer.Argument(metavar="ID", help="An experiment, or a claim that it checks.")],
-    out: Annotated[
-        Path, typer.Option(help="New folder for tables (metrics/), pictures (figures/) and outcomes.json.")
-    ],
+    id: str = argument(..., "An experiment, or a claim that it checks.", metavar="ID"),
+    out: Path = option(..., "New folder for tables (metrics/), pictures (figures/) and outcomes.json."),
     quick: Quick = False,
-    log: Annotated[
-        bool, typer.Option("--log", help="Write the event log of every run, too (logs/); they are large.")
-    ] = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Your own trace for an experiment that takes one (comparison, for instance)."),
-    ] = None,
-    overlay: Annotated[Path | None, typer.Option(help="File with an overlay of the trace's brokers.")] = None,
+    log: bool = option(False, "Write the event log of every run, too (logs/); they are large.", "--log"),
+    trace: Path | None = option(
+        None, "Your own trace for an experiment that takes one (comparison, for instance)."
+    ),
+    overlay: Path | None = option(None, "File with an overlay of the trace's brokers."),
     workers: Workers = None,
     master: OnSpark = None,
     as_json: AsJson = False,
@@ -185,7 +180,7 @@ def check(
 
 
 def report(
-    out: Annotated[Path, typer.Option(help="Folder for claims.md and claims/, its pictures and tables.")],
+    out: Path = option(..., "Folder for claims.md and claims/, its pictures and tables."),
     ids: Ids = None,
     quick: Quick = False,
     runs: Runs = None,
@@ -298,8 +293,8 @@ def given_trace(
     if trace is None and overlay is None:
         return None
     if experiment.run_on_trace is None:
-        takers = "comparison and learned-neighbours take one"
-        raise InputError(f"--trace: experiment {experiment.id} takes none; {takers}")
+        takers = "comparison and learned-neighbours accept one"
+        raise InputError(f"--trace: experiment {experiment.id} does not accept a trace; {takers}")
     if trace is None or overlay is None:
         raise InputError("--trace and --overlay: give both; `roamcast trace import` writes both")
     if quick:

@@ -6,11 +6,10 @@ import asyncio
 import random
 import signal
 import sys
-from typing import Annotated
 
 import typer
 
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import option, show_examples
 from roamcast.errors import InputError
 
 
@@ -25,30 +24,20 @@ def register(app: typer.Typer) -> None:
 
 
 def link(
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address to listen on for the mobile side.")
-    ],
-    to: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the server behind the link.")],
-    profile: Annotated[
-        str, typer.Option(help="What kind of link: gprs, gprs-far, edge, umts, lte, wifi-weak, satellite.")
-    ] = "gprs",
-    up: Annotated[
-        float | None, typer.Option(min=1.0, help="Rate towards the server, bit/s; overrides the kind.")
-    ] = None,
-    down: Annotated[
-        float | None, typer.Option(min=1.0, help="Rate from the server, bit/s; overrides the kind.")
-    ] = None,
-    delay: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=600_000.0, help="Delay in each direction, ms; overrides the kind."),
-    ] = None,
-    error: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, max=1.0, help="Probability that a packet must be sent again; overrides the kind."
-        ),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of random events. [default: random]")] = None,
+    listen: str = option(..., "Address to listen on for the mobile side.", metavar="HOST:PORT"),
+    to: str = option(..., "Address of the server behind the link.", metavar="HOST:PORT"),
+    profile: str = option(
+        "gprs", "What kind of link: gprs, gprs-far, edge, umts, lte, wifi-weak, satellite."
+    ),
+    up: float | None = option(None, "Rate towards the server, bit/s; overrides the kind.", min=1.0),
+    down: float | None = option(None, "Rate from the server, bit/s; overrides the kind.", min=1.0),
+    delay: float | None = option(
+        None, "Delay in each direction, ms; overrides the kind.", min=0.0, max=600_000.0
+    ),
+    error: float | None = option(
+        None, "Probability that a packet must be sent again; overrides the kind.", min=0.0, max=1.0
+    ),
+    seed: int | None = option(None, "Seed of random events. [default: random]"),
 ) -> None:
     """Forward TCP connections like a slow link: with its rate, delay and errors.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from roamcast.cli.output import emit_json, table
-from roamcast.cli.usage import AsJson, new_group, show_examples
+from roamcast.cli.usage import AsJson, argument, new_group, option, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,14 +37,10 @@ def register(app: typer.Typer) -> None:
 
 
 def graph(
-    spec: Annotated[
-        str, typer.Argument(help="grid:WIDTHxHEIGHT, rooms:FLOORSxROOMS, or h3 for cells around positions.")
-    ],
-    at: Annotated[
-        list[str] | None, typer.Option(help="With h3: a position LATITUDE,LONGITUDE. Repeatable.")
-    ] = None,
-    resolution: Annotated[int, typer.Option(help="With h3: 0 to 15; 9 makes cells about 350 m wide.")] = 9,
-    rings: Annotated[int, typer.Option(min=0, max=500, help="With h3: cells around each position.")] = 5,
+    spec: str = argument(..., "grid:WIDTHxHEIGHT, rooms:FLOORSxROOMS, or h3 for cells around positions."),
+    at: list[str] | None = option(None, "With h3: a position LATITUDE,LONGITUDE. Repeatable."),
+    resolution: int = option(9, "With h3: 0 to 15; 9 makes cells about 350 m wide."),
+    rings: int = option(5, "With h3: cells around each position.", min=0, max=500),
 ) -> None:
     """Write a movement graph to standard output: one edge on each line."""
     from roamcast.routing.location.h3_cells import cells_around
@@ -70,7 +66,7 @@ def parse_position(text: str) -> tuple[float, float]:
 
 
 def show(
-    file: Annotated[Path, typer.Argument(help="A movement graph: one edge on each line.")],
+    file: Path = argument(..., "A movement graph: one edge on each line."),
     as_json: AsJson = False,
 ) -> None:
     """Check a movement graph, and show how many locations a client can reach in N steps."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from roamcast.cli.output import emit_json, table
-from roamcast.cli.usage import AsJson, new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, option, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,36 +53,24 @@ COST_COLUMNS = {
     "durable": "cost durable",
     "cheapest": "cheapest",
 }
-"""The figures that the table shows, and their headings."""
+"""Figures in the table, with their headings."""
 
 
 def cost(
-    case: Annotated[
-        list[int] | None,
-        typer.Option(min=1, max=5, help="Case of Gaddah's table 3.1; Repeatable. [default: all five]"),
-    ] = None,
-    roaming: Annotated[
-        str | None,
-        typer.Option(help="Instead of a case: probabilities a01,a02,a03,a10,a12,a13 between the states."),
-    ] = None,
-    connect: Annotated[float, typer.Option(help="Mean time connected, in seconds.")] = 600.0,
-    disconnect: Annotated[float, typer.Option(help="Mean time disconnected, in seconds.")] = 30.0,
-    handoff_neighbour: Annotated[
-        float, typer.Option(help="Mean time of a pro-active handoff to a neighbour, in seconds.")
-    ] = 0.32,
-    handoff_elsewhere: Annotated[
-        float, typer.Option(help="Mean time of a pro-active handoff elsewhere, in seconds.")
-    ] = 3.29,
-    sends: Annotated[
-        float, typer.Option(help="Sends of each message to buffer it at the neighbours (N1).")
-    ] = 1.7,
-    sends_fetch: Annotated[
-        float, typer.Option(help="Sends of each message to fetch it from the old broker (N2).")
-    ] = 1.0,
-    sends_store: Annotated[
-        float, typer.Option(help="Sends of each message to store it at every broker (N3).")
-    ] = 2.0,
-    control: Annotated[float, typer.Option(help="Cost of a handoff's control messages, in sends.")] = 0.0,
+    case: list[int] | None = option(
+        None, "Case of Gaddah's table 3.1; Repeatable. [default: all five]", min=1, max=5
+    ),
+    roaming: str | None = option(
+        None, "Instead of a case: probabilities a01,a02,a03,a10,a12,a13 between the states."
+    ),
+    connect: float = option(600.0, "Mean time connected, in seconds."),
+    disconnect: float = option(30.0, "Mean time disconnected, in seconds."),
+    handoff_neighbour: float = option(0.32, "Mean time of a pro-active handoff to a neighbour, in seconds."),
+    handoff_elsewhere: float = option(3.29, "Mean time of a pro-active handoff elsewhere, in seconds."),
+    sends: float = option(1.7, "Sends of each message to buffer it at the neighbours (N1)."),
+    sends_fetch: float = option(1.0, "Sends of each message to fetch it from the old broker (N2)."),
+    sends_store: float = option(2.0, "Sends of each message to store it at every broker (N3)."),
+    control: float = option(0.0, "Cost of a handoff's control messages, in sends."),
     as_json: AsJson = False,
 ) -> None:
     """Compare the message cost of reactive, pro-active and durable handling of moves.
@@ -153,25 +141,22 @@ def parse_roaming(text: str) -> Roaming:
 
 
 def ctmc(
-    topology: Annotated[
-        str, typer.Option(help="grid:K, tree:B:H, line:N, star:N, random:N, building or file:PATH.")
-    ] = "building",
-    movement: Annotated[
-        str, typer.Option(help="NBR: to neighbours; RND: to any broker; RND:published: as Gaddah's matrix.")
-    ] = "NBR",
-    connect: Annotated[float, typer.Option(help="Mean time connected, in seconds.")] = 60.0,
-    disconnect: Annotated[float, typer.Option(help="Mean time disconnected, in seconds.")] = 12.0,
-    handoff: Annotated[float, typer.Option(help="Mean time between two brokers, in seconds.")] = 3.0,
-    connect_to_handoff: Annotated[
-        float | None,
-        typer.Option(help="Share of the clients that leave a broker for another. [default: 0.5]"),
-    ] = None,
-    disconnect_to_handoff: Annotated[
-        float | None, typer.Option(help="Share of disconnected clients that do not return. [default: 0.5]")
-    ] = None,
-    clients: Annotated[int, typer.Option(min=1, help="Number of clients.")] = 200,
-    confidence: Annotated[float, typer.Option(help="Confidence of the bounds, between 0 and 1.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Seed of a random topology.")] = 0,
+    topology: str = option("building", "grid:K, tree:B:H, line:N, star:N, random:N, building or file:PATH."),
+    movement: str = option(
+        "NBR", "NBR: to neighbours; RND: to any broker; RND:published: as Gaddah's matrix."
+    ),
+    connect: float = option(60.0, "Mean time connected, in seconds."),
+    disconnect: float = option(12.0, "Mean time disconnected, in seconds."),
+    handoff: float = option(3.0, "Mean time between two brokers, in seconds."),
+    connect_to_handoff: float | None = option(
+        None, "Share of the clients that leave a broker for another. [default: 0.5]"
+    ),
+    disconnect_to_handoff: float | None = option(
+        None, "Share of disconnected clients that do not return. [default: 0.5]"
+    ),
+    clients: int = option(200, "Number of clients.", min=1),
+    confidence: float = option(0.95, "Confidence of the bounds, between 0 and 1."),
+    seed: int = option(0, "Seed of a random topology."),
     as_json: AsJson = False,
 ) -> None:
     """Compute the long-term number of clients at each broker, from a Markov chain.
@@ -209,7 +194,7 @@ def ctmc(
 
 
 def parse_forks(connect_to_handoff: float | None, disconnect_to_handoff: float | None) -> Forks | None:
-    """None if neither is given, because a published chain has its own."""
+    """Return the forks, or None if neither option is given: a published chain brings its own."""
     from roamcast.models.ctmc import Forks
 
     if connect_to_handoff is None and disconnect_to_handoff is None:
@@ -225,14 +210,13 @@ def parse_forks(connect_to_handoff: float | None, disconnect_to_handoff: float |
 
 
 def fit(
-    points: Annotated[Path | None, typer.Option(help="CSV file with the columns x,y.")] = None,
-    point: Annotated[list[str] | None, typer.Option(help="A point x,y. Repeatable.")] = None,
-    degree: Annotated[
-        str,
-        typer.Option(help="Degree of the polynomial, or best: the highest of 1 to 3 that improves the fit."),
-    ] = "3",
-    at: Annotated[list[float] | None, typer.Option(help="x of a prediction. Repeatable.")] = None,
-    confidence: Annotated[float, typer.Option(help="Confidence of the bounds, between 0 and 1.")] = 0.95,
+    points: Path | None = option(None, "CSV file with the columns x,y."),
+    point: list[str] | None = option(None, "A point x,y. Repeatable."),
+    degree: str = option(
+        "3", "Degree of the polynomial, or best: the highest of 1 to 3 that improves the fit."
+    ),
+    at: list[float] | None = option(None, "x of a prediction. Repeatable."),
+    confidence: float = option(0.95, "Confidence of the bounds, between 0 and 1."),
     as_json: AsJson = False,
 ) -> None:
     """Fit a polynomial to measured points, and predict values beyond them.
@@ -285,7 +269,7 @@ def fitted(xs: Sequence[float], ys: Sequence[float], degree: str) -> Fit:
 
 
 def gather_points(path: Path | None, flags: Sequence[str]) -> tuple[list[float], list[float]]:
-    """The points of the file, then those of the flags."""
+    """Return the points of the file, then those of the flags."""
     if path is None and not flags:
         raise InputError("there are no points; name a CSV file with --points FILE, or give --point X,Y")
     found = [] if path is None else read_points(path)

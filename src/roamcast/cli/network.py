@@ -7,14 +7,23 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from roamcast.cli.operate import ConfigFile, Data, folder_of, last_answer, spoken_time, without_done
+from roamcast.cli.operate import (
+    Answer,
+    ConfigFile,
+    Data,
+    ask_once,
+    folder_of,
+    last_answer,
+    spoken_time,
+    without_done,
+)
 from roamcast.cli.output import emit_json
 from roamcast.cli.output import table as print_table
-from roamcast.cli.usage import AsJson, show_examples
+from roamcast.cli.usage import AsJson, argument, option, show_examples
 
 ANSWER_S = 30.0
 EXIT_FAILING = 1
@@ -36,8 +45,6 @@ Broker = Annotated[str, typer.Option(metavar="ID", help="Only at this broker.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Repeat until interrupted.")]
 Interval = Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between two updates, with --watch.")]
 
-Answer = dict[str, Any]
-
 
 def register(app: typer.Typer) -> None:
     app.command("status", epilog=show_examples(STATUS))(status)
@@ -53,7 +60,7 @@ def status(
     data: Data = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
-    workers: Annotated[bool, typer.Option("--workers", help="A row for each worker.")] = False,
+    workers: bool = option(False, "A row for each worker.", "--workers"),
     watch: Watch = False,
     interval: Interval = 2.0,
 ) -> None:
@@ -123,10 +130,8 @@ def clients(
 def sessions(
     search: Search = "",
     broker: Broker = "",
-    away: Annotated[bool, typer.Option("--away", help="Only sessions whose client is disconnected.")] = False,
-    queued: Annotated[
-        int, typer.Option(min=0, help="Only sessions with at least this many queued messages.")
-    ] = 0,
+    away: bool = option(False, "Only sessions whose client is disconnected.", "--away"),
+    queued: int = option(0, "Only sessions with at least this many queued messages.", min=0),
     data: Data = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -169,7 +174,7 @@ def print_clients(answer: Answer) -> None:
 
 def subscriptions(
     search: Search = "",
-    topic: Annotated[str, typer.Option(help="Only subscriptions that match this topic.")] = "",
+    topic: str = option("", "Only subscriptions that match this topic."),
     broker: Broker = "",
     data: Data = None,
     config: ConfigFile = None,
@@ -205,7 +210,7 @@ def name_silent(answer: Answer) -> None:
 
 
 def links(
-    down: Annotated[bool, typer.Option("--down", help="Only links that are down.")] = False,
+    down: bool = option(False, "Only links that are down.", "--down"),
     data: Data = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -274,17 +279,17 @@ def print_top(answer: Answer) -> None:
 
 
 def kick(
-    client: Annotated[str, typer.Argument(help="The client id.")],
+    client: str = argument(..., "The client id."),
     data: Data = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Disconnect a client from its broker. Its session stays, and the client may reconnect."""
-    answer = last_answer(folder_of(data, config), ANSWER_S, command="kick", client=client)
-    if as_json:
-        emit_json(without_done(answer))
-    else:
-        print(printable(answer["text"]))
+
+    def said(answer: Answer) -> str:
+        return printable(answer["text"])
+
+    ask_once(data, config, as_json, said, ANSWER_S, command="kick", client=client)
 
 
 # --- asking and showing ---

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roamcast.cli.output import emit_json
-from roamcast.cli.usage import AsJson, show_examples
+from roamcast.cli.usage import AsJson, argument, option, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ ADD_REPLICA = "roamcast broker add-replica site-a-2 --data site-a"
 REMOVE_REPLICA = "roamcast broker remove-replica site-a-2 --data site-a"
 READMIT = "roamcast broker readmit car-7 --data site-a"
 
+Answer = dict[str, Any]
+
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="The data folder of a broker that is running.")
 ]
@@ -57,26 +59,25 @@ def register(app: typer.Typer, broker: typer.Typer) -> None:
 
 
 def where(
-    client: Annotated[str, typer.Argument(help="The client id.")],
+    client: str = argument(..., "The client id."),
     data: Data = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which broker holds a client's session, and its queue. Exit code 1 if no broker does."""
-    answer = last_answer(folder_of(data, config), ANSWER_S, command="where", client=client)
-    if as_json:
-        emit_json(without_done(answer))
-    elif answer["found"]:
-        since = spoken_time(answer["since"])
-        size = f"{answer['queued']:,} notifications ({answer['queued_bytes']:,} bytes) queued"
-        print(f"{client} is {answer['state']} at broker {answer['broker']} since {since}, {size}")
-    else:
+
+    def said(answer: Answer) -> str:
+        if answer["found"]:
+            since = spoken_time(answer["since"])
+            size = f"{answer['queued']:,} notifications ({answer['queued_bytes']:,} bytes) queued"
+            return f"{client} is {answer['state']} at broker {answer['broker']} since {since}, {size}"
         down = ", ".join(f"{peer} ({why or 'not connected'})" for peer, why in answer["links_down"].items())
         asked = f"; these links are down: {down}" if down else ""
         if answer["away"]:
             asked += f"; these brokers did not answer, and may hold the session: {', '.join(answer['away'])}"
-        print(f"no reachable broker holds a session of {client}{asked}")
-    if not answer["found"]:
+        return f"no reachable broker holds a session of {client}{asked}"
+
+    if not ask_once(data, config, as_json, said, command="where", client=client)["found"]:
         raise typer.Exit(EXIT_NOT_FOUND)
 
 
@@ -94,7 +95,7 @@ def status(data: Data = None, config: ConfigFile = None, as_json: AsJson = False
 
 
 def print_status(answer: dict[str, Any]) -> None:
-    from roamcast.broker.links.border import REASONS
+    from roamcast.broker.links.guard import REASONS
 
     if "replication" in answer:
         print_replication(answer["replication"])
@@ -112,7 +113,10 @@ def print_status(answer: dict[str, Any]) -> None:
         print(f"history of {peer} refused: {why}")
     if answer["unmet"]:
         names = ", ".join(answer["unmet"])
-        print(f"never met: {names}; clients without a session here are refused until then (mobility.unmet)")
+        print(
+            f"never met: {names}; clients without a session here are refused until it has met them "
+            "(mobility.unmet)"
+        )
     if "tree" in answer:
         tree = answer["tree"]
         parent = f"parent {tree['parent']}" if tree["parent"] else "no parent"
@@ -169,41 +173,30 @@ def promote(
     replica: ReplicaName, data: Data = None, config: ConfigFile = None, as_json: AsJson = False
 ) -> None:
     """Make another replica of a replicated broker the leader; the present leader becomes a follower."""
-    _of_replica("promote", replica, data, config, as_json, f"{replica} takes over")
+    ask_once(data, config, as_json, lambda _: f"{replica} takes over", command="promote", replica=replica)
 
 
 def add_replica(
     replica: ReplicaName, data: Data = None, config: ConfigFile = None, as_json: AsJson = False
 ) -> None:
     """Add a replica that was removed before. A new replica only needs to be started."""
-    _of_replica("add-replica", replica, data, config, as_json, f"{replica} may join")
+    ask_once(data, config, as_json, lambda _: f"{replica} may join", command="add-replica", replica=replica)
 
 
 def remove_replica(
     replica: ReplicaName, data: Data = None, config: ConfigFile = None, as_json: AsJson = False
 ) -> None:
     """Remove a replica for good: the leader stops waiting for it and refuses it."""
-    _of_replica("remove-replica", replica, data, config, as_json, f"{replica} is removed")
-
-
-def _of_replica(
-    command: str, replica: str, data: Path | None, config: Path | None, as_json: bool, done: str
-) -> None:
-    answer = last_answer(folder_of(data, config), ANSWER_S, command=command, replica=replica)
-    if as_json:
-        emit_json(without_done(answer))
-    else:
-        print(done)
+    removed = f"{replica} is removed"
+    ask_once(data, config, as_json, lambda _: removed, command="remove-replica", replica=replica)
 
 
 def drain(
-    to: Annotated[str, typer.Option(help="Broker that takes the sessions. [default: a connected peer]")] = "",
-    reference: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address that MQTT 5 clients are referred to.")
-    ] = "",
+    to: str = option("", "Broker that takes the sessions. [default: a connected peer]"),
+    reference: str = option("", "Address that MQTT 5 clients are referred to.", metavar="HOST:PORT"),
     data: Data = None,
     config: ConfigFile = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Give up after this many seconds.")] = DRAIN_S,
+    timeout: float = option(DRAIN_S, "Give up after this many seconds.", min=1),
     as_json: AsJson = False,
 ) -> None:
     """Hand every session to another broker before maintenance, and report when this broker is empty.
@@ -230,7 +223,7 @@ def drain(
 
 
 def forget(
-    broker: Annotated[str, typer.Argument(metavar="ID", help="The broker that is gone for good.")],
+    broker: str = argument(..., "The broker that is gone for good.", metavar="ID"),
     data: Data = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -239,17 +232,14 @@ def forget(
 
     Tell one broker; it tells all others. A forgotten broker must never return with its old disk.
     """
-    answer = last_answer(folder_of(data, config), ANSWER_S, command="forget", broker=broker)
-    if as_json:
-        emit_json(without_done(answer))
-        return
-    print(f"{broker} is forgotten")
-    if answer["configured"]:
+    forgotten = f"{broker} is forgotten"
+    answer = ask_once(data, config, as_json, lambda _: forgotten, command="forget", broker=broker)
+    if answer["configured"] and not as_json:
         print("it is still a [[peer]] in the configuration: remove it and reload (SIGHUP)", file=sys.stderr)
 
 
 def readmit(
-    name: Annotated[str, typer.Argument(metavar="ID", help="The banned client or peer.")],
+    name: str = argument(..., "The banned client or peer.", metavar="ID"),
     data: Data = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -258,18 +248,15 @@ def readmit(
 
     Its record is cleared: the next ban is the shortest again.
     """
-    answer = last_answer(folder_of(data, config), ANSWER_S, command="readmit", name=name)
-    if as_json:
-        emit_json(without_done(answer))
-        return
-    for one in answer["readmitted"]:
-        print(f"{one['kind']} {one['name']} is readmitted")
+
+    def said(answer: Answer) -> str:
+        return "\n".join(f"{one['kind']} {one['name']} is readmitted" for one in answer["readmitted"])
+
+    ask_once(data, config, as_json, said, command="readmit", name=name)
 
 
 def accept_history(
-    broker: Annotated[
-        str, typer.Argument(metavar="ID", help="The peer whose history is refused, or the broker itself.")
-    ],
+    broker: str = argument(..., "The peer whose history is refused, or the broker itself.", metavar="ID"),
     data: Data = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -280,41 +267,27 @@ def accept_history(
     folder is lost. With the broker's own ID: serve clients although a peer refuses this broker, or none of
     its peers was met.
     """
-    answer = last_answer(folder_of(data, config), ANSWER_S, command="accept-history", broker=broker)
-    if as_json:
-        emit_json(without_done(answer))
-        return
-    print(f"the history of {broker} is accepted")
-    if answer["begins_anew"]:
+    accepted = f"the history of {broker} is accepted"
+    answer = ask_once(data, config, as_json, lambda _: accepted, command="accept-history", broker=broker)
+    if answer["begins_anew"] and not as_json:
         print(f"the link to {broker} restarts: unacknowledged messages on it are given up", file=sys.stderr)
 
 
 def explain(
-    client: Annotated[
-        str, typer.Argument(help="The client that should have received the notification.")
-    ] = "",
-    notification: Annotated[
-        str,
-        typer.Argument(
-            metavar="PUBLISHER:NUMBER",
-            help="The notification; PUBLISHER:INCARNATION:NUMBER if the publisher started anew.",
-        ),
-    ] = "",
-    logs: Annotated[
-        list[Path] | None,
-        typer.Option("--log", metavar="DIR", help="A folder of event logs, or a data folder. Repeatable."),
-    ] = None,
-    key_file: Annotated[
-        Path | None, typer.Option(help="The pseudonym key of the logs (events.pseudonym_key_file).")
-    ] = None,
-    otlp: Annotated[
-        str,
-        typer.Option(metavar="FILE|URL", help="Also write an OpenTelemetry trace (OTLP, JSON)."),
-    ] = "",
-    sampled: Annotated[
-        bool,
-        typer.Option("--sampled", help="With --otlp: all that their publishers sampled (traceparent)."),
-    ] = False,
+    client: str = argument("", "The client that should have received the notification."),
+    notification: str = argument(
+        "",
+        "The notification; PUBLISHER:INCARNATION:NUMBER if the publisher has several.",
+        metavar="PUBLISHER:NUMBER",
+    ),
+    logs: list[Path] | None = option(
+        None, "A folder of event logs, or a data folder. Repeatable.", "--log", metavar="DIR"
+    ),
+    key_file: Path | None = option(None, "The pseudonym key of the logs (events.pseudonym_key_file)."),
+    otlp: str = option("", "Also write an OpenTelemetry trace (OTLP, JSON).", metavar="FILE|URL"),
+    sampled: bool = option(
+        False, "With --otlp: all that their publishers sampled (traceparent).", "--sampled"
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Show how a notification reached a client, from the event logs of all brokers.
@@ -429,14 +402,31 @@ def folder_of(data: Path | None, config: Path | None) -> Path:
     return data
 
 
-def last_answer(folder: Path, timeout_s: float, **request: object) -> dict[str, Any]:
+def last_answer(folder: Path, timeout_s: float, **request: object) -> Answer:
     from roamcast.daemon.control import ask
 
     *_, answer = ask(folder, timeout_s, **request)
     return answer
 
 
-def without_done(answer: dict[str, Any]) -> dict[str, Any]:
+def ask_once(
+    data: Path | None,
+    config: Path | None,
+    as_json: bool,
+    said: Callable[[Answer], str],
+    timeout_s: float = ANSWER_S,
+    **request: object,
+) -> Answer:
+    """Send one request to a running broker, and print its answer: as JSON, or as `said` puts it."""
+    answer = last_answer(folder_of(data, config), timeout_s, **request)
+    if as_json:
+        emit_json(without_done(answer))
+    elif text := said(answer):
+        print(text)
+    return answer
+
+
+def without_done(answer: Answer) -> Answer:
     return {key: value for key, value in answer.items() if key not in ("done", "number")}
 
 

@@ -51,7 +51,11 @@ def register(group: typer.Typer) -> None:
 def stream(
     log: Log,
     out: Annotated[
-        str, typer.Option("--out", help="Folder or URL for minutes and checkpoint, with which it goes on.")
+        str,
+        typer.Option(
+            "--out",
+            help="Folder or URL for the minutes and the checkpoint; a stopped stream resumes from it.",
+        ),
     ],
     master: Master = LOCAL,
     conf: Conf = None,
@@ -73,8 +77,8 @@ def stream(
     corrected when rows arrive later (--forget).
     """
     need_spark()
-    from roamcast.pipeline.master import check_master
     from roamcast.pipeline.places import place_of
+    from roamcast.pipeline.session import check_master
     from roamcast.pipeline.stream import StreamSettings, check_log, start_stream
 
     for name, value in (("--late", late), ("--forget", forget), ("--every", every)):
@@ -102,7 +106,7 @@ def say(progress: Progress) -> None:
 
 @contextmanager
 def asked_to_end() -> Iterator[threading.Event]:
-    """An event that is set on SIGINT or SIGTERM."""
+    """Return an event that is set on SIGINT or SIGTERM."""
     asked = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
@@ -123,7 +127,7 @@ def wait(query: StreamingQuery, is_asked: threading.Event) -> None:
 
 
 def shown_so_far(spark: SparkSession, out: Place) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The figures of a stream, and its last minutes."""
+    """Return the figures of a stream, with its last minutes."""
     from roamcast.pipeline.output import read_text
     from roamcast.pipeline.places import ArrowFiles, url_of
     from roamcast.pipeline.spark_engine import files_of

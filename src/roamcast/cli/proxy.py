@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from roamcast.cli.broker import Check, ConfigFile, DataFolder, PrintConfig
 from roamcast.cli.starting import parse_endpoint, parse_setting, print_usable
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import option, show_examples
 from roamcast.errors import InputError
 
 
@@ -25,28 +25,21 @@ def register(app: typer.Typer) -> None:
 
 def proxy(
     config: ConfigFile = None,
-    site: Annotated[str | None, typer.Option(help="The id of this site.")] = None,
-    broker: Annotated[
-        str | None, typer.Option(metavar="KIND=URL", help="Kind and URL of this site's broker.")
-    ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Address to listen on for clients and other proxies."),
-    ] = None,
-    mqtt_listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on for standard MQTT clients.")
-    ] = None,
-    proxies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--proxy", metavar="SITE=HOST:PORT", help="The proxy of another site; replaces configured ones."
-        ),
-    ] = None,
+    site: str | None = option(None, "The id of this site."),
+    broker: str | None = option(None, "Kind and URL of this site's broker.", metavar="KIND=URL"),
+    listen: str | None = option(
+        None, "Address to listen on for clients and other proxies.", metavar="HOST:PORT"
+    ),
+    mqtt_listen: str | None = option(
+        None, "Address to listen on for standard MQTT clients.", metavar="HOST:PORT"
+    ),
+    proxies: list[str] | None = option(
+        None, "The proxy of another site; replaces configured ones.", "--proxy", metavar="SITE=HOST:PORT"
+    ),
     data: DataFolder = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as broker.kind=nats. Repeatable."),
-    ] = None,
+    set_: list[str] | None = option(
+        None, "Any setting, such as broker.kind=nats. Repeatable.", "--set", metavar="KEY=VALUE"
+    ),
     print_config: PrintConfig = False,
     check: Check = False,
 ) -> None:

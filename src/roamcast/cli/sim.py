@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 
 from roamcast.cli.output import Report, emit_json, leaves, prepare_new_folder, progress, table
-from roamcast.cli.usage import AsJson, new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, option, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,86 +43,59 @@ def register(app: typer.Typer) -> None:
 # The defaults are those of Scenario and NetworkSettings, written out because importing these takes
 # longer than a start may; a test compares them.
 def run(
-    protocol: Annotated[str, typer.Option(help="Mobility protocol.")] = "sub_unsub",
-    routing: Annotated[str, typer.Option(help="Routing strategy; the protocol's own if not given.")] = "",
-    advertisements: Annotated[
-        bool, typer.Option("--advertisements", help="Route by advertisements.")
-    ] = False,
-    topology: Annotated[
-        str, typer.Option(help="grid:K, tree:B:H, line:N, star:N, random:N, building or file:PATH.")
-    ] = "grid:5",
-    clients: Annotated[int, typer.Option(help="Number of clients; each publishes and subscribes.")] = 250,
-    mobile: Annotated[float, typer.Option(help="Share of the clients that roam, 0 to 1.")] = 0.2,
-    movement: Annotated[
-        str,
-        typer.Option(
-            help="Movement pattern: uniform, RND, NBR, fixed; file:PATH with visits of c0, c1 …; or "
-            "trace:PATH with visits of whoever is in it, at most --clients of them."
-        ),
-    ] = "uniform",
-    trace_from: Annotated[
-        float, typer.Option(help="When the part of a trace begins that is replayed, in its seconds.")
-    ] = 0.0,
-    connect: Annotated[float, typer.Option(help="Mean time attached, in seconds.")] = 30.0,
-    disconnect: Annotated[float, typer.Option(help="Mean time away, in seconds.")] = 30.0,
-    handoff: Annotated[
-        float,
-        typer.Option(help="Mean time away between two brokers in the patterns RND and NBR, in seconds."),
-    ] = 3.0,
-    proclaimed: Annotated[
-        float, typer.Option(help="Share of the moves in which the client says where it goes, 0 to 1.")
-    ] = 0.0,
-    workload: Annotated[
-        str, typer.Option(help="Kind of subscriptions: groups, ranges, nested, gaddah or mixed.")
-    ] = "groups",
-    selectivity: Annotated[
-        float, typer.Option(help="Share of the clients that a notification matches.")
-    ] = 0.0625,
-    publish_every: Annotated[
-        float, typer.Option(help="Mean time between two notifications of a client, in seconds.")
-    ] = 20.0,
-    payload_bytes: Annotated[int, typer.Option(help="Bytes of payload in each notification.")] = 0,
-    duration: Annotated[float, typer.Option(help="Simulated time, in seconds.")] = 600.0,
-    link_delay: Annotated[
-        str, typer.Option(help="Delay of links between brokers in seconds: 0.01, or a range 0.001..0.03.")
-    ] = "0.01",
-    access_delay: Annotated[
-        str, typer.Option(help="Delay between client and broker in seconds, or a range.")
-    ] = "0.02",
-    access_bits_per_s: Annotated[
-        float | None, typer.Option(help="Bandwidth between client and broker; unlimited if not given.")
-    ] = None,
-    notice_delay: Annotated[
-        str, typer.Option(help="Time until a broker notices that a client left, in seconds, or a range.")
-    ] = "0",
-    service: Annotated[float, typer.Option(help="Processing time of one message, in seconds.")] = 0.0,
-    buffer_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Bytes that a broker stores at most; unlimited if not given.")
-    ] = None,
-    window: Annotated[
-        int, typer.Option(min=1, help="Unacknowledged notifications sent to a client, at most.")
-    ] = 256,
-    unknown_last_broker: Annotated[
-        bool, typer.Option("--unknown-last-broker", help="Clients do not name their previous broker.")
-    ] = False,
-    neighbours: Annotated[
-        Path | None,
-        typer.Option(help="Neighbour graph that proactive begins with, from 'roamcast pipeline neighbours'."),
-    ] = None,
-    neighbours_max: Annotated[
-        int, typer.Option(min=1, help="Neighbours of a broker, at most, for proactive.")
-    ] = 8,
-    neighbours_fixed: Annotated[
-        bool, typer.Option("--neighbours-fixed", help="Keep the graph as given, with its directions.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
-    records: Annotated[
-        str | None,
-        typer.Option(help="counters or full: whether every hop is in the log; full if --out is given."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="New folder for the event log (log/) and the figures (summary.json).")
-    ] = None,
+    protocol: str = option("sub_unsub", "Mobility protocol."),
+    routing: str = option("", "Routing strategy; the protocol's own if not given."),
+    advertisements: bool = option(False, "Route by advertisements.", "--advertisements"),
+    topology: str = option("grid:5", "grid:K, tree:B:H, line:N, star:N, random:N, building or file:PATH."),
+    clients: int = option(250, "Number of clients; each publishes and subscribes."),
+    mobile: float = option(0.2, "Share of the clients that roam, 0 to 1."),
+    movement: str = option(
+        "uniform",
+        "Movement pattern: uniform, RND, NBR, fixed; file:PATH with visits of c0, c1 …; or "
+        "trace:PATH with visits of any clients, at most --clients of them.",
+    ),
+    trace_from: float = option(0.0, "Start of the replayed part of a trace, in seconds of the trace."),
+    connect: float = option(30.0, "Mean time attached, in seconds."),
+    disconnect: float = option(30.0, "Mean time away, in seconds."),
+    handoff: float = option(
+        3.0, "Mean time away between two brokers in the patterns RND and NBR, in seconds."
+    ),
+    proclaimed: float = option(0.0, "Share of the moves that the client announces, 0 to 1."),
+    workload: str = option("groups", "Kind of subscriptions: groups, ranges, nested, gaddah or mixed."),
+    selectivity: float = option(0.0625, "Share of the clients that a notification matches."),
+    publish_every: float = option(20.0, "Mean time between two notifications of a client, in seconds."),
+    payload_bytes: int = option(0, "Bytes of payload in each notification."),
+    duration: float = option(600.0, "Simulated time, in seconds."),
+    link_delay: str = option(
+        "0.01", "Delay of links between brokers in seconds: 0.01, or a range 0.001..0.03."
+    ),
+    access_delay: str = option("0.02", "Delay between client and broker in seconds, or a range."),
+    access_bits_per_s: float | None = option(
+        None, "Bandwidth between client and broker; unlimited if not given."
+    ),
+    notice_delay: str = option(
+        "0", "Time until a broker notices that a client left, in seconds, or a range."
+    ),
+    service: float = option(0.0, "Processing time of one message, in seconds."),
+    buffer_bytes: int | None = option(
+        None, "Maximum number of bytes that a broker stores; unlimited if not given.", min=0
+    ),
+    window: int = option(256, "Maximum number of unacknowledged notifications sent to a client.", min=1),
+    unknown_last_broker: bool = option(
+        False, "Clients do not name their previous broker.", "--unknown-last-broker"
+    ),
+    neighbours: Path | None = option(
+        None, "Neighbour graph that proactive begins with, from 'roamcast pipeline neighbours'."
+    ),
+    neighbours_max: int = option(8, "Maximum number of neighbours of a broker, for proactive.", min=1),
+    neighbours_fixed: bool = option(
+        False, "Keep the graph as given, with its directions.", "--neighbours-fixed"
+    ),
+    seed: int = option(0, "Seed of the simulation."),
+    records: str | None = option(
+        None, "counters or full: whether every hop is in the log; full if --out is given."
+    ),
+    out: Path | None = option(None, "New folder for the event log (log/) and the figures (summary.json)."),
     as_json: AsJson = False,
 ) -> None:
     """Run one network and check what was delivered against what the mobility protocol promises.

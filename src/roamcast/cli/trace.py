@@ -11,7 +11,7 @@ import typer
 
 from roamcast.cli.output import emit_json, table
 from roamcast.cli.spark import Master, spark_session
-from roamcast.cli.usage import AsJson, new_group, show_examples
+from roamcast.cli.usage import AsJson, new_group, option, show_examples
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,16 +57,14 @@ def register(app: typer.Typer) -> None:
 
 def generate(
     out: Out,
-    clients: Annotated[int, typer.Option(help="Number of clients.")] = 100,
-    side: Annotated[int, typer.Option(help="Brokers are those of the topology grid:SIDE.")] = 6,
-    duration: Annotated[float, typer.Option(help="Length of the trace, in seconds.")] = 86_400.0,
-    stay: Annotated[float, typer.Option(help="Mean stay at a client's places, in seconds.")] = 3_600.0,
-    passing: Annotated[
-        float, typer.Option("--pass", help="Mean stay at a broker on the way, in seconds.")
-    ] = 120.0,
-    places: Annotated[int, typer.Option(help="Number of places that a client moves between.")] = 3,
-    wrong_turns: Annotated[float, typer.Option(help="Probability of a wrong turn, 0 to 1.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Seed of the trace.")] = 0,
+    clients: int = option(100, "Number of clients."),
+    side: int = option(6, "Brokers are those of the topology grid:SIDE."),
+    duration: float = option(86_400.0, "Length of the trace, in seconds."),
+    stay: float = option(3_600.0, "Mean stay at a client's places, in seconds."),
+    passing: float = option(120.0, "Mean stay at a broker on the way, in seconds.", "--pass"),
+    places: int = option(3, "Number of places that a client moves between."),
+    wrong_turns: float = option(0.1, "Probability of a wrong turn, 0 to 1."),
+    seed: int = option(0, "Seed of the trace."),
     as_json: AsJson = False,
 ) -> None:
     """Generate a trace: clients that move between a few places each along the streets of a grid."""
@@ -82,9 +80,7 @@ def import_wifi(
     files: Files,
     out: Out,
     overlay: Overlay = None,
-    by: Annotated[
-        str, typer.Option(help="What counts as a broker: spot (its radios together) or room.")
-    ] = "spot",
+    by: str = option("spot", "What counts as a broker: spot (its radios together) or room."),
     away: Away = 1800.0,
     ping_pong: PingPong = 900.0,
     column: Column = None,
@@ -98,8 +94,7 @@ def import_wifi(
     where it was, or else is at the first spot by name.
     """
     from roamcast.pipeline import wifi
-    from roamcast.pipeline.sightings import Rules
-    from roamcast.pipeline.trace_files import read_table, readable
+    from roamcast.pipeline.sightings import Rules, read_table, readable
 
     if by not in ("spot", "room"):
         raise InputError(f"--by {by!r}: valid are spot and room")
@@ -120,13 +115,11 @@ def import_gps(
     files: Files,
     out: Out,
     overlay: Overlay = None,
-    cells: Annotated[
-        int | None, typer.Option(help="Resolution of H3 cells, each a broker: 7 if there are no sites.")
-    ] = None,
-    sites: Annotated[
-        Path | None, typer.Option(help="CSV file broker,latitude,longitude: a point is at the nearest.")
-    ] = None,
-    speed_max: Annotated[float, typer.Option(help="Highest possible speed, in metres per second.")] = 40.0,
+    cells: int | None = option(None, "Resolution of H3 cells, each a broker: 7 if there are no sites."),
+    sites: Path | None = option(
+        None, "CSV file broker,latitude,longitude: a point belongs to the nearest site."
+    ),
+    speed_max: float = option(40.0, "Highest possible speed, in metres per second."),
     away: Away = 900.0,
     ping_pong: PingPong = 300.0,
     column: Column = None,
@@ -135,8 +128,7 @@ def import_gps(
 ) -> None:
     """Compute visits from GPS points; points with impossible speeds are dropped."""
     from roamcast.pipeline import gps
-    from roamcast.pipeline.sightings import Rules
-    from roamcast.pipeline.trace_files import read_table, readable
+    from roamcast.pipeline.sightings import Rules, read_table, readable
 
     if cells is not None and sites is not None:
         raise InputError("--cells and --sites: give one of them")

@@ -29,6 +29,19 @@ EXTRA_ARGUMENT = re.compile(r"^Got unexpected extra arguments?(?:\(s\))? \((.*)\
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
+def option(default: Any, help: str, *names: str, **settings: Any) -> Any:
+    """Declare an option as the default of a parameter; `...` makes it required.
+
+    `names` replace the name that follows from the parameter; `settings` are those of `typer.Option`.
+    """
+    return typer.Option(default, *names, help=help, **settings)
+
+
+def argument(default: Any, help: str, **settings: Any) -> Any:
+    """Declare an argument like `option`."""
+    return typer.Argument(default, help=help, **settings)
+
+
 class CommandGroup(TyperGroup):
     """A group that answers a missing or unknown command in one line."""
 
@@ -48,7 +61,9 @@ class CommandGroup(TyperGroup):
 
 
 def new_group(help: str, *, examples: Iterable[str], completion: bool = False) -> typer.Typer:
-    """A group of commands; `add_typer` puts it into another one. `completion` adds the shell's options."""
+    """Create a group of commands; `add_typer` adds it to another one. `completion` adds options for the
+    shell's completion.
+    """
     return typer.Typer(
         cls=CommandGroup,
         help=help,
@@ -97,7 +112,7 @@ def describe_usage_error(error: Exception) -> str:
 
 
 def options_of(context: Any) -> list[str]:
-    """The long and short options of the command that a context belongs to."""
+    """Return the long and short options of the command that a context belongs to."""
     parameters = context.command.get_params(context)
     return [
         option

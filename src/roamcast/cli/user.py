@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from roamcast.cli.output import emit_json
-from roamcast.cli.usage import AsJson, new_group, show_examples
+from roamcast.cli.usage import AsJson, argument, new_group, option, show_examples
 from roamcast.errors import InputError, did_you_mean
 
 EXIT_WRONG_PASSWORD = 1
@@ -39,19 +39,15 @@ def add(
     name: Name,
     file: File = "roamcast-users",
     password_stdin: FromStdin = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace the password of an existing user.")
-    ] = False,
-    scram: Annotated[
-        bool, typer.Option("--scram", help="Let the user log in by SCRAM-SHA-256 (MQTT 5), too.")
-    ] = False,
+    replace: bool = option(False, "Replace the password of an existing user.", "--replace"),
+    scram: bool = option(False, "Let the user log in by SCRAM-SHA-256 (MQTT 5), too.", "--scram"),
 ) -> None:
     """Add a user. Creates the file if needed; a running broker reads it again on SIGHUP."""
     from roamcast.net.users import changing_users, check_name, hash_password, with_scram
 
     def refuse_known(users: dict[str, str]) -> None:
         if name in users and not replace:
-            raise InputError(f"{file}: user {name!r} is there already; --replace gives it a new password")
+            raise InputError(f"{file}: user {name!r} exists already; --replace sets a new password")
 
     check_name(name)
     with changing_users(file) as users:
@@ -108,8 +104,8 @@ def check(name: Name, file: File = "roamcast-users", password_stdin: FromStdin =
 
 
 def token(
-    name: Annotated[str, typer.Argument(help="Name of the program in the broker's log.")],
-    may: Annotated[TokenRight, typer.Option(help="What the program may do over the HTTP API.")] = "read",
+    name: str = argument(..., "Name of the program in the broker's log."),
+    may: TokenRight = option("read", "What the program may do over the HTTP API."),
     as_json: AsJson = False,
 ) -> None:
     """Create a token for a program that uses the HTTP API, and print the lines for the broker's

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from roamcast.cli.usage import show_examples
+from roamcast.cli.usage import argument, option, show_examples
 from roamcast.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -27,19 +27,13 @@ def register(app: typer.Typer) -> None:
 
 
 def view(
-    log: Annotated[Path, typer.Argument(help="Folder of an event log, of several, or a *.roamview file.")],
-    run: Annotated[str | None, typer.Option(help="Which run, if the folder holds several.")] = None,
-    places: Annotated[
-        Path | None, typer.Option(help="CSV file broker,latitude,longitude: draw the brokers on a map.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the replay to this file instead of showing it.")
-    ] = None,
-    png: Annotated[Path | None, typer.Option(help="Draw it into this file instead of showing it.")] = None,
-    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
-    port: Annotated[
-        int, typer.Option(help="Port of the page on 127.0.0.1; 0 takes a free one.", min=0, max=65535)
-    ] = 0,
+    log: Path = argument(..., "Folder of an event log, of several, or a *.roamview file."),
+    run: str | None = option(None, "Which run, if the folder holds several."),
+    places: Path | None = option(None, "CSV file broker,latitude,longitude: draw the brokers on a map."),
+    out: Path | None = option(None, "Write the replay to this file instead of showing it."),
+    png: Path | None = option(None, "Draw it into this file instead of showing it."),
+    browser: bool = option(True, "Open the page in a browser."),
+    port: int = option(0, "Port of the page on 127.0.0.1; 0 takes a free one.", min=0, max=65535),
 ) -> None:
     """Replay what happened: clients, handoffs, queues and losses, with a time slider.
 

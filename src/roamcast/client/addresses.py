@@ -71,7 +71,7 @@ class AddressBook:
     def refer(self, reference: str) -> bool:
         """Take the first address that a broker refers to as the next one; False if it may not be used.
 
-        A connection with TLS leads to no connection without.
+        A client with a TLS connection never follows a referral to an address without TLS.
         """
         try:
             address = self.find(reference.split()[0]) if reference.split() else None

@@ -401,7 +401,7 @@ class Client:
     # --- moving ---
 
     async def move(self, location: str | None = None, **state: str | bool | int | float) -> None:
-        """Say where the client is now, or what else of its own state has changed (`my.NAME` in filters).
+        """Report the client's location, or other variables of its own state (`my.NAME` in filters).
 
         Subscriptions that depend on it follow. This is another kind of moving than `move_to`: the client
         stays attached where it is. It needs a broker of Roamcast with a movement graph.
@@ -415,7 +415,8 @@ class Client:
         """Tell the broker which access points or cells the client hears, strongest first, or its position.
 
         A client with `steered` that should be at another broker then goes there: it connects to that one,
-        tells the old broker where it goes, and leaves. Without a word, the broker's own model decides.
+        tells the old broker where it goes, and leaves. If the client reports nothing, the broker's own model
+        decides.
         """
         await self.publish(SIGNAL_TOPIC.decode(), "\n".join(heard), qos=1)
 
@@ -423,8 +424,8 @@ class Client:
         """Leave this broker and attach to another, named by its id or its address; returns when it is done.
 
         A proclaimed move tells the old broker where the client goes, so that it can send ahead what is owed:
-        the id of the other broker must be known (`b=127.0.0.1:1884`). ConnectError if it cannot be attached
-        to; then the client goes on to reconnect, as after a lost connection.
+        the id of the other broker must be known (`b=127.0.0.1:1884`). ConnectError if the other broker cannot
+        be reached; the client then reconnects, as after a lost connection.
         """
         attachment = self._live()
         address = self._book.find(where)

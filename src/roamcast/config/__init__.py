@@ -1,1 +1,1 @@
-"""Configuration as typed tables: reading it with good errors, and writing it down with comments."""
+"""Configuration as typed tables: reading with helpful errors, and writing with comments."""

@@ -8,12 +8,14 @@ from functools import lru_cache
 from roamcast.errors import InputError
 
 ADDRESSES_KEPT_MAX = 4096
-"""Addresses of clients whose kind is remembered: many come again, and often."""
+"""Addresses of clients for which the result is cached, because many reconnect often."""
 
 
 @lru_cache(ADDRESSES_KEPT_MAX)
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address; a name other than localhost might be anything."""
+    """Return whether only this machine can reach the address; names other than localhost count as reachable
+    from elsewhere.
+    """
     if host.lower() == "localhost":
         return True
     try:
@@ -23,7 +25,7 @@ def is_loopback(host: str) -> bool:
 
 
 def split_endpoint(text: str) -> tuple[str, int]:
-    """The host and the port of HOST:PORT or [IPV6]:PORT."""
+    """Split HOST:PORT or [IPV6]:PORT into host and port."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -66,6 +66,8 @@ TURN_BYTES_MAX = 4 << 20
 over."""
 LARGE_READ_BYTES = 16 << 10
 """Reads of at least this size count towards TURN_BYTES_MAX. Smaller reads are at most one per client."""
+LONE_READ_BYTES = 1 << 10
+"""With followers, larger reads wait for what other connections have read: a turn costs a message to each."""
 PAUSE_S = 0.0002
 """After a longer idle time a message gets a turn at once. Otherwise messages share a turn and a sync."""
 
@@ -233,7 +235,7 @@ class Engine:
         self._acknowledging: asyncio.TimerHandle | None = None
         self._is_scheduled = False
         self._idle_since_s = 0.0
-        """When the last turn ended, on the monotonic clock."""
+        """When the last turn ended or was released, on the monotonic clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
         """Deadline that the timer is set for."""
@@ -279,7 +281,7 @@ class Engine:
         if size == 4 and data[0] == PUBACK and not self._is_awaited(item.connection):
             if self._acknowledging is None:
                 self._acknowledging = self._loop.call_later(ACKNOWLEDGED_S, self._acknowledge)
-        elif now_s - self._idle_since_s > PAUSE_S:
+        elif now_s - self._idle_since_s > PAUSE_S and (size < LONE_READ_BYTES or self._gate is None):
             self.turn()
         else:
             self._is_scheduled = True
@@ -451,6 +453,8 @@ class Engine:
             if one.effects.durable:
                 self.site.journalled(self.pressure.over)
             self._let_out(one.effects, has_gone_on=True)
+            # Clients answer to what they get now, and their answers share a turn.
+            self._idle_since_s = monotonic()
 
     # --- while the journal cannot be written ---
 

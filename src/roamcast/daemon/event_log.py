@@ -75,13 +75,15 @@ class EventLog:
     # --- in the loop ---
 
     def take(self, rows: list[Row]) -> None:
-        if rows[-1].sequence <= self._on_disk:
-            return
-        if rows[0].sequence <= self._on_disk:
-            rows = [row for row in rows if row.sequence > self._on_disk]
-        self._waiting += rows
+        self._waiting += self.missing(rows)
         if len(self._waiting) >= ROWS_PER_BATCH:
             self.flush()
+
+    def missing(self, rows: list[Row]) -> list[Row]:
+        """Return those of replayed rows that are not on the disk."""
+        if not rows or rows[0].sequence > self._on_disk:
+            return rows
+        return [row for row in rows if row.sequence > self._on_disk]
 
     def replayed(self) -> None:
         """Treat every row from now on as new, even if the journal was started anew and counts from the
@@ -104,7 +106,7 @@ class EventLog:
         done = threading.Event()
         self._batches.put(done)
         if not done.wait(SYNC_WITHIN_S):
-            log.warning("the event log takes long to write; a crash now may lose rows of it")
+            log.warning("writing the event log takes long; a crash now may lose some of its rows")
 
     def close(self) -> None:
         """Write everything and close the last file."""

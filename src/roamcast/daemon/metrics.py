@@ -70,9 +70,9 @@ class Metrics(Collector):
         for qos, count in enumerate(queues.notifications):
             queued.add_metric([str(qos)], count)
         yield queued
-        yield gauge("roamcast_queued_bytes", "The same in bytes.", queues.size_bytes)
+        yield gauge("roamcast_queued_bytes", "Bytes of messages held for clients.", queues.size_bytes)
         dropped = CounterMetricFamily(
-            "roamcast_messages_dropped", "Messages given up, and why.", labels=["qos", "reason"]
+            "roamcast_messages_dropped", "Messages dropped, by reason.", labels=["qos", "reason"]
         )
         for (reason, qos), count in sorted(figures.dropped().items()):
             dropped.add_metric([str(qos), reason], count)
@@ -84,45 +84,59 @@ class Metrics(Collector):
         handed = "Connections given to the worker that has the client's session."
         yield counter("roamcast_connections_handed_over", handed, figures.handed_over())
         strangers = figures.strangers
-        yield gauge("roamcast_strangers", "Connections that have not said yet who they are.", len(strangers))
+        yield gauge(
+            "roamcast_strangers", "Connections that have not identified themselves yet.", len(strangers)
+        )
         gone = CounterMetricFamily(
-            "roamcast_strangers_gone", "Strangers that were sent away, and why.", labels=["reason"]
+            "roamcast_strangers_gone",
+            "Unidentified connections that were closed, by reason.",
+            labels=["reason"],
         )
         gone.add_metric(["gave way"], strangers.given_way)
         gone.add_metric(["too slow"], strangers.expired)
         yield gone
-        waiting = "Bytes held for clients that read slowly; what several wait for counts once."
+        waiting = "Unsent bytes for clients that read slowly; shared bytes count once."
         yield gauge("roamcast_buffered_bytes", waiting, figures.buffered.size_bytes)
         yield gauge("roamcast_sessions", "Sessions held here.", site.session_count)
-        yield gauge("roamcast_sessions_attached", "Those whose client is connected.", figures.attached())
+        yield gauge(
+            "roamcast_sessions_attached", "Sessions held here whose client is connected.", figures.attached()
+        )
         yield gauge("roamcast_subscriptions", "Subscriptions of sessions held here.", figures.subscriptions())
         yield gauge("roamcast_retained_messages", "Retained messages.", site.retained_count)
-        refused = "Messages that were not retained, because there was no room."
+        refused = "Retained messages refused for lack of room."
         yield counter("roamcast_retained_refused", refused, site.retained_refused)
-        yield counter("roamcast_connects", "Clients that were welcomed.", site.endpoint.traffic.welcomed)
+        yield counter(
+            "roamcast_connects",
+            "Accepted connections of clients (CONNACK sent).",
+            site.endpoint.traffic.welcomed,
+        )
         denied = CounterMetricFamily(
-            "roamcast_denied", "What access rules denied to clients.", labels=["action"]
+            "roamcast_denied",
+            "Publishes, deliveries and subscriptions denied by access rules.",
+            labels=["action"],
         )
         for action, count in site.endpoint.traffic.denied.items():
             denied.add_metric([action], count)
         yield denied
         refused_clients = CounterMetricFamily(
-            "roamcast_clients_refused", "Clients that were not let in, and why.", labels=["reason"]
+            "roamcast_clients_refused", "Refused clients, by reason.", labels=["reason"]
         )
         for reason, count in sorted(figures.refused().items()):
             refused_clients.add_metric([reason], count)
         yield refused_clients
         received, sent = figures.client_bytes()
-        yield counter("roamcast_client_received_bytes", "Bytes that clients sent.", received)
-        yield counter("roamcast_client_sent_bytes", "Bytes that were sent to clients.", sent)
-        yield counter("roamcast_failed_logins", "Logins that failed.", figures.failed_logins())
-        made = "Reports made while somebody looked at the network."
+        yield counter("roamcast_client_received_bytes", "Bytes received from clients.", received)
+        yield counter("roamcast_client_sent_bytes", "Bytes sent to clients.", sent)
+        yield counter("roamcast_failed_logins", "Failed logins.", figures.failed_logins())
+        made = "Reports to operators, made while one watches the network."
         yield counter("roamcast_reports", made, figures.reports())
         pages, dropped = figures.pages()
-        yield gauge("roamcast_http_streams", "Pages that are kept up to date.", pages)
-        yield counter("roamcast_http_streams_dropped", "Pages dropped because they were slow.", dropped)
+        yield gauge("roamcast_http_streams", "Open pages of the live view.", pages)
+        yield counter(
+            "roamcast_http_streams_dropped", "Pages of the live view closed because they were slow.", dropped
+        )
         yield counter("roamcast_turns", "Turns of the broker.", figures.engine.turns)
-        yield gauge("roamcast_uptime_seconds", "Since the process began.", figures.uptime_s)
+        yield gauge("roamcast_uptime_seconds", "Seconds since the process began.", figures.uptime_s)
         if figures.events is not None:
             yield counter("roamcast_events", "Rows written to the event log.", figures.events.written)
             yield counter("roamcast_events_lost", "Rows that could not be written.", figures.events.lost)
@@ -130,7 +144,7 @@ class Metrics(Collector):
     def _handoffs(self) -> Iterator[Metric]:
         site = self._figures.engine.site
         counted = CounterMetricFamily(
-            "roamcast_handoffs", "Handoffs to this broker that are over.", labels=["protocol", "result"]
+            "roamcast_handoffs", "Finished handoffs to this broker, by result.", labels=["protocol", "result"]
         )
         for result, count in sorted(self._figures.handoffs().items()):
             counted.add_metric([site.settings.protocol, result], count)
@@ -142,7 +156,7 @@ class Metrics(Collector):
             buckets.append((bound, float(total)))
         yield HistogramMetricFamily(
             "roamcast_handoff_seconds",
-            "From the attach at this broker until everything owed to the client is here.",
+            "Seconds from an attach here until all that was owed to the client has arrived.",
             buckets=buckets,
             sum_value=site.figures.handoff_total_s,
         )
@@ -152,27 +166,30 @@ class Metrics(Collector):
         yield gauge("roamcast_journal_promises", "1 if the journal can be written.", engine.is_promising)
         is_accepted = not engine.site.history.refusal
         yield gauge("roamcast_history_accepted", "0 while peers refuse this broker's history.", is_accepted)
-        yield gauge("roamcast_epoch", "How often this broker has been started.", engine.site.history.epoch)
+        yield gauge("roamcast_epoch", "Number of starts of this broker.", engine.site.history.epoch)
         if journal is None:
             return
-        yield counter("roamcast_journal_commits", "Commits.", journal.commits)
-        yield counter("roamcast_journal_bytes", "Bytes written.", journal.bytes_written)
+        yield counter("roamcast_journal_commits", "Commits of the journal.", journal.commits)
+        yield counter("roamcast_journal_bytes", "Bytes written to the journal.", journal.bytes_written)
         yield SummaryMetricFamily(
-            "roamcast_journal_sync_seconds", "Time in syncs.", journal.syncs, journal.sync_total_s
+            "roamcast_journal_sync_seconds",
+            "Seconds spent in syncs of the journal.",
+            journal.syncs,
+            journal.sync_total_s,
         )
         snapshots = CounterMetricFamily("roamcast_snapshots", "Snapshots, by result.", labels=["result"])
         for result, count in engine.snapshots.items():
             snapshots.add_metric([result], count)
         yield snapshots
-        yield gauge("roamcast_snapshot_bytes", "The size of the last one.", journal.snapshot_bytes)
+        yield gauge("roamcast_snapshot_bytes", "Size of the last snapshot.", journal.snapshot_bytes)
 
     def _links(self) -> Iterator[Metric]:
         is_up = GaugeMetricFamily("roamcast_link_up", "1 if the link is up.", labels=["peer"])
         kept = GaugeMetricFamily(
-            "roamcast_link_kept_bytes", "Kept until the peer has journalled it.", labels=["peer"]
+            "roamcast_link_kept_bytes", "Bytes buffered until the peer has journalled them.", labels=["peer"]
         )
         lost = CounterMetricFamily(
-            "roamcast_link_dropped", "QoS 0 messages the link had no room for.", labels=["peer"]
+            "roamcast_link_dropped", "QoS 0 messages dropped because the link was full.", labels=["peer"]
         )
         refused = CounterMetricFamily(
             "roamcast_link_refused", "Messages of the peer refused at the border.", labels=["peer", "reason"]
@@ -190,14 +207,26 @@ class Metrics(Collector):
             lost.add_metric([link.peer], link.dropped_fleeting)
         yield from (is_up, over, kept, lost, refused)
         relay = self._figures.relay
-        yield gauge("roamcast_relay_links", "Links of other brokers that are carried.", len(relay.links))
-        yield gauge("roamcast_relay_waiting", "Brokers that wait here for another one.", relay.waiting)
-        yield counter("roamcast_relay_bytes", "Bytes of links that were carried.", relay.carried_bytes)
+        yield gauge("roamcast_relay_links", "Links of other brokers carried by this one.", len(relay.links))
+        yield gauge(
+            "roamcast_relay_waiting",
+            "Brokers that wait here to be connected with another one.",
+            relay.waiting,
+        )
+        yield counter(
+            "roamcast_relay_bytes", "Bytes carried for links of other brokers.", relay.carried_bytes
+        )
 
     def _fail_stops(self) -> Iterator[Metric]:
         kept_out = self._figures.kept_out
-        yield counter("roamcast_fail_stops", "Turns that raised, restarts included.", kept_out.fail_stops)
-        out = GaugeMetricFamily("roamcast_kept_out", "Who is kept out after fail-stops.", labels=["kind"])
+        yield counter(
+            "roamcast_fail_stops",
+            "Turns that raised an exception, since the data folder was created.",
+            kept_out.fail_stops,
+        )
+        out = GaugeMetricFamily(
+            "roamcast_kept_out", "Clients or peers kept out after fail-stops.", labels=["kind"]
+        )
         kinds = [who.kind for who in kept_out.now()]
         for kind in ("client", "peer"):
             out.add_metric([kind], kinds.count(kind))
@@ -209,13 +238,17 @@ class Metrics(Collector):
         if tree is None:
             return
         yield InfoMetricFamily(
-            "roamcast_tree", "Who leads, and the way there.", {"leader": tree.leader, "parent": tree.parent}
+            "roamcast_tree",
+            "The leader of the tree, and the parent of this broker.",
+            {"leader": tree.leader, "parent": tree.parent},
         )
         is_leader = tree.leader == self._figures.engine.site.id
         yield gauge("roamcast_tree_is_leader", "1 if this broker leads.", is_leader)
         yield gauge("roamcast_tree_hops", "Hops to the leader.", tree.hops)
-        yield gauge("roamcast_tree_children", "Brokers whose parent this one is.", len(tree.children))
-        changed = CounterMetricFamily("roamcast_tree_changes", "Changes by the election.", labels=["what"])
+        yield gauge("roamcast_tree_children", "Children of this broker.", len(tree.children))
+        changed = CounterMetricFamily(
+            "roamcast_tree_changes", "Changes of leader, parent or children by the election.", labels=["what"]
+        )
         for what, count in changes.items():
             changed.add_metric([what], count)
         yield changed

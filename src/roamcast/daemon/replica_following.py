@@ -19,6 +19,8 @@ from roamcast.broker.inputs import REPLAY, Started, decode_entry
 from roamcast.broker.making import make_machine
 from roamcast.config.addresses import split_endpoint
 from roamcast.daemon.engine import MARK_S
+from roamcast.daemon.settings import site_settings
+from roamcast.errors import InputError
 from roamcast.net.complaints import Complaints
 from roamcast.net.handshake import Ended, LinkRefusal
 from roamcast.net.replica_stream import ReplicaStream
@@ -50,15 +52,16 @@ BEHIND_MAX = 500
 class Following:
     """The stream to the leader."""
 
-    def __init__(self, host: Replicating, is_foreign: bool) -> None:
-        """`is_foreign`: the data in the folder was never part of a replicated site."""
+    def __init__(self, host: Replicating, is_foreign: bool, rows: deque[tuple[int, list[Row]]]) -> None:
+        """`is_foreign`: the data in the folder was never part of a replicated site; `rows`: those of
+        replayed entries."""
         self._host = host
         self._is_foreign = is_foreign
         self._released = 0
         """Last entry whose effects the leader has released, as far as it has reported."""
         self._behind: deque[bytes] = deque()
         """Entries that are written but not yet stepped by the copy."""
-        self._rows: deque[tuple[int, list[Row]]] = deque()
+        self._rows = rows
         """Rows that the copy recorded, by entry, until the entry's effects are known to be released. A leader
         that was lost before that may be succeeded by one without its last entries."""
         self._stepping: asyncio.Handle | None = None
@@ -69,6 +72,8 @@ class Following:
         """The parts of a snapshot received so far."""
         self._welcome: Welcome | None = None
         """The leader's message that announced this snapshot."""
+        self._is_copy = False
+        """True if the leader's journal begins with the local one."""
         self._complaints = Complaints()
 
     @property
@@ -104,7 +109,7 @@ class Following:
         if replica.role != "follower":
             stream.close("this replica leads now")
             return
-        self._leader, self._snapshot = stream, None
+        self._leader, self._snapshot, self._is_copy = stream, None, False
         stream.on_messages = lambda messages: self._on_leader_said(stream, messages)
         stream.sign_of_life = lambda: Acknowledged(replica.last)
         stream.begin(timing.lease_s / 10, timing.lease_s)
@@ -132,9 +137,9 @@ class Following:
                     self._on_snapshot_part(data)
                 case Unwelcome(why):
                     if self._complaints.is_due(stream.peer, why):
-                        log.warning("%s does not take this replica: %s", stream.peer, why)
+                        log.warning("%s refuses this replica: %s", stream.peer, why)
                     stream.close(why)
-                case Released():
+                case Released() if self._is_copy:
                     self._on_released(message)
         if entries:
             self._take(stream, entries)
@@ -145,6 +150,7 @@ class Following:
             stream.close(f"it leads with epoch {welcome.epoch}, and {terms.epoch} has begun")
             return
         if welcome.snapshot_bytes < 0:
+            self._is_copy = True
             self._host.replica.terms = Terms(welcome.terms)
             self._host.save()
             stream.send(Acknowledged(self._host.replica.last))
@@ -221,6 +227,10 @@ class Following:
             first = entry.inputs[0]
             assert isinstance(first, Started)
             host.site = make_machine(first.settings)
+            try:
+                host.site.check_start(site_settings(host.config))
+            except InputError as error:
+                host.begin_anew(str(error))
         host.site.endpoint.encoder.is_mute = True
         try:
             effects = host.site.step(entry.now, entry.inputs)

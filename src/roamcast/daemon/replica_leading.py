@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING
 
 from roamcast import __version__
 from roamcast.broker.inputs import REPLAY
+from roamcast.daemon.clock import since_boot
 from roamcast.net.replica_stream import ReplicaStream
 from roamcast.replication.messages import (
     Acknowledged,
@@ -58,7 +58,7 @@ class Leading:
         """Send an entry before this process writes it, so that both happen in parallel."""
         recent = self._host.recent
         recent.append(entry)
-        self._host.replica.on_written(time.monotonic(), recent.last)
+        self._host.replica.on_written(since_boot(), recent.last)
         for stream in list(self._streams.values()):
             if stream.connection.transport.get_write_buffer_size() > RECENT_BYTES_MAX:
                 stream.close("the follower is too slow")
@@ -104,7 +104,7 @@ class Leading:
             return
         self._streams[joining.name] = stream
         stream.send(Welcome(self._host.replica.epoch, terms.terms, joining.last))
-        self._host.replica.on_joined(time.monotonic(), joining.name, joining.disk, joining.last)
+        self._host.replica.on_joined(since_boot(), joining.name, joining.disk, joining.last)
         self._send_entries(stream, joining.last + 1, entries)
         log.info("follower %s has joined and is sent %d entries", joining.name, len(entries))
 
@@ -140,6 +140,13 @@ class Leading:
             for start in range(0, len(data), PART_BYTES):
                 stream.send(SnapshotPart(bytes(data[start : start + PART_BYTES])))
         self._waiting.clear()
+
+    def why_silent(self, name: str) -> str:
+        """Return why a follower could not lead now, or ""."""
+        silent_s = self._host.timing.lease_s / 3
+        if name in self._streams and self._streams[name].connection.is_silent(silent_s):
+            return f"{name} has not answered for more than {silent_s:.1f} s: it could not lead now"
+        return ""
 
     def drop(self, name: str) -> None:
         """Close the stream to a follower that was removed."""

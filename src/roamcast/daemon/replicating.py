@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import sys
-import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from roamcast.broker.contract import AnyMachine
 from roamcast.config.addresses import join_endpoint
 from roamcast.config.sections import Config
+from roamcast.daemon.clock import since_boot
 from roamcast.daemon.engine import Engine
 from roamcast.daemon.replica_following import Following
 from roamcast.daemon.replica_leading import Leading
@@ -65,9 +66,10 @@ class Replicating:
         site: AnyMachine | None,
         state: ReplicaState,
         records: Callable[[list[Row]], None] | None,
+        rows: deque[tuple[int, list[Row]]],
         closes: list[Callable[[], None]],
     ) -> None:
-        """`closes` is what to close before the process restarts."""
+        """`rows` are those of replayed entries, `closes` is what to close before the process restarts."""
         settings = config.replication
         self.config = config
         self.journal = journal
@@ -83,7 +85,7 @@ class Replicating:
         write_state(self._data, state)
         self.replica = Replica(
             settings.name, state.disks, secrets.token_hex(8), Terms(state.terms), journal.last_sequence,
-            self.timing, time.monotonic(),
+            self.timing, since_boot(),
         )  # fmt: skip
         self.replica.reference = settings.reference
         self.recent = Recent(journal.last_sequence)
@@ -101,7 +103,7 @@ class Replicating:
         self._doorway = Doorway(self._strangers, self._enter, lambda: self.timing.lease_s)
         self._complaints = Complaints()
         self.leading = Leading(self)
-        self.following = Following(self, is_foreign)
+        self.following = Following(self, is_foreign, rows)
 
     # --- from start to end ---
 
@@ -168,14 +170,14 @@ class Replicating:
     async def _drive(self) -> None:
         replica = self.replica
         while True:
-            now = time.monotonic()
+            now = since_boot()
             for request in replica.advance(now):
                 task = asyncio.get_running_loop().create_task(self._perform(request))
                 self._requests.add(task)
                 task.add_done_callback(self._requests.discard)
             self._look_at()
             deadline = replica.deadline() or now
-            pause_s = min(max(deadline - time.monotonic(), 0.005), self.timing.patience_s / 4)
+            pause_s = min(max(deadline - since_boot(), 0.005), self.timing.patience_s / 4)
             self._news.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -210,7 +212,7 @@ class Replicating:
             self.etcd_failure = str(error)
             if self._complaints.is_due("etcd", str(error).partition(":")[0]):
                 log.warning("%s", error)
-        now, replica = time.monotonic(), self.replica
+        now, replica = since_boot(), self.replica
         match request:
             case Look():
                 replica.on_view(now, answer)
@@ -247,7 +249,7 @@ class Replicating:
         self.leading.writing(entry)
 
     def releasable(self) -> int:
-        now = time.monotonic()
+        now = since_boot()
         return self.replica.releasable(now) if self.replica.may_speak(now) else -1
 
     def failed(self, why: str) -> None:
@@ -309,7 +311,7 @@ def metrics_of(replicating: Replicating) -> str:
         "# HELP roamcast_replication_epoch The epoch of the leader.",
         "# TYPE roamcast_replication_epoch gauge",
         f"roamcast_replication_epoch {status['epoch']}",
-        "# HELP roamcast_replication_in_sync Replicas that have everything that was promised.",
+        "# HELP roamcast_replication_in_sync Replicas that have everything that the site has acknowledged.",
         "# TYPE roamcast_replication_in_sync gauge",
         f"roamcast_replication_in_sync {len(replicating.replica.view.in_sync)}",
         "# HELP roamcast_replication_lag Entries that a follower has not acknowledged.",

@@ -1,1 +1,1 @@
-"""Filters: what they match, how they relate to each other, and finding those that match quickly."""
+"""Filters: matching, covering and overlap, and an index that finds matching filters quickly."""

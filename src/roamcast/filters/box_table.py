@@ -1,4 +1,4 @@
-"""Boxes in a few mask sets, each several times as large as the next."""
+"""A table of boxes in a few sets, each several times as large as the next."""
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial

@@ -1,7 +1,7 @@
 """The parts of the index that look one attribute up: equalities and topic filters.
 
-Each part holds entry numbers. Where the attribute decides alone, a number is
-"sure"; otherwise it comes with the filter's predicate, which is asked.
+Each part holds entry numbers. If the attribute alone decides, a number is "sure"; otherwise it comes with the
+filter's predicate, which is evaluated.
 """
 
 from bisect import bisect_left
@@ -23,7 +23,7 @@ _NO_CHECKS: Mapping[int, Predicate] = MappingProxyType({})
 
 
 class Bucket:
-    """Entries found in one place. `sure` is rising, because entry numbers rise and are appended."""
+    """Entries found in one place. `sure` is sorted, because entry numbers rise and are appended."""
 
     __slots__ = ("_checks", "sure")
 
@@ -65,7 +65,7 @@ class Column:
 
     def __init__(self) -> None:
         self._equal: dict[object, Bucket | int] = {}
-        """An entry that is alone with its value needs no bucket."""
+        """By value: its entries; a single entry is stored without a bucket."""
         self._topics: TopicTree | None = None
         self._regions: RegionIndex | None = None
 
@@ -117,7 +117,7 @@ class Column:
             self._topics.remove(number, asked)
 
     def waiting(self, values: ValueSet) -> int:
-        """Return how many entries are asked when this value or topic filter matches."""
+        """Return how many predicates are evaluated when this value or topic filter matches."""
         points = points_of(values)
         bucket: Bucket | int | None
         if points is not None:

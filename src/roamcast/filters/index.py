@@ -10,7 +10,7 @@ A filter is a union of boxes (covering.py). Each box is entered in one place:
   later under an equality or topic filter of its own that few others use (the filter
   is asked only when that is met), or else in the table as well.
 
-A filter too complex for boxes is asked every time.
+A filter too complex for boxes is evaluated for every notification.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -61,7 +61,7 @@ class FilterIndex(Generic[K]):
         self._repeating = 0
 
     def _restore(self) -> None:
-        """Everything else follows from the keys and filters, and takes more room than they do."""
+        """Restore from keys and filters, which determine everything else and take less room."""
         filters = self._filters
         self.__init__()  # type: ignore[misc]
         for key, filter in filters.items():

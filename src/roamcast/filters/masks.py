@@ -1,15 +1,14 @@
 """A set of boxes: for every value of an attribute the boxes that accept it, as one long integer.
 
-The ends of conditions cut an attribute's values into rows, and each row has an
-integer with a bit for each box that accepts its values. A notification looks up
-one integer per attribute; the bits that are in all of them are the boxes that
-contain it. A second integer per row says which boxes accept only some of its
-values, and have to be asked: those with a pattern on strings and, where there are
-too many ends to cut at each, those with an end within the row.
+The ends of conditions cut an attribute's values into rows, and each row has an integer with a bit for each
+box that accepts its values. A notification looks up one integer per attribute; the bits that are in all of
+them are the boxes that contain it. A second integer per row marks the boxes that accept only some of its
+values, whose filters must be evaluated: boxes with a pattern on strings and, if there are too many ends to
+cut at each, boxes with an end within the row.
 
-The integers are made all at once, from time to time. Boxes that have come since
-are asked one by one, until that has cost as much as making the integers does:
-many changes in a row cost little more than one. A few boxes are always asked.
+All integers are rebuilt together from time to time. Boxes added since then are evaluated one by one, until
+that has cost as much as rebuilding: so many changes in a row cost little more than one. A set of few boxes is
+always evaluated one by one.
 """
 
 from bisect import bisect_right
@@ -27,7 +26,7 @@ from roamcast.filters.values import ABSENT, BOTTOM, END, FALSE, NAN, START, TOP,
 # Rebuilding the integers costs per box about as much as asking this many filters.
 ASKS_PER_BOX = 12
 SCAN_MAX = 2
-"""Up to this many filters, asking is as fast as looking up integers."""
+"""Up to this many filters, evaluating each is as fast as looking up integers."""
 
 ROWS_MAX, ROW_BITS_MAX = 8_192, 64 << 20
 """Limit of rows per set, which normally has one row per end; exceeded only while all bits together are
@@ -54,7 +53,7 @@ class Member(NamedTuple):
     """Number of the entry."""
     box: Box
     check: Predicate
-    """The filter to ask."""
+    """The filter to evaluate."""
 
 
 class BoxMasks:
@@ -301,7 +300,8 @@ class _Axis:
     def __init__(
         self, name: str, conditions: Sequence[tuple[int, ValueSet]], count: int, share: float
     ) -> None:
-        """`conditions` are the values that boxes accept, by their bits; `share` of their ends become cuts."""
+        """`conditions` are the values that boxes accept, by bit; `share` is the part of their ends that
+        become cuts."""
         self.name = name
         free = bytearray(b"\xff") * (count // 8 + 1)
         _flip(free, [place for place, _ in conditions])

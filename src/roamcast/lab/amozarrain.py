@@ -2,8 +2,8 @@
 
 Figure 2.1 is a network of three brokers with b1 in the middle. Figures 3.1 and 3.2, which are also 4.1 and
 4.2, are about seven brokers: b1 at the top, b2 and b3 below it, b4 and b5 below b2, b6 and b7 below b3, and a
-subscriber at each. A message list of the document counts as met if the messages over each link are the
-same, in the same order, with the same contents.
+subscriber at each. A message list of the document is reproduced if each link carries the same messages, in
+the same order, with the same contents.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ at 1.0 s5 subscribe f = 1
 at 1.0 s6 subscribe f = 6
 """
 TABLE_2_2 = "f1 b2, f1 b3, f1 s1, f2 b2, f3 b3, f4 b2, f6 b2, f6 b3"
-"""Filter and interface, with the entry of s4 for f6 as it must be."""
+"""Routing table of b1 in figure 2.1: filter and interface, with the entry of s4 for f6 corrected."""
 TABLE_2_3 = "f1 b2 s2, f1 b3 s5, f1 s1 s1, f2 b2 s2, f3 b3 s3, f4 b2 s4, f6 b2 s4, f6 b3 s6"
-"""The same, and whose they are."""
+"""Table 2.2 with the subscriber that each entry belongs to."""
 A1 = Claim(
     "A1", "exact",
     "the routing tables 2.2 and 2.3 of b1 in the network of figure 2.1; s4 is at b2, so its entry for f6 "
@@ -55,7 +55,9 @@ A1 = Claim(
 
 
 def tables(quick: bool, sweep: Sweep) -> Findings:
-    """Table 2.2 as simple routing makes it, table 2.3 as the protocols on top of Phoenix do."""
+    """Compare table 2.2 with simple routing, and table 2.3 with the tables of protocols that are based on
+    Phoenix.
+    """
     simple = parse_story(f"protocol none\nrouting simple\n{FIGURE_2_1}").run().network.brokers["b1"]
     without = ", ".join(
         sorted(
@@ -80,7 +82,7 @@ def tables(quick: bool, sweep: Sweep) -> Findings:
 
 
 def _name(filter: Filter) -> str:
-    """`f3` for f = 3 or x = 3."""
+    """Return `f3` for f = 3 or x = 3."""
     return f"f{filter.text.rpartition(' ')[2]}"
 
 
@@ -95,7 +97,7 @@ COMPLEX = NETWORK + "at 10 b3 cut b1\nat 10 b6 relink b3 b5\nat 11 b3 heal b2\n"
 PUBLISHED = 'at 0 p attach b1\nat 10.5 p publish {"x": 6}\n' + "".join(
     f'at 11.0{n:02} p publish {{"x": 6}}\n' for n in range(0, 60, 3)
 )
-"""Something for s6 all the time while the complex migration is under way."""
+"""Actions that keep publishing for s6 during the complex migration."""
 
 MESSAGES_OF_A2 = (
     "b3→b2 BMIG [s3] b3, b2→b3 BTAB R2, b2→b1 BMIG [s3] b3, b3→b6 FMIG, b3→b7 FMIG, b6→b3 BMIG [s6] b6, "
@@ -135,7 +137,7 @@ A5 = Claim(
 
 
 def told(sender: str, message: Message) -> str:
-    """A message as the document writes it down."""
+    """Return a message in the document's notation."""
     match message:
         case BmigOfLocals(subscribers, broker):
             return f"BMIG [{' '.join(subscribers)}] {broker}"
@@ -158,7 +160,7 @@ def _stamp(stamp: Stamp) -> str:
 
 
 def play(text: str, protocol: str) -> tuple[Result, MobileNetwork, list[tuple[str, str, str]]]:
-    """A story, and the messages of its migrations: sender, receiver and what it says."""
+    """Run a story; return its migration messages as (sender, receiver, content)."""
     story = parse_story(f"protocol {protocol}\n{text}")
     messages: list[tuple[str, str, str]] = []
 
@@ -171,7 +173,7 @@ def play(text: str, protocol: str) -> tuple[Result, MobileNetwork, list[tuple[st
 
 
 def by_link(messages: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str], list[str]]:
-    """What was said over each link, in order."""
+    """Return the messages of each link, in order."""
     links: dict[tuple[str, str], list[str]] = {}
     for sender, receiver, what in messages:
         links.setdefault((sender, receiver), []).append(what)
@@ -191,8 +193,8 @@ def judge_migration(claim: Claim, story: str, protocol: str, more: str = "") -> 
     _, network, messages = play(story, protocol)
     expected = expected_messages(claim.paper)
     parts = {
-        "the messages are others": by_link(messages) == by_link(expected),
-        "not every way leads to its subscriber": not wrong_ways(network),
+        "the messages differ": by_link(messages) == by_link(expected),
+        "not every route leads to its subscriber": not wrong_ways(network),
     }
     figures: dict[str, object] = {
         "messages": ", ".join(f"{sender}→{receiver} {what}" for sender, receiver, what in messages),
@@ -212,7 +214,7 @@ def judge_migration(claim: Claim, story: str, protocol: str, more: str = "") -> 
 
 
 def wrong_ways(network: MobileNetwork) -> list[str]:
-    """Brokers from which following the next hops does not lead to the subscriber."""
+    """Return the brokers from which the next hops do not lead to the subscriber."""
     wrong = []
     for id in network.brokers:
         for number in range(1, 8):
@@ -255,7 +257,7 @@ at 12 b2 heal b1
 
 
 def phantoms(quick: bool, sweep: Sweep) -> Findings:
-    """s leaves in the part that migrates into the other, and in the other."""
+    """Let s leave in either of the two parts, and list the brokers that still know it after the merge."""
     found: dict[str, list[str]] = {}
     for protocol in ("recursive_migration", "mft"):
         for place in ("b1", "b3"):

@@ -1,14 +1,14 @@
 """Amozarrain 2021, section 4.5: MFT-PubSub and AODV over the air. Claims A7 to A10.
 
-The setting is table 4.2 and section 4.5.2: 0.005 stations in a square metre, two publishers that publish
-once a second for 500 s of 700, random waypoint, a CC2420 at 0 dBm. What the thesis leaves open is chosen
-once and stated in one place each: the radio and its medium access in `simulator.radio.parameters`, AODV in
+The setting is table 4.2 and section 4.5.2: 0.005 stations in a square metre, two publishers that publish once
+a second for 500 s of 700, random waypoint, a CC2420 at 0 dBm. Each choice that the thesis leaves open is made
+in one place: the radio and its medium access in `simulator.radio.parameters`, AODV in
 `simulator.radio.aodv.AodvSettings`, the election in `overlay.election.ElectionSettings`, sizes of messages in
 `simulator.radio.mft_links` and `aodv_messages`. Hello and heartbeat are both sent once a second.
 
 A notification counts for MFT-PubSub's rate if a broker on its way knew the subscriber (section 4.5.3); for
-AODV all count. Messages are what protocols hand to the antenna, hellos and heartbeats included, repeated
-frames and acknowledgements not.
+AODV all count. Messages are what a protocol hands to the antenna, including hellos and heartbeats, without
+retransmitted frames and acknowledgements.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ MFT: RadioProtocol = "mft"
 AODV: RadioProtocol = "aodv"
 SIZES = tuple(SIDES_M)
 SPEED = 8.0
-"""Of figures 4.5a and 4.6 to 4.8."""
+"""Speed in figures 4.5a and 4.6 to 4.8, in m/s."""
 SIZE = 16
-"""Of figure 4.5b."""
+"""Number of brokers in figure 4.5b."""
 LARGEST = 32
 DURATION_S, PUBLISHING_S = 700.0, 500.0
 DURATION_QUICK_S, PUBLISHING_QUICK_S = 70.0, 50.0
 SEEDS, SEEDS_AODV_LARGEST = 10, 3
 SEEDS_QUICK = {2: 8, 4: 6, 8: 6, 16: 6, 32: 3}
-"""By size: small networks take next to no time."""
+"""Number of seeds by network size: runs of small networks are short."""
 SPEEDS_QUICK = (2.0, 8.0, 10.0)
 TEXT, CASTALIA, IEEE = "the thesis's", "with its CSMA alone", "ours"
 AS_IN_THE_TEXT = LinkSettings(refused=False, relinks=False, clients_follow=True, clients_beat=True)
@@ -56,10 +56,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     CASTALIA: {"parameters": CASTALIA_CSMA},
     IEEE: {},
 }  # fmt: skip
-"""The thesis's: the CSMA that came with its simulator, which acknowledges nothing; the first heartbeat of a
-round wins; clients follow it and send heartbeats as well; no message is refused, and nobody is asked to
-connect again.
-Only the first concerns AODV. Ours: medium access of the standard for that radio, with acknowledgements."""
+"""Settings by name. In the thesis's own setting, its simulator's CSMA acknowledges nothing, the first
+heartbeat of a round wins, clients follow it and send heartbeats too, no message is refused, and nobody is
+asked to connect again. Only the CSMA affects AODV. Our setting uses the medium access of the radio's
+standard, with acknowledgements.
+"""
 
 
 A7 = Claim(
@@ -86,11 +87,11 @@ A10 = Claim(
 )  # fmt: skip
 
 LEVEL_MAX = 0.01
-"""A rate that rises by more than this from one size to the next does not fall; seeds scatter by less."""
+"""A rate does not fall if it rises by more than this from one size to the next; seeds differ by less."""
 EXPLODES_MIN = 5.0
-"""From C2 to C32; the number of nodes grows by 11."""
+"""Minimum growth from C2 to C32 that counts as an explosion; the number of nodes grows by a factor of 11."""
 BARELY_MAX = 1.5
-"""Barely changes: the dearest size is at most half above the cheapest."""
+""""Barely changes": the costliest size costs at most half more than the cheapest."""
 LINEAR_POWERS = (0.9, 1.1)
 
 PENS: dict[str, Pen] = {MFT: Pen("MFT-PubSub", ARRIVED, "o"), AODV: Pen("AODV", LOST, "s")}
@@ -117,7 +118,7 @@ class RadioJob(Job):
 
 
 def measure(job: RadioJob) -> Row:
-    """One run, and its figures."""
+    """Run one job and return its figures."""
     scenario = RadioScenario(
         job.brokers, job.speed, job.protocol, job.seed, duration_s=job.duration_s,
         publishing=Publishing(until_s=job.publishing_s), **SETTINGS[job.setting],
@@ -142,7 +143,9 @@ def figures_of(scenario: RadioScenario) -> Row:
 
 
 def jobs(quick: bool) -> list[RadioJob]:
-    """Quick: a shorter time, three speeds, and AODV in the largest network at one of them."""
+    """Return the jobs; quick ones are shorter, at three speeds, with AODV in the largest network at one speed
+    only.
+    """
     lengths = (DURATION_QUICK_S, PUBLISHING_QUICK_S) if quick else (DURATION_S, PUBLISHING_S)
     made = []
     speeds = SPEEDS_QUICK if quick else SPEEDS
@@ -159,7 +162,7 @@ def experiment(quick: bool, sweep: Sweep) -> Findings:
 
 
 def findings_of(rows: Sequence[Row]) -> Findings:
-    """Everything once for each setting."""
+    """Judge every claim in each setting."""
     found = {name: findings_with(name, of_it) for name in SETTINGS if (of_it := rows_in(rows, name))}
     claims = zip(*(one.outcomes for one in found.values()), strict=True)
     short = {TEXT: "thesis", CASTALIA: "csma", IEEE: "ours"}
@@ -179,7 +182,7 @@ WHY = {
     "A10": "the leader's neighbours send more than others if parents are kept while they bring the rounds, "
     "and seldom if the first heartbeat of a round wins (R31)",
 }
-"""What decides where a claim does not hold, as an experiment found it."""
+"""By claim: what decides the result where the claim does not hold, according to an experiment."""
 
 
 def rows_in(rows: Sequence[Row], setting: str) -> list[Row]:
@@ -273,7 +276,7 @@ def charts(
 
 
 def load_chart(rows: Sequence[Row], chart: Callable[..., Chart], sent: str) -> Chart:
-    """Who sends how much under MFT-PubSub: by role, and by distance from the leader."""
+    """Draw the messages sent under MFT-PubSub, by role and by distance from the leader."""
     sizes = sorted(distinct(rows, "brokers"))
     roles = {
         f"{role}s": [mean_of(where(rows, brokers=size), f"messages_per_{role}") or 0.0 for size in sizes]
@@ -285,7 +288,7 @@ def load_chart(rows: Sequence[Row], chart: Callable[..., Chart], sent: str) -> C
         if size >= 8
     }
     return chart(
-        "Who sends how much at 8 m/s under MFT-PubSub",
+        "Messages sent under MFT-PubSub at 8 m/s, by role and by distance",
         in_words(max((len(where(rows, brokers=size)) for size in sizes), default=0)).partition(" with")[0],
         Panel(bars(roles, (ARRIVED, "#2e7d4f", LOST)),
               {"xlabel": "configuration (brokers)", "ylabel": sent},
@@ -299,7 +302,9 @@ def load_chart(rows: Sequence[Row], chart: Callable[..., Chart], sent: str) -> C
 def differences(
     rows: Sequence[Row], y: str, of: Mapping[str, object], against: Mapping[str, object]
 ) -> list[float]:
-    """What the rows like `of` have more than those like `against` that have all else in common."""
+    """Return the differences in `y` between rows that match `of` and rows that match `against`, paired by all
+    other columns.
+    """
     keys = [key for key in ("protocol", "rule", "brokers", "speed", "seed") if key not in of]
 
     def like(wanted: Mapping[str, Any]) -> dict[tuple[object, ...], float]:
@@ -312,7 +317,7 @@ def differences(
 
 
 def is_above(values: Sequence[float]) -> bool | None:
-    """Whether differences lie above 0; None: seeds scatter more than that, so it cannot be said."""
+    """Return whether the differences are above 0; None if the scatter between seeds is too large to tell."""
     if len(values) < 2:
         return None
     low, high = mean_interval(values)
@@ -320,7 +325,7 @@ def is_above(values: Sequence[float]) -> bool | None:
 
 
 def shown(values: Sequence[float], digits: int = 4) -> list[float]:
-    """Mean, and the bounds of its 95 % interval if there are several values."""
+    """Return the mean, and the bounds of its 95 % interval if there are several values."""
     return rounded([fmean(values), *(bounds_of(values) if len(values) > 1 else ())], digits) if values else []
 
 
@@ -344,7 +349,7 @@ def judge_a7(rows: Sequence[Row]) -> Outcome:
     figures = {
         "sizes": [f"C{size:g}" for size in curves[MFT].xs],
         "rate, mean over speeds": means_of(curves, 4),
-        f"mft, rate at {fast:g} m/s less that at {slow:g} m/s (mean, low, high)": {
+        f"mft, rate at {fast:g} m/s minus rate at {slow:g} m/s (mean, low, high)": {
             name: shown(values) for name, values in gains.items()
         },
         "the same, C8 to C32 together": shown(pooled),
@@ -373,14 +378,14 @@ def judge_a8(rows: Sequence[Row]) -> Outcome:
             name: [round(mean) for mean in curve.means]
             for name, curve in Curves(at_size, "protocol", "speed", "delivered").items()
         },
-        f"C{SIZE}, MFT-PubSub's less AODV's (mean, low, high)": {
+        f"C{SIZE}, MFT-PubSub minus AODV (mean, low, high)": {
             speed: shown(values, 1) for speed, values in mft_more.items()
         },
         f"C{LARGEST} at {SPEED:g} m/s, delivered": {
             name: round(curve.means[0])
             for name, curve in Curves(largest, "protocol", "brokers", "delivered").items()
         },
-        f"C{LARGEST} at {SPEED:g} m/s, AODV's less MFT-PubSub's (mean, low, high)": shown(aodv_more, 1),
+        f"C{LARGEST} at {SPEED:g} m/s, AODV minus MFT-PubSub (mean, low, high)": shown(aodv_more, 1),
     }
     return A8.judge(parts, figures, why=WHY_AODV_DELIVERS_LESS if is_above(aodv_more) is False else "")
 
@@ -413,10 +418,10 @@ def judge_a9(rows: Sequence[Row]) -> Outcome:
     figures = {
         "sizes": [f"C{size:g}" for size in per_node[MFT].xs],
         "messages per node": {name: [round(mean) for mean in one.means] for name, one in per_node.items()},
-        "C2, MFT-PubSub's less AODV's (mean, low, high)": shown(mft_more, 1),
+        "C2, MFT-PubSub minus AODV (mean, low, high)": shown(mft_more, 1),
         "AODV, C32 / C2": explodes,
-        "MFT-PubSub, dearest / cheapest size": per_node[MFT].spread,
-        "MFT-PubSub, power of the number of nodes in its total": exponent,
+        "MFT-PubSub, costliest / cheapest size": per_node[MFT].spread,
+        "MFT-PubSub, exponent of its total over the number of nodes": exponent,
         "MFT-PubSub, messages of each kind per node at C2 and C32": {
             kind.removeprefix("sent_"): [
                 per_node_of(where(mft, brokers=size), kind) for size in (SIZES[0], LARGEST)
@@ -431,8 +436,8 @@ def judge_a9(rows: Sequence[Row]) -> Outcome:
 
 
 WHY_AODV_SENDS_MORE = (
-    "everyone says hello, but only brokers pass heartbeats on, both once a second: the thesis gives neither "
-    "period, and they decide this order (R4)"
+    "all stations send hellos, but only brokers forward heartbeats, both once a second: the thesis gives "
+    "neither period, and they decide this order (R4)"
 )
 WHY_MFT_GROWS = (
     "where timestamps differ, brokers are told (BSUB), so both the migrations and the messages of each grow "

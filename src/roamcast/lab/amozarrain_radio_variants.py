@@ -1,9 +1,9 @@
 """What decides A8 and A9: the same runs with other choices where the thesis leaves one open. Claims R3 to R5.
 
-A variant changes one thing, of the radio or of one protocol; the last one changes everything that the thesis
-says or implies otherwise. Each is compared with the other protocol under the same radio and publishing. Runs
-are as short as the quick ones of `amozarrain_radio`; what decides A8 is run in the thesis's length as well,
-because what MFT-PubSub has stored arrives in the 200 s in which nobody publishes.
+A variant changes one setting of the radio or of one protocol; the last variant changes every setting in which
+the thesis differs from ours. Each is compared with the other protocol under the same radio and publishing.
+Runs are as short as the quick ones of `amozarrain_radio`; what decides A8 is run in the thesis's length as
+well, because what MFT-PubSub has stored arrives in the 200 s in which nobody publishes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from roamcast.simulator.radio.workload import Publishing
 
 SMALLEST = SIZES[0]
 SEEDS = {SMALLEST: 10, LARGEST: 4}
-"""The smallest network takes next to no time."""
+"""Number of seeds by size: runs of the smallest network are short."""
 SEEDS_QUICK = {SMALLEST: 10, LARGEST: 3}
 SEEDS_LONG = 3
 
@@ -60,15 +60,17 @@ R3 = Claim(
 )  # fmt: skip
 R4 = Claim(
     "R4", "order",
-    "A9, C2, is decided by periods and by who beats: AODV sends fewer if heartbeats are four times as "
-    "frequent as hellos, if hellos come every 5 s, if clients send heartbeats as well, or if neither counts",
+    "A9, C2, is decided by the periods, and by which stations send heartbeats: AODV sends fewer messages "
+    "if heartbeats are four times as frequent as hellos, if hellos come every 5 s, if clients send "
+    "heartbeats as well, or if neither counts",
     "for the smallest configuration AODV needs fewer",
 )  # fmt: skip
 R5 = Claim(
     "R5", "shape",
-    "A9, growth of MFT-PubSub's messages: no choice tried keeps them within half from C2 to C32, and all "
-    "that grows is what migrations cost; sending together saves a quarter or more, and delivers no less",
-    "MFT-PubSub barely changes in number",
+    "A9, growth of MFT-PubSub's messages: with every choice tried they grow by more than half from C2 to "
+    "C32, and only the cost of migrations grows; sending messages together saves a quarter or more of "
+    "them, and delivers no fewer notifications",
+    "the number of MFT-PubSub's messages barely changes",
 )  # fmt: skip
 
 
@@ -76,16 +78,16 @@ R5 = Claim(
 class Variant:
     name: str
     of: tuple[RadioProtocol, ...]
-    """Whom it concerns; the other one is as in the variant that this one is compared with."""
+    """Protocols that the change affects; the other protocol's runs are taken from the variant `against`."""
     changes: Mapping[str, Any] = field(hash=False)
     against: str = "as set"
-    """The variant from which the other protocol's runs are taken."""
+    """Variant from which the unaffected protocol's runs are taken."""
     quick: bool = False
     long: bool = False
-    """Run in full length at C32 as well."""
+    """True to run the variant in full length at C32, too."""
 
     def runs(self, protocol: RadioProtocol) -> str:
-        """The variant of which this protocol's runs are taken."""
+        """Return the variant from which this protocol's runs are taken."""
         return self.name if protocol in self.of else self.against
 
 
@@ -237,7 +239,7 @@ def chart(title: str, label: str, panels: Mapping[str, Callable[[Axes], None]]) 
 
 
 def pairs(rows: Sequence[Row], column: str) -> Callable[[Axes], None]:
-    """One line for each variant, from what one protocol has to what the other has."""
+    """Draw one line per variant, from one protocol's value to the other's."""
 
     def draw(axes: Axes) -> None:
         for at, row in enumerate(rows):
@@ -264,7 +266,7 @@ def runs_of(
     duration_s: float,
     y: str | Callable[[Row], float],
 ) -> dict[int, float]:
-    """Seed to what came out."""
+    """Return the value of `y` for each seed."""
     found = where(
         rows, variant=variant.runs(protocol), protocol=protocol, brokers=brokers, duration_s=duration_s
     )
@@ -272,20 +274,20 @@ def runs_of(
 
 
 def more_of(these: Mapping[int, float], those: Mapping[int, float]) -> list[float]:
-    """What the first have more than the second, seed by seed."""
+    """Return the first values minus the second ones, seed by seed."""
     return [these[seed] - those[seed] for seed in these if seed in those]
 
 
 def aodv_more(
     rows: Sequence[Row], variant: Variant, brokers: int, duration_s: float, y: str | Callable[[Row], float]
 ) -> list[float]:
-    """What AODV has more than MFT-PubSub, seed by seed."""
+    """Return AODV's values minus those of MFT-PubSub, seed by seed."""
     mft, aodv = (runs_of(rows, variant, protocol, brokers, duration_s, y) for protocol in BOTH)
     return more_of(aodv, mft)
 
 
 def compare(rows: Sequence[Row], variant: Variant) -> list[Row]:
-    """One row for each length of run: what each protocol did, and whether the thesis's orders hold."""
+    """Return one row per run length: each protocol's figures, and whether the thesis's orders hold."""
     compared = []
     for duration_s in sorted(distinct(where(rows, variant=variant.name), "duration_s")):
         made: Row = {"variant": variant.name, "duration_s": duration_s}
@@ -320,7 +322,7 @@ def judge_r3(rows: Sequence[Row]) -> Outcome:
             more if is_more else [-one for one in more]
         )
     figures: dict[str, object] = {
-        f"C{LARGEST}, {duration_s:g} s, AODV's less MFT-PubSub's (mean, low, high)": {
+        f"C{LARGEST}, {duration_s:g} s, AODV minus MFT-PubSub (mean, low, high)": {
             variant.name: shown(values, 1)
             for variant in VARIANTS
             if (values := aodv_more(rows, variant, LARGEST, duration_s, "delivered"))
@@ -359,7 +361,7 @@ def judge_r4(rows: Sequence[Row]) -> Outcome:
     bare = aodv_more(rows, BY_NAME["as set"], SMALLEST, duration_s, COUNTING[BARE])
     parts["without hellos and heartbeats AODV does not send fewer"] = is_above([-one for one in bare])
     figures = {
-        f"C{SMALLEST}, messages per node, AODV's less MFT-PubSub's (mean, low, high)": {
+        f"C{SMALLEST}, messages per node, AODV minus MFT-PubSub (mean, low, high)": {
             name: shown(values, 1) for name, values in differences.items() if values
         },
         "the same as set, by what counts as a message": {
@@ -371,7 +373,7 @@ def judge_r4(rows: Sequence[Row]) -> Outcome:
 
 BARE = "without hellos and heartbeats"
 STEADY = "hellos, heartbeats and events alone"
-"""What there would be without migrations, broken routes and stored events."""
+"""Messages that would remain without migrations, broken routes and stored events."""
 COUNTING: dict[str, Callable[[Row], float]] = {
     "messages": lambda row: row["messages_per_node"],
     BARE: lambda row: row["messages_per_node"] - _kinds(row, "hello", "heartbeat"),
@@ -387,7 +389,7 @@ def _kinds(row: Row, *kinds: str) -> float:
 
 
 def counted(rows: Sequence[Row]) -> list[Row]:
-    """As set: what each protocol sends in C2 and C32, by what counts as a message."""
+    """Return what each protocol sends in C2 and C32 in our setting, by what counts as a message."""
     duration_s = min(row["duration_s"] for row in rows)
     as_set = BY_NAME["as set"]
     made = []
@@ -437,7 +439,7 @@ def judge_r5(rows: Sequence[Row]) -> Outcome:
         "messages per node, C32 / C2, and the power of the number of nodes in all": {
             name: list(found) for name, found in growth.items()
         },
-        "the same without what migrations cost, C32 / C2": steady,
+        "the same without the cost of migrations, C32 / C2": steady,
         "C32, sent together: share of messages saved (mean, low, high)": shown(saved, 3),
         "C32, sent together: delivered more (mean, low, high)": shown(more, 1),
     }
@@ -445,7 +447,7 @@ def judge_r5(rows: Sequence[Row]) -> Outcome:
 
 
 def _exponent(row: Row) -> float | None:
-    """From C2 to C32, with 6 and 66 stations."""
+    """Return the exponent of the growth from C2 (6 stations) to C32 (66 stations)."""
     growth = row["mft_growth"]
     return round(1.0 + math.log(growth) / math.log(66 / 6), 2) if growth else None
 

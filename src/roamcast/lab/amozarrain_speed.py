@@ -1,9 +1,10 @@
 """What decides A7's second half and A10: MFT-PubSub alone, one choice changed at a time. Claims R30, R31.
 
-A7 says that MFT-PubSub's delivery rate improves with speed, and the text why: what cannot be delivered is
-stored, and the faster nodes are, the sooner a subscriber passes by (4.5.3). A10 says that brokers closer to
-the leader have a higher load; the leader and its neighbours are judged apart. Each variant begins with all
-that the text says or implies (`AS_IN_THE_TEXT`), or with our own setting, and changes one thing.
+A7 says that MFT-PubSub's delivery rate improves with speed. The text gives the reason: undeliverable
+notifications are stored, and the faster nodes are, the sooner a subscriber passes by (4.5.3). A10 says that
+brokers closer to the leader have a higher load; the leader and its neighbours are judged apart. Each variant
+begins with all that the text says or implies (`AS_IN_THE_TEXT`), or with our own setting, and changes one
+thing.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ SIZE = 16
 SLOW, FAST = 2.0, 10.0
 SEEDS, SEEDS_QUICK = 10, 4
 EXPONENT_SHORT = 3.0
-"""Frames are heard to about 20 m instead of 45: the network falls into parts, and what is published in one is
-stored for those in another."""
+"""Path loss exponent at which frames are heard to about 20 m instead of 45. The network falls into parts, and
+notifications published in one part are stored for subscribers in another.
+"""
 
 R30 = Claim(
     "R30", "order",
@@ -102,7 +104,9 @@ def findings_of(rows: Sequence[Row]) -> Findings:
 
 
 def compared(name: str, rows: Sequence[Row], rate: str = "delivery_rate") -> Row:
-    """What a variant gives: the rate at both speeds, and who sends how much."""
+    """Return the delivery rate of a variant at both speeds, and the messages sent by distance from the
+    leader.
+    """
     gain = differences(rows, rate, {"speed": FAST}, {"speed": SLOW})
     more = {
         hops: [row[f"load_at_{hops}_hops"] - row["load_far"] for row in rows
@@ -136,9 +140,9 @@ def judge_r31(table: Sequence[Row]) -> Outcome:
     more = [row["variant"] for row in table if row["neighbours"]]
     not_more = [row["variant"] for row in table if row["neighbours"] is not True]
     parts = {
-        "the leader does not always send most": all(row["leader"] for row in table),
-        "its neighbours send more in none": bool(more),
-        "its neighbours send more in all": bool(not_more),
+        "the leader does not always send the most": all(row["leader"] for row in table),
+        "its neighbours send more in no variant": bool(more),
+        "its neighbours send more in all variants": bool(not_more),
     }
     figures = {row["variant"]: row["its neighbours send more by"] for row in table}
     said = f"its neighbours send more in: {', '.join(more)}" if more else ""

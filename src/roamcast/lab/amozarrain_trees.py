@@ -1,10 +1,11 @@
 """Trees of the election: plain, stable and balanced (Amozarrain 4.6 and 5.2). Claim R6.
 
-The thesis takes the neighbour that brings a round first, finds that most brokers end up in one branch, and
-names balancing as future work. Here three rules are compared: `plain` is the thesis's, `stable` keeps a
-parent for as long as it brings the rounds, and `balanced` prefers parents with few children besides. Over the
-air the runs are the short ones of the radio experiment. Over links 32 brokers have one wherever they are in
-reach, and nothing is lost on it; half of them have a subscriber, and the first one a publisher.
+In the thesis a broker's parent is the neighbour whose heartbeat of a round arrives first. Most brokers then
+end up in one branch, and the thesis names balancing as future work. Three rules are compared: `plain` is that
+of the thesis, `stable` keeps a parent as long as its heartbeats arrive, and `balanced` also prefers parents
+with few children. Runs over the air are the short ones of the radio experiment. In runs over links, 32
+brokers have a loss-free link to each broker in reach; half of them have a subscriber, and the first one has a
+publisher.
 """
 
 from __future__ import annotations
@@ -55,15 +56,15 @@ BROKERS_LINKED = 32
 SIDE_M, REACH_M = 80.0, 25.0
 MOVING_S = 40.0
 LINK_DELAY = Delay(0.001, 0.033)
-"""So that a round of the election lasts about a second, as over the air."""
+"""Makes a round of the election last about a second, as over the air."""
 
 EVENTS_MAX = 2_000_000
-"""Plain trees never come to rest; the time ends them."""
+"""Plain trees never come to rest, so a run is ended by this limit."""
 
 R6 = Claim(
     "R6", "order",
-    "balanced trees have fewer children at most than stable ones, and change parents less often than plain "
-    "ones, as the thesis hopes (4.6); but stable ones change least",
+    "the largest number of children is smaller in balanced trees than in stable ones, and parents change "
+    "less often than in plain trees, as the thesis expects (4.6); but they change least in stable trees",
     "trees are severely unbalanced, which leads to more migrations; balancing is future work",
 )  # fmt: skip
 
@@ -108,8 +109,8 @@ def measure(job: TreeJob) -> Row:
 MEASURED = {
     "changes": "changes of parent per broker and minute",
     "tree_hops": "hops to the leader, mean",
-    "tree_depth": "hops to the leader, most",
-    "tree_children_most": "children of a broker, most",
+    "tree_depth": "hops to the leader, maximum",
+    "tree_children_most": "children of a broker, maximum",
     "tree_branch_largest": "brokers in the largest branch, share",
     "delivery_rate": "delivered of what was owed",
     "delivered": "notifications delivered",
@@ -135,7 +136,7 @@ def _over_the_air(job: TreeJob) -> Row:
 
 
 def _over_links(job: TreeJob) -> Row:
-    """As in a story that elects: who is in reach changes once a second, and all links work."""
+    """Run the election over links, as a story does: reach changes once a second, and all links work."""
     names = [f"b{number:02}" for number in range(job.brokers)]
     faults, pairs = _movements(job, names)
     topology = from_edges("chain", names, pairwise(names))
@@ -160,7 +161,7 @@ def _over_links(job: TreeJob) -> Row:
 
 
 def _movements(job: TreeJob, names: Sequence[str]) -> tuple[list[Action], dict[tuple[str, str], None]]:
-    """Who comes into reach of whom and who leaves it, and all pairs that ever are in it."""
+    """Return who comes into and goes out of whose reach, and all pairs that are ever in reach."""
     movement = RandomWaypoint(job.brokers, SIDE_M, job.speed, np.random.default_rng([job.seed, 2]))
     every = list(combinations(range(job.brokers), 2))
     chain = [(number, number + 1) for number in range(job.brokers - 1)]
@@ -193,7 +194,7 @@ def _doings(names: Sequence[str]) -> list[Action]:
 
 
 def _watch_until(network: MobileNetwork, watch: TreeWatch, until_s: float) -> dict[str, int]:
-    """Look once a second, and note what had happened when everyone stopped moving."""
+    """Sample once a second, and keep the counts of the moment at which everyone stopped moving."""
     at_end: dict[str, int] = {}
     check: Callable[[str, Sequence[Input]], None] | None = network.on_step
 
@@ -268,7 +269,7 @@ def judge_r6(rows: Sequence[Row]) -> Outcome:
         for text, (of, than, key) in compared.items()
     }
     figures = {
-        **{f"{text} (less: mean, low, high)": shown(values, 3) for text, values in less.items()},
+        **{f"{text} (difference: mean, low, high)": shown(values, 3) for text, values in less.items()},
         **{
             MEASURED[key]: {
                 f"{case}, {rule}": mean

@@ -1,12 +1,12 @@
 """Caporuscio, Carzaniga and Wolf 2003, section 4: the mobility service over real brokers. Claims C1 to C6.
 
-The paper's systems are no longer to be had. Mosquitto with bridges stands for those that send every message
-everywhere; NATS with leaf nodes, a network of ActiveMQ brokers and our own overlay stand for those that
-propagate subscriptions. Everything is real and on loopback, so times are those of this machine, and a
-wired move is over much sooner than in 2003. A system that is not installed is left out, and named.
+The paper's systems are no longer available. Mosquitto with bridges stands for those that flood every message;
+NATS with leaf nodes, a network of ActiveMQ brokers and our own overlay stand for those that propagate
+subscriptions. All of them are real processes on loopback, so times depend on this machine, and a wired move
+is much faster than in 2003. A system that is not installed is skipped, and the result names it.
 
-Mosquitto and ActiveMQ deliver a message once for each of the subscriptions that it matches. On the slow
-link that is more than it can carry for many subscriptions; such trips are left out, and listed.
+Mosquitto and ActiveMQ deliver a message once for each of the subscriptions that it matches. With many
+subscriptions that exceeds the capacity of the slow link; such trips are skipped, and the result lists them.
 """
 
 from __future__ import annotations
@@ -64,38 +64,39 @@ C5 = Claim(
 )  # fmt: skip
 C6 = Claim(
     "C6", "order",
-    "the core is shared, an adapter is small and alone knows its broker (table 4: 639 lines of core, 755 to "
-    "936 for each system)",
+    "all systems share the core; only the adapter depends on the broker, and it is small (table 4: 639 "
+    "lines of core, 755 to 936 for each system)",
     "639 lines of core; 797, 936 and 755 for each system",
 )  # fmt: skip
 
 MAIN = ("mosquitto", "nats", "activemq")
-"""The three real systems; the fourth is our own broker, for the traces."""
+"""The three foreign systems; the fourth, our own broker, is used for the traces only."""
 OPTIONS: tuple[SyncOption, ...] = ("none", "basic", "delay", "ping")
 
 FULL_S, FULL_P = (1, 2, 5, 10, 20, 50, 100), (1.0, 2.0, 5.0, 10.0)
 TRACE_TIMES, TIMES = 1, 5
-"""How often each trip is made in the full setting: where trips of all kinds are counted together, and
-where each kind has an interval of its own."""
+"""Repetitions of each trip in the full setting: `TRACE_TIMES` where trips of all kinds are counted together,
+`TIMES` where each kind has its own interval.
+"""
 PING_RUNS = {True: 4, False: 200}
 PING_AT_ONCE = 12
 GPRS_RATE_BPS = PROFILES["gprs"].down.slot_bps * 2
-"""What the slow link carries on average."""
+"""Mean rate of the slow link."""
 GPRS_SHARE = 0.75
-"""The most of it that may be used, so that the client can keep up."""
+"""Share of the slow link's rate that may be used, so that the client can keep up."""
 COPY_BYTES = {"mosquitto": 36, "nats": 46, "activemq": 330, "roamcast": 60}
-"""What one copy of a publication takes on the wire, about."""
+"""Approximate bytes on the wire for one copy of a publication."""
 DENSE_P, DENSE_S = 100.0, (1, 10, 50)
-"""A rate that the paper does not have, at which a move on loopback is long enough to see duplicates."""
+"""A publishing rate above the paper's, at which a move on loopback lasts long enough to show duplicates."""
 
 
 def short(trip: Trip) -> Trip:
-    """The same with less waiting around the moves."""
+    """Return the trip with shorter waits around its moves."""
     return replace(trip, before_s=1.0, away_s=2.0, after_s=1.0)
 
 
 def installed(systems: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Those that can be run here, and why the others cannot."""
+    """Return the systems that can run here, and the reasons why the others cannot."""
     reasons = {system: missing(system) for system in systems}
     return [system for system, reason in reasons.items() if reason is None], [
         reason for reason in reasons.values() if reason is not None
@@ -103,7 +104,7 @@ def installed(systems: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def fits(trip: Trip) -> bool:
-    """Whether the client's link carries what is delivered to it."""
+    """Return whether the client's link can carry what is delivered to the client."""
     if trip.link != "gprs":
         return True
     # Copies of one publication leave together, and so share packets.
@@ -112,14 +113,14 @@ def fits(trip: Trip) -> bool:
 
 
 Group = tuple[Sequence[Trip], int]
-"""Trips, and how many of them at once."""
+"""Trips, and the number of them that run at the same time."""
 
 
 def travel(sweep: Sweep, *groups: Group) -> list[Row]:
     """A row for each trip, in their order, one group after the other.
 
-    The servers of each system are started once, and run as long as there are trips. Every trip is kept when
-    its batch is over; a trip that failed is made again next time.
+    The servers of each system are started once, and run as long as there are trips. The rows of a batch are
+    stored when it is over; a failed trip is repeated in the next sweep.
     """
     fitting = [
         ([trip for trip in trips if fits(trip) and sweep.takes(trip)], at_once) for trips, at_once in groups
@@ -152,14 +153,16 @@ def travel(sweep: Sweep, *groups: Group) -> list[Row]:
 
 
 def travelled(trip: Trip) -> Row:
-    """Names the runs of trips among those that are kept; a trip is made in a batch, never alone."""
+    """Names the rows of trips in `KeptRuns`. Trips are made in batches, so calling this is an error."""
     raise RuntimeError(f"{trip.name}: made in a batch")
 
 
 def start_servers(
     sweep: Sweep, systems: Iterable[str], folder: Path, stack: ExitStack
 ) -> dict[str, dict[str, int]]:
-    """Ports by site of each system, until the stack is closed; what does not start is left out, and named."""
+    """Start the servers; return their ports by system and site. They stop with the stack. A system that fails
+    to start is listed in `sweep.failures`.
+    """
     ports: dict[str, dict[str, int]] = {}
     for system in dict.fromkeys(systems):
         try:
@@ -174,7 +177,7 @@ def table_of(rows: Iterable[Row]) -> list[Row]:
 
 
 def left_out(trips: Iterable[Trip]) -> list[str]:
-    """What the slow link cannot carry, in words."""
+    """Name the trips that the slow link cannot carry."""
     found = dict.fromkeys(
         f"{trip.system} s={trip.subscriptions} p={trip.per_s:g}" for trip in trips if not fits(trip)
     )
@@ -233,7 +236,7 @@ register(
 
 
 def ping_trips(quick: bool, systems: Sequence[str]) -> list[Trip]:
-    """Trips of different kinds in turn; short ones, as it is the moves that count."""
+    """Return trips of alternating kinds, with short waits, because only moves matter."""
     kinds = [(1, 10.0), (10, 10.0), (10, 50.0), (50, 10.0), (1, 100.0)]
     trips = []
     for system in systems:
@@ -268,13 +271,15 @@ register(Experiment("caporuscio-ping", "Many moves with ping: nothing is lost", 
 
 
 PAPER_AT_ONCE, DENSE_AT_ONCE, NARROW_AT_ONCE = 24, 2, 8
-"""Dense trips keep a core busy each: beside more of them, or beside others, load would be measured."""
+"""Trips at the same time. A dense trip occupies a core: with more of them, the measurement would show the
+load.
+"""
 SYNCHRONISED: tuple[SyncOption, ...] = ("basic", "ping")
 NARROW_P, NARROW_S = 20.0, (10, 50)
 
 
 def duplicate_trips(quick: bool, systems: Sequence[str]) -> tuple[list[Trip], list[Trip]]:
-    """Those of the paper, none if it has to be quick, and the dense ones."""
+    """Return the trips of the paper (none if quick) and the dense trips."""
     dense = [
         short(Trip(system, option, s, DENSE_P, number=number))
         for system in systems for option in SYNCHRONISED for s in ((1, 10) if quick else DENSE_S)
@@ -289,7 +294,7 @@ def duplicate_trips(quick: bool, systems: Sequence[str]) -> tuple[list[Trip], li
 
 
 def narrow_trips(quick: bool, systems: Sequence[str]) -> list[Trip]:
-    """With and without waiting for confirmations."""
+    """Return trips over the narrow link, with and without waiting for confirmations."""
     kinds = [("mosquitto", False), ("nats", False), ("nats", True)]
     return [
         replace(short(Trip(system, option, s, NARROW_P, "narrow", number)), is_hasty=is_hasty)
@@ -325,7 +330,9 @@ register(
 # --- C5: table 3 ---
 
 SLOW_S = {"activemq": (1, 2, 3), "mosquitto": (1, 10, 20)}
-"""As many subscriptions as the link can carry where each has its own copy; elsewhere the table's."""
+"""Numbers of subscriptions: as many as the link can carry for systems that deliver a copy for each; the
+table's for others.
+"""
 TABLE_S = (10, 50, 100)
 
 
@@ -356,7 +363,7 @@ def run_slow(quick: bool, sweep: Sweep) -> Findings:
 
 
 def table3(rows: Sequence[Row]) -> list[Row]:
-    """Delay, losses and duplicates upon reattach, as the paper's table has them."""
+    """Return delay, losses and duplicates after reattach, in the columns of the paper's table."""
     table: list[Row] = []
     for (system, s), trips in grouped(rows, "system", "s").items():
         line: Row = {"system": system, "s": s, "trips": len(trips)}
@@ -391,7 +398,7 @@ def run_size(quick: bool, sweep: Sweep) -> Findings:
     parts["no adapter was found"] = len(adapters) >= len(MAIN)
     largest = max(adapters.values(), default=0)
     figures = {
-        "core, lines": found.core, "client and server around it, lines": found.around, **adapters,
+        "core, lines": found.core, "lines of the client and server around the core": found.around, **adapters,
         "modules looked at for imports": found.looked_at,
         "largest adapter / core, here and in the paper": [
             round(largest / found.core, 2), round(max(list(TABLE_4.values())[1:]) / TABLE_4["core"], 2)
@@ -403,7 +410,7 @@ def run_size(quick: bool, sweep: Sweep) -> Findings:
     return Findings([C6.judge(parts, figures, notes=[WHAT_LINES_SAY])], {"table-4": rows})
 
 
-register(Experiment("caporuscio-size", "Table 4: how large the core and the adapters are", (C6,), run_size))
+register(Experiment("caporuscio-size", "Table 4: size of the core and the adapters", (C6,), run_size))
 
 
 # --- section 3.1 and 5: discovery, and subscriptions that are left out ---

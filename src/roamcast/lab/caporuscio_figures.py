@@ -21,7 +21,7 @@ PENS = {"basic": Pen("basic", ARRIVED, "o"), "ping": Pen("with ping", LOST, "s")
 
 
 def slow_traces(rows: Sequence[Row]) -> Chart:
-    """One system over the slow link, without and with the service; NATS stands for Siena."""
+    """Draw one system over the slow link, without and with the service; NATS stands for Siena."""
     slow = where(rows, link="gprs")
     system = next((one for one in ("nats", *NAMES) if where(slow, system=one)), "")
     chosen = [row for row in where(slow, system=system) if row["s"] <= FIG8_S]
@@ -31,7 +31,7 @@ def slow_traces(rows: Sequence[Row]) -> Chart:
 
 
 def traces(rows: Sequence[Row], link: str, options: Sequence[str]) -> Chart:
-    """A line of panels for each option, a column for each system."""
+    """Draw a row of panels for each option, and a column for each system."""
     found = where(rows, link=link)
     systems = [system for system in NAMES if where(found, system=system)]
     panels = [trace_panel(where(found, option=one, system=system)) for one in options for system in systems]
@@ -48,8 +48,9 @@ def trace_panel(rows: Sequence[Row]) -> Panel:
 
 
 def traced(rows: Sequence[Row]) -> Row | None:
-    """The trip that is drawn: of those with the most subscriptions and the rate nearest to the paper's, the
-    one whose move-in took neither the longest nor the shortest."""
+    """Choose the trip to draw: among those with the most subscriptions and the rate nearest to the paper's,
+    one whose move-in took neither the longest nor the shortest.
+    """
     if not rows:
         return None
 
@@ -71,7 +72,7 @@ def trace_of(row: Row) -> Trace:
 
 
 def panel(rows: Sequence[Row], column: str, label: str, title: str, *, has_legend: bool) -> Panel:
-    """A figure of the trips against how many subscriptions the client has."""
+    """Return a panel with a figure of the trips against the client's number of subscriptions."""
 
     def draw(axes: Axes) -> None:
         curves(Curves(rows, "option", "s", column), PENS)(axes)
@@ -82,7 +83,7 @@ def panel(rows: Sequence[Row], column: str, label: str, title: str, *, has_legen
 
 
 def duplicates(rows: Sequence[Row]) -> Chart:
-    """A column for each system, a line for each rate."""
+    """Draw a column for each system, and a line for each rate."""
     systems = [system for system in NAMES if where(rows, system=system)]
     kinds = [(rate, system) for rate in sorted(distinct(rows, "p")) for system in systems]
     panels = [
@@ -98,11 +99,13 @@ TABLE_3 = {
     "nats": ("Siena", {"basic": (8.294, 10.984, 10.841), "ping": (11.751, 23.585, 39.608)}),
     "activemq": ("FioranoMQ", {"basic": (13.932, 40.544, 74.773), "ping": (15.747, 42.215, 77.304)}),
 }
-"""The system of the paper for which ours stands in, and its move-in delays in seconds for s = 10, 50, 100."""
+"""By our system: the paper's system that it stands for, and that system's move-in delays in seconds for s =
+10, 50, 100.
+"""
 
 
 def delays(rows: Sequence[Row]) -> Chart:
-    """How long a move-in takes over the slow link, and dotted what the paper prints."""
+    """Draw the duration of a move-in over the slow link; dotted lines are the paper's values."""
     panels = []
     for system in [system for system in NAMES if where(rows, system=system)]:
         title = f"{NAMES[system]}, and {TABLE_3[system][0]}" if system in TABLE_3 else NAMES[system]
@@ -113,13 +116,11 @@ def delays(rows: Sequence[Row]) -> Chart:
         }
         panels.append(replace(one, draw=with_printed(one.draw, PENS, points, name)))
     title = "Move-in over GPRS, p = 2 per second, table 3"
-    return Chart(
-        title, "solid: measured here; dotted: printed, of the system for which ours stands in", panels
-    )
+    return Chart(title, "solid: measured here; dotted: as printed, for the system that ours replaces", panels)
 
 
 def causes(rows: Sequence[Row]) -> Chart:
-    """Duplicates and losses over a narrow way to the broker, with and without confirmed subscriptions."""
+    """Draw duplicates and losses over a narrow link, with and without confirmed subscriptions."""
     kinds = {
         "Mosquitto, waits for confirmations": where(rows, system="mosquitto", hasty=False),
         "NATS, waits for confirmations": where(rows, system="nats", hasty=False),

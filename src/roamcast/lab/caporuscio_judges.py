@@ -1,6 +1,5 @@
-"""What trips say about claims C1, C2, C4 and C5: by intervals of 95 %, never by one difference.
-
-A part of a claim is so, is not so, or cannot be told from these trips; and so is the claim.
+"""Judge claims C1, C2, C4 and C5 by the trips, with intervals of 95 % and never by a single difference. A
+part of a claim holds, does not hold, or is undecided by these trips; the claim follows from its parts.
 """
 
 from __future__ import annotations
@@ -14,21 +13,23 @@ from roamcast.models.intervals import Bounds, mean_interval, share_interval
 
 FLOODING = ("mosquitto",)
 NEARLY_ALL = 0.95
-"""The share of what was published while away that has to arrive for C2."""
+"""Minimum share of the notifications published while away that must arrive for C2."""
 LITTLE = 0.10
-"""Ping that adds a smaller share than this to the duplicates adds nothing to speak of."""
+"""If ping adds a smaller share than this to the duplicates, it counts as adding none."""
 
 Parts = dict[str, bool | None]
 Figures = dict[str, object]
 
 
 def above_0(bounds: Bounds | Slope, little: float = 0.0) -> bool | None:
-    """Whether what lies between these bounds is above 0; None: it may be, or below `little`."""
+    """Return whether the bounds lie above 0; None if they include 0 and reach above `little`."""
     return True if bounds.low > 0 else False if bounds.high <= little else None
 
 
 def rare(counted: int, total: int) -> float:
-    """The largest share of trips that agrees with this count: none of a few does not mean never."""
+    """Return the largest share of trips that is consistent with this count: none of a few does not mean
+    never.
+    """
     return round(share_interval(counted, total).high, 3) if total else 1.0
 
 
@@ -45,7 +46,7 @@ def judge_none(rows: Sequence[Row]) -> tuple[Figures, Parts]:
         figures[system] = {
             "trips": len(found), "published while away": away, "of these lost": lost,
             "trips on which one arrived": arrived,
-            "trips on which one arrives, at most": rare(arrived, len(found)),
+            "share of such trips, upper bound of the estimate": rare(arrived, len(found)),
         }  # fmt: skip
         parts[f"{system}: {away - lost} published while away arrived"] = away == lost
     return figures, parts
@@ -64,8 +65,10 @@ def judge_basic(rows: Sequence[Row]) -> tuple[Figures, Parts]:
         low, high = mean_interval(shares) if len(found) > 1 else (0.0, 1.0)
         figures[system] = {
             "trips": len(found), "published while away": away, "lost": lost,
-            "lost on one trip, at most": max((row["lost"] for row in found), default=0),
-            "trips on which one is lost, at most": rare(sum(row["lost"] > 0 for row in found), len(found)),
+            "lost on one trip, maximum": max((row["lost"] for row in found), default=0),
+            "trips on which one is lost, upper bound": rare(
+                sum(row["lost"] > 0 for row in found), len(found)
+            ),
             "share that arrives, of what is published while away": [round(low, 4), min(round(high, 4), 1)],
         }  # fmt: skip
         if system in FLOODING:
@@ -81,8 +84,9 @@ def judge_basic(rows: Sequence[Row]) -> tuple[Figures, Parts]:
 
 
 def judge_duplicates(rows: Sequence[Row]) -> tuple[Figures, Parts]:
-    """They grow with s times p; ping adds to them on every system that propagates, and a smaller share on
-    those that flood."""
+    """Judge whether duplicates grow with s times p, and whether ping adds to them on every system that
+    propagates, and a smaller share on those that flood.
+    """
     figures: Figures = {}
     parts: Parts = {}
     added: dict[str, Bounds] = {}
@@ -91,12 +95,16 @@ def judge_duplicates(rows: Sequence[Row]) -> tuple[Figures, Parts]:
         for option in ("basic", "ping"):
             found = where(rows, system=system, option=option)
             slope = plane([{**row, "sp": row["s"] * row["p"]} for row in found], "duplicates", ["sp"])["sp"]
-            text = f"{system} {option}: {1000 * slope.low:.2g} to {1000 * slope.high:.2g} more for 1000 s·p"
+            low, high = 1000 * slope.low, 1000 * slope.high
+            text = f"{system} {option}: {low:.2g} to {high:.2g} additional for 1000 s·p"
             parts[text] = above_0(slope)
             of_system |= {
                 f"{option}: trips": len(found),
                 f"{option}: duplicates": mean_duplicates(found),
-                f"{option}: more for 1000 s·p": [round(1000 * slope.low, 3), round(1000 * slope.high, 3)],
+                f"{option}: additional for 1000 s·p": [
+                    round(1000 * slope.low, 3),
+                    round(1000 * slope.high, 3),
+                ],
             }
         added[system] = share_added(where(rows, system=system))
         figures[system] = {**of_system, "ping adds, share": rounded(added[system], 3)}
@@ -107,7 +115,7 @@ def judge_duplicates(rows: Sequence[Row]) -> tuple[Figures, Parts]:
 
 
 def compare_added(added: Mapping[str, Bounds]) -> Parts:
-    """Whether ping adds a smaller share where messages are flooded."""
+    """Judge whether ping adds a smaller share on systems that flood."""
     parts: Parts = {}
     for flooding in [system for system in FLOODING if system in added]:
         for other in [system for system in added if system not in FLOODING]:
@@ -122,9 +130,9 @@ def words(share: Bounds) -> str:
 
 
 def share_added(rows: Sequence[Row]) -> Bounds:
-    """By how much ping raises the duplicates per move, as a share of those without it.
-
-    By pairs: trips of one kind and number went at the same time, so the machine's load is not in it.
+    """Return the increase of duplicates per move by ping, as a share of the duplicates without ping. Trips of
+    the same kind and number ran at the same time and are compared in pairs, which cancels the machine's
+    load.
     """
     basic, ping = (
         {(row["s"], row["p"], row["number"]): row["duplicates"] for row in where(rows, option=option)}
@@ -139,7 +147,7 @@ def share_added(rows: Sequence[Row]) -> Bounds:
 
 
 def mean_duplicates(rows: Iterable[Row]) -> dict[str, float]:
-    """Per move, by s and p, in their order."""
+    """Return the mean duplicates per move for each s and p, in order."""
     found = grouped(rows, "p", "s")
     return {
         f"s={s} p={p:g}": round(fmean(row["duplicates"] for row in found[p, s]), 2) for p, s in sorted(found)
@@ -147,8 +155,9 @@ def mean_duplicates(rows: Iterable[Row]) -> dict[str, float]:
 
 
 def explain_duplicates(rows: Sequence[Row]) -> tuple[Figures, str]:
-    """Trips with a narrow way to the broker: whether ping's duplicates come from subscriptions that return
-    before the broker has them, as those of the paper's Siena do."""
+    """Judge by trips over a narrow link whether ping's duplicates come from subscribe calls that return
+    before the broker has the subscription, as in the paper's Siena.
+    """
     kinds = {
         "mosquitto, confirmed": where(rows, system="mosquitto"),
         "nats, confirmed": where(rows, system="nats", hasty=False),

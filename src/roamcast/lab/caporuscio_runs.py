@@ -1,8 +1,8 @@
-"""One trip of a mobile client over real foreign brokers, and many of them at once.
+"""Trips of a mobile client over real foreign brokers, one or many at a time.
 
-Three servers and two proxies on loopback; the publisher is at the hub, the client moves from site a to
-site b. Over the slow link everything of the client goes, to the brokers and to the proxies. Trips wait
-much more than they work, so many of them share the servers, each with topics of its own.
+Three servers and two proxies on loopback; the publisher is at the hub, the client moves from site a to site
+b. The slow link carries all of the client's traffic, to brokers and proxies. Trips mostly wait, so many of
+them share the servers, each with its own topics.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from roamcast.slow_link.channel import Direction, Profile, find_profile
 from roamcast.slow_link.relay import SlowLink
 
 COPIES = {"activemq", "mosquitto"}
-"""Systems that deliver a message once for each subscription that it matches; the others once."""
+"""Systems that deliver a message once for each matching subscription; other systems deliver it once."""
 WILDCARDS = 7
-"""Levels of a topic, each of which a filter may leave open: so up to 128 filters match it."""
+"""Topic levels that a filter may replace by a wildcard, so up to 128 filters match the topic."""
 AT_ONCE = 48
 COPIES_PER_S_MAX = 3_000
-"""What trips at once may receive altogether: a fraction of what a core can do, so nobody waits for it."""
+"""Maximum messages per second received by all concurrent trips: a fraction of what a core can handle, so that
+no trip waits for it.
+"""
 SUBSCRIBE_S = {"gprs": 0.35}
 NARROW = Profile(Direction(96_000), Direction(10_000_000), "96 kbit/s to the broker, 10 Mbit/s back")
-"""So narrow that it takes a while to subscribe."""
+"""A link so narrow that subscribing takes a noticeable time."""
 WARM_UP = -1
 SETTLE_S = 0.3
 PATIENCE_S = 600.0
 QUIET_S = {"wired": 1.5, "narrow": 3.0, "gprs": 10.0}
-"""Seconds of silence after the end, after which nothing more will come."""
+"""Seconds of silence after the last publish that end a trip."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,9 @@ class Trip:
     away_s: float = 10.0
     after_s: float = 3.0
     is_unique: bool = False
-    """Whether the client leaves out copies that it can recognise; the paper's does not."""
+    """True if the client drops copies that it can recognise; the paper's client does not."""
     is_hasty: bool = False
-    """Whether it waits for no confirmation of its subscriptions (NATS only)."""
+    """True if the client does not wait for confirmations of its subscriptions (NATS only)."""
 
     @property
     def name(self) -> str:
@@ -73,7 +75,7 @@ class Trip:
 
     @property
     def copies(self) -> int:
-        """Of each publication, without a move."""
+        """Copies of each publication that arrive without a move."""
         return self.subscriptions if self.system in COPIES and not self.is_unique else 1
 
     @property
@@ -82,7 +84,7 @@ class Trip:
 
     @property
     def expected_s(self) -> float:
-        """About how long it takes; over a slow link, subscribing three times does."""
+        """Approximate duration; over a slow link it includes subscribing three times."""
         subscribing_s = SUBSCRIBE_S.get(self.link, 0.0) * self.subscriptions
         return self.before_s + self.away_s + self.after_s + subscribing_s
 
@@ -96,13 +98,13 @@ class Trip:
 
 @dataclass(frozen=True)
 class Batch:
-    """Trips that go at the same time over one network of servers, which runs already."""
+    """Trips that run at the same time over one running network of servers."""
 
     system: str
     ports: tuple[tuple[str, int], ...]
-    """Of the servers, by site."""
+    """Ports of the servers, by site."""
     folder: str
-    """Where the proxies may keep what they have."""
+    """Folder for the data of the proxies."""
     number: int
     trips: tuple[Trip, ...]
 
@@ -116,7 +118,7 @@ class Batch:
 
 
 def measure(batch: Batch) -> Row:
-    """The rows of all trips, in order."""
+    """Make the trips of a batch; return their rows in order."""
     network = ForeignNetwork(batch.system, ports=dict(batch.ports))
     folder = Path(mkdtemp(prefix=f"batch-{batch.number}-", dir=batch.folder))
     # A process that died may have left subscriptions behind: this time nothing is called as it was then.
@@ -126,17 +128,10 @@ def measure(batch: Batch) -> Row:
 
 async def _measure(network: ForeignNetwork, folder: Path, batch: Batch, series: int) -> list[Row]:
     async with AsyncExitStack() as stack:
-        publisher = network.adapter("hub")
-        await publisher.open()
-        stack.push_async_callback(publisher.close)
-        sites = {site: free_port() for site in ("a", "b")}
-        for site in sites:
-            proxy = ProxyServer(proxy_config(network, folder, site, sites))
-            await proxy.start()
-            stack.push_async_callback(proxy.stop)
+        publisher, sites = await start_service(network, folder, stack)
 
         async def travel(place: int, trip: Trip) -> Row:
-            """A trip that fails is tried once more; its row says why."""
+            """Make a trip, and retry it once if it fails; the row holds the reason."""
             reason = None
             for attempt in (2 * series, 2 * series + 1):
                 tag = f"t{folder.parent.name[-1]}x{batch.number}x{place}x{attempt}"
@@ -148,6 +143,21 @@ async def _measure(network: ForeignNetwork, folder: Path, batch: Batch, series: 
             return {**trip.row(), "failed": reason}
 
         return list(await asyncio.gather(*(travel(place, trip) for place, trip in enumerate(batch.trips))))
+
+
+async def start_service(
+    network: ForeignNetwork, folder: Path, stack: AsyncExitStack
+) -> tuple[Adapter, dict[str, int]]:
+    """Start a publisher at the hub and a proxy at each end, for as long as the stack; the proxies' ports."""
+    publisher = network.adapter("hub")
+    await publisher.open()
+    stack.push_async_callback(publisher.close)
+    sites = {site: free_port() for site in ("a", "b")}
+    for site in sites:
+        proxy = ProxyServer(proxy_config(network, folder, site, sites))
+        await proxy.start()
+        stack.push_async_callback(proxy.stop)
+    return publisher, sites
 
 
 def proxy_config(network: ForeignNetwork, folder: Path, site: str, sites: dict[str, int]) -> Config:
@@ -165,7 +175,7 @@ def proxy_config(network: ForeignNetwork, folder: Path, site: str, sites: dict[s
 
 
 def filters_of(system: str, tag: str, count: int) -> tuple[str, list[str], dict[str, str]]:
-    """A topic, filters that all match it, and the headers that they look at."""
+    """Return a topic, filters that all match it, and the headers that the filters use."""
     if system == "activemq":
         return tag, [f"{tag}?colour <> 'c{number}'" for number in range(count)], {"colour": "x"}
     separator, wildcard = (".", "*") if system == "nats" else ("/", "+")
@@ -179,7 +189,7 @@ def filters_of(system: str, tag: str, count: int) -> tuple[str, list[str], dict[
 
 @dataclass
 class _Traveller:
-    """A publisher and a client, from the first attach to the last arrival."""
+    """A publisher and a mobile client, from the first attach to the last arrival."""
 
     network: ForeignNetwork
     publisher: Adapter
@@ -226,7 +236,7 @@ class _Traveller:
         )  # fmt: skip
 
     def _relays(self, brokers: dict[str, int], proxies: dict[str, int]) -> dict[int, SlowLink]:
-        """One radio, by the ports behind it; a narrow way is only that to the brokers."""
+        """Return the relays of one radio, by port; a narrow link lies only between client and brokers."""
         is_narrow = self.trip.link == "narrow"
         profile = NARROW if is_narrow else find_profile(self.trip.link)
         ports = [brokers["a"], brokers["b"], *([] if is_narrow else proxies.values())]
@@ -239,11 +249,12 @@ class _Traveller:
         from roamcast.proxy.nats import NatsAdapter
 
         class HastyNats(NatsAdapter):
-            """Subscriptions return before the broker has them, as those of the paper's Siena did: over a
-            narrow way that shows where the duplicates of ping come from (figure 10)."""
+            """Subscribe calls return before the broker has the subscription, as in the paper's Siena. Over a
+            narrow link this shows where ping's duplicates come from (figure 10).
+            """
 
             async def _settle(self, client: object, filter: str) -> None:
-                """Go on at once; what the server refuses is never noticed."""
+                """Continue at once; a refusal by the server goes unnoticed."""
 
         return HastyNats(self.network.url(site, port))
 
@@ -256,7 +267,7 @@ class _Traveller:
         await self.publisher.publish(ForeignMessage(self.topic, b"%d" % number, self.headers))
 
     async def _warm_up(self) -> None:
-        """Until the subscriptions are known at the hub: how the first attach goes is not measured."""
+        """Publish until the hub knows the subscriptions: the first attach is not measured."""
         while not self.arrivals:
             await self._publish(WARM_UP)
             await asyncio.sleep(0.1)
@@ -341,18 +352,13 @@ LEFT_OUT_COUNT = 20
 
 
 async def discover_and_exclude(network: ForeignNetwork, folder: Path) -> Row:
-    """A client finds the nearer of two proxies, moves, and one of its two subscriptions is not kept."""
+    """A client chooses the nearer of two proxies and moves; one of its two subscriptions is excluded from the
+    service.
+    """
     tag = f"r{network.kind}"
     topics = {kept: filters_of(network.kind, f"{tag}{kept}", 1) for kept in ("kept", "excluded")}
     async with AsyncExitStack() as stack:
-        publisher = network.adapter("hub")
-        await publisher.open()
-        stack.push_async_callback(publisher.close)
-        sites = {site: free_port() for site in ("a", "b")}
-        for site in sites:
-            proxy = ProxyServer(proxy_config(network, folder, site, sites))
-            await proxy.start()
-            stack.push_async_callback(proxy.stop)
+        publisher, sites = await start_service(network, folder, stack)
         far = SlowLink(sites["b"], find_profile("gprs"), random.Random(1).random)
         await far.start()
         stack.push_async_callback(far.close)
@@ -378,7 +384,7 @@ async def discover_and_exclude(network: ForeignNetwork, folder: Path) -> Row:
                     await publisher.publish(ForeignMessage(topic, f"{when} {kept}".encode(), headers))
 
         async def publish_until_heard(when: str) -> None:
-            """Subscriptions take a moment to be known everywhere."""
+            """Publish until a message arrives, because subscriptions take a moment to spread."""
             async with asyncio.timeout(60.0):
                 while not (heard[f"{when} kept"] and heard[f"{when} excluded"]):
                     await publish(when)
@@ -398,10 +404,9 @@ async def discover_and_exclude(network: ForeignNetwork, folder: Path) -> Row:
 def batches(
     trips: Sequence[Trip], ports: Mapping[str, Mapping[str, int]], folder: Path, at_once: int
 ) -> list[Batch]:
-    """Trips over the same system that take about as long, as many at once as this machine can serve.
-
-    Those that are compared, with different options, go together: whatever the machine does meanwhile, it
-    does to all of them.
+    """Group trips over the same system with similar durations into batches, as large as this machine can
+    serve. Trips that differ only in their option are in the same batch, so that the machine's load affects
+    all of them alike.
     """
     open_ones: dict[str, list[list[Trip]]] = {}
     for trip in sorted(trips, key=lambda one: (-one.expected_s, one.number, one.per_s, one.subscriptions)):

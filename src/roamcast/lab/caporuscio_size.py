@@ -1,4 +1,6 @@
-"""How large the mobility service is, and who in it knows which broker: read from its source."""
+"""Size of the mobility service, and which of its modules depend on a particular broker, as found in the
+source.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ import roamcast.proxy
 from roamcast.proxy.adapter import KINDS
 
 CORE = ("service", "ahead", "buffers", "messages", "steps", "errands", "store")
-"""The protocol and its state."""
+"""Modules with the protocol and its state."""
 AROUND = ("adapter", "base", "driver", "client", "wire", "discovery", "config", "monitor")
-"""What carries it: sockets, the client's library, configuration."""
+"""Modules around the core: sockets, the client library, configuration."""
 CODECS = {"activemq": ("stomp",)}
-"""What belongs to an adapter beside its own file."""
+"""Modules that belong to an adapter besides its own file."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,11 @@ class Sizes:
     core: int
     around: int
     adapters: dict[str, int]
-    """By kind of broker."""
+    """Lines of each adapter, by kind of broker."""
     leaks: list[tuple[str, str]]
-    """A module that is no adapter, and what it imports that only an adapter should know."""
+    """Imports that only adapters should have, in other modules: (module, imported name)."""
     looked_at: int
-    """How many modules that are no adapters were looked at."""
+    """Number of modules searched that are not adapters."""
 
 
 def sizes() -> Sizes:
@@ -51,7 +53,7 @@ def sizes() -> Sizes:
 
 
 def lines_of(path: Path) -> int:
-    """Lines with code on them: no comments, no docstrings, no empty ones."""
+    """Count the lines with code: without comments, docstrings and empty lines."""
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     documented: set[int] = set()
@@ -78,7 +80,7 @@ def lines_of(path: Path) -> int:
 
 
 def imported(path: Path) -> list[str]:
-    """The last part of every module that a file imports, and the first of those that are not ours."""
+    """Return what a file imports: the last part of names of ours, the first part of others."""
     found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = []

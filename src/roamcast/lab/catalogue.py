@@ -1,4 +1,4 @@
-"""Every experiment there is. One line for each module that registers some."""
+"""All experiments: each module that registers some has a line here."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ from roamcast.lab.experiment import EXPERIMENTS, Experiment
 
 
 def experiments() -> list[Experiment]:
-    """In the order in which the documents and their claims are listed."""
+    """Return the experiments in the order of the documents and their claims."""
     return list(EXPERIMENTS.values())

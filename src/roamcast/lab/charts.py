@@ -1,4 +1,4 @@
-"""Figures as data: panels of curves or bars, a title above them, and a line about the runs."""
+"""Figures as data: panels of curves or bars under a title, and a line that describes the runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from roamcast.lab.curves import Curve
 
 GRID = "#e3e8ec"
 SIZES = {1: (8.5, 4.8), 2: (11.0, 4.8), 3: (13.5, 4.8)}
-"""Inches of a figure, by how many panels are side by side."""
+"""Size of a figure in inches, by the number of panels side by side."""
 
 Drawing = Callable[[Axes], None]
 
 
 @dataclass(frozen=True)
 class Pen:
-    """How one curve is drawn and what the legend calls it."""
+    """Style of one curve, and its name in the legend."""
 
     label: str
     colour: str
@@ -32,18 +32,19 @@ class Pen:
 
 @dataclass(frozen=True)
 class Panel:
-    """One set of axes. `said` is what matplotlib's `Axes.set` takes: labels, scales and limits."""
+    """One set of axes. `said` holds arguments of matplotlib's `Axes.set`: labels, scales and limits."""
 
     draw: Drawing
     said: Mapping[str, Any] = field(default_factory=dict)
     title: str = ""
     ticks: Mapping[float, str] = field(default_factory=dict)
-    """Places on the x axis and what they are called; matplotlib's own if empty."""
+    """Positions on the x axis and their labels; matplotlib's own if empty."""
     legend: Mapping[str, Any] | None = None
-    """Where the legend is and how it looks; None: there is none here."""
+    """Arguments of the legend; None for no legend."""
     room: float = 0.0
-    """Height of the y axis as a multiple of the data's height, from 0, so that the legend covers none of
-    it."""
+    """Height of the y axis as a multiple of the data's height, so that the legend covers no data; the axis
+    starts at 0.
+    """
     grid: Literal["both", "x", "y"] = "both"
 
     def finish(self, axes: Axes) -> None:
@@ -70,18 +71,18 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure, drawn when it is called; one without panels stays empty."""
+    """A figure that is drawn when it is called; without panels it stays empty."""
 
     title: str
     about: str
     panels: Sequence[Panel]
     columns: int = 0
-    """Panels side by side; all of them if 0."""
+    """Number of panels side by side; 0 means all."""
     size: tuple[float, float] | None = None
     share: Literal["none", "row", "all"] = "none"
-    """Which panels have one y axis."""
+    """Which panels share a y axis."""
     has_key: bool = False
-    """Whether one legend, that of the first panel, stands above all panels."""
+    """True to draw the first panel's legend above all panels."""
 
     def __call__(self, figure: Figure) -> None:
         if not self.panels:
@@ -110,7 +111,7 @@ class Chart:
 
 
 def curves(curves: Mapping[str, Curve], pens: Mapping[str, Pen], scale: float = 1.0) -> Drawing:
-    """Draw every curve that has a pen, in the pens' order, with its intervals; y is multiplied by `scale`."""
+    """Draw the curves that have a pen, in the order of the pens; y is multiplied by `scale`."""
 
     def draw(axes: Axes) -> None:
         for name, pen in pens.items():
@@ -132,7 +133,7 @@ def curves(curves: Mapping[str, Curve], pens: Mapping[str, Pen], scale: float = 
 
 def with_printed(draw: Drawing, pens: Mapping[str, Pen], printed: Mapping[str, Mapping[int, float]],
                  label: str = "printed") -> Drawing:  # fmt: skip
-    """A drawing, and dotted what a document prints for each pen: x to y."""
+    """Extend a drawing by dotted lines with a document's printed values for each pen: x to y."""
 
     def drawn(axes: Axes) -> None:
         draw(axes)
@@ -147,15 +148,16 @@ def with_printed(draw: Drawing, pens: Mapping[str, Pen], printed: Mapping[str, M
 
 
 Interval = tuple[float, float, float]
-"""Height of a bar, and the bounds of its interval."""
+"""Height of a bar, and the bounds of its confidence interval."""
 
 
 def bars(
     series: Mapping[str, Sequence[float | Interval]], colours: Sequence[str], *,
     across: bool = False, counted: bool = False,
 ) -> Drawing:  # fmt: skip
-    """Groups of bars side by side, one of each series in a group; `across`: from left to right, one below
-    the other. `counted` writes above each bar what it stands for."""
+    """Draw groups of bars side by side, with one bar of each series per group; `across` draws them
+    horizontally, one group below the other. `counted` is written above each bar.
+    """
     width = 0.81 / len(series)
 
     def draw(axes: Axes) -> None:
@@ -179,7 +181,7 @@ def bars(
 
 
 def named(names: Sequence[str]) -> dict[float, str]:
-    """Ticks for groups of bars."""
+    """Return ticks with labels for groups of bars."""
     return dict(enumerate(names))
 
 

@@ -61,7 +61,7 @@ class Part(msgspec.Struct):
 
 
 def part_of(experiment: Experiment, findings: Findings, setting: str, commits: Mapping[str, int]) -> Part:
-    """`commits` is the number of runs made by each commit."""
+    """Return an experiment's part of the page; `commits` counts the runs made by each commit."""
     made = sum(commits.values())
     origin = setting
     if made:
@@ -83,7 +83,9 @@ def shown(text: str, outcome: Outcome) -> Shown:
 
 
 class ClaimsPage:
-    """Grows by an experiment at a time; experiments of an earlier page stay until they are replaced."""
+    """The page, written one experiment at a time; experiments of an earlier page stay until they are
+    replaced.
+    """
 
     def __init__(self, out: Path, command: str) -> None:
         self._out = out
@@ -171,7 +173,7 @@ class ClaimsPage:
         return lines
 
     def _settings(self, outcomes: list[Shown]) -> list[str]:
-        """Which setting reproduces which claim."""
+        """Write which setting reproduces which claim."""
         both = [outcome for outcome in outcomes if outcome.by_setting]
         if not both:
             return []
@@ -196,7 +198,7 @@ def file_of(experiment: str, name: str) -> str:
 
 
 def shrink(path: Path) -> None:
-    """Lines and letters need few colours: with 64 a picture takes a third of the bytes."""
+    """Reduce a picture to 64 colours, enough for lines and letters: a third of the bytes."""
     with Image.open(path) as picture:
         picture.convert("RGB").quantize(64).save(path, optimize=True)
 

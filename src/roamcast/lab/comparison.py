@@ -1,15 +1,15 @@
 """Every protocol in the same scenarios, side by side: see `docs/protocols.md`. Claims P1 and P2 are ours.
 
-The same clients publish the same and make the same moves under each protocol. Two ways of moving, because
-a protocol that expects clients at neighbours depends on it: to any broker (`uniform`), and to a broker
-next to the last one (`NBR`, Gaddah's neighbouring mobility, with his forks between a short handoff and a
-long disconnection). With a trace, the clients of the trace move as they did; protocols that predict moves
-have a model learned from everything before the part that is replayed.
+Under each protocol the same clients publish the same notifications and make the same moves. There are two
+ways of moving, because they matter to protocols that expect clients at neighbours: to any broker (`uniform`),
+and to a broker next to the last one (`NBR`, Gaddah's neighbouring mobility, in which a move is a short
+handoff or a long disconnection). With a trace, the clients of the trace move as they did; protocols that
+predict moves have a model learned from everything before the part that is replayed.
 
 What is lost, duplicate or out of order is counted over the whole run. All else is counted after a warm-up,
-when nearly everyone has left the place where it started. Stored is what the queues of a broker hold,
-whoever they are for, looked at once in a simulated second; that includes what is on the air and not
-acknowledged yet. A round trip is from the new broker to the old one and back.
+when nearly every client has left its first broker. `stored` is the number of notifications in all queues of a
+broker, sampled once per simulated second; it includes those that are sent and not acknowledged yet. A round
+trip is from the new broker to the old one and back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from random import Random
-from statistics import fmean, stdev
+from statistics import fmean
 
 from matplotlib.axes import Axes
 
@@ -34,6 +34,7 @@ from roamcast.lab.rows import Row, grouped, mean_of, sums_of, values_of
 from roamcast.lab.summary import percentile
 from roamcast.lab.sweep import Job, Sweep
 from roamcast.mobility import PROTOCOLS, Promise, Settings, find_protocol
+from roamcast.models.intervals import mean_interval
 from roamcast.models.next_broker import learned_document
 from roamcast.protocol import records
 from roamcast.protocol.effects import PublishThis
@@ -64,30 +65,28 @@ ORDER = (
     "none", "durable", "reactive", "proactive", "home_broker", "sub_unsub", "multi_hop_handoff",
     "relocation", "phoenix", "roam",
 )  # fmt: skip
-"""Of the documents; what is registered later comes behind."""
+"""Protocols in the order of the documents; those registered later follow."""
 MOVEMENTS = ("uniform", "NBR")
 SAMPLE_EVERY_S = 1.0
 WARM_UP_S = 120.0
 TRACE_WARM_UP_S = 60.0
 TRACE_SPAN_S = 3600.0
-"""Longest part of a trace that is replayed: around the busiest time of its last third."""
+"""Maximum length of the replayed part of a trace, around the busiest time of its last third."""
 TRACE_CLIENTS_MAX = 300
 RECEIVED_PER_S = 0.2
 """What a client of a trace is sent, so that something may wait though clients are away for a second only."""
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""Student's t by number of runs, for 95 % intervals."""
 COUNTS = ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected", "violations")
 
 
 def compared() -> list[str]:
-    """Every registered protocol but the rules that are kept for comparison."""
+    """Return every registered protocol except the published rules that are kept for comparison."""
     names = [name for name in PROTOCOLS if ":" not in name]
     return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
 @dataclass(frozen=True)
 class ReplayedTrace:
-    """A trace from a file, an overlay of its brokers, and the part that is replayed."""
+    """A trace from a file, an overlay of its brokers, and the part to replay."""
 
     file: str
     overlay: str
@@ -109,7 +108,7 @@ class ReplayedTrace:
 
 @cache
 def model_before(trace: ReplayedTrace) -> str:
-    """What can be learned from the part of a trace that is not replayed, as a model file."""
+    """Return a model file learned from the part of a trace that is not replayed."""
     visits = from_file(trace.file)
     earlier = (
         [(one.broker, one.attach_s) for one in of if one.attach_s < trace.from_s] for of in visits.values()
@@ -163,7 +162,7 @@ class Sampler:
         self.next_s = from_s
         self.until_s = until_s
         self.stored: list[int] = []
-        """Stored notifications, for each broker and sample."""
+        """Stored notifications, one value for each broker and sample."""
         self._network: Network | None = None
 
     def prepare(self, network: Network) -> None:
@@ -180,11 +179,10 @@ class Sampler:
 
 
 class Watch(Window):
-    """Counts also messages, by cause, what was published, round trips, and what roaming publishers feel.
-
-    A message that is relayed counts once. The delay of a roaming publisher is that of what it published
-    while it was away and could send when it attached elsewhere: from that attach to each delivery. Some
-    subscribers are away then, so only the median of it says something about the handoff.
+    """Counts messages by cause, publications, round trips, and the delays of roaming publishers. A relayed
+    message counts once. The delay of a roaming publisher is measured for notifications that it published
+    while away and sent after attaching elsewhere: from that attach to each delivery. Some subscribers are
+    away at that time, so only the median describes the handoff.
     """
 
     def __init__(
@@ -201,15 +199,15 @@ class Watch(Window):
         self.publisher_delays_s: list[float] = []
         self._topology, self._settings = topology, settings or NetworkSettings()
         self._way_hops: dict[str, int] = {}
-        """Client to the distance from its last broker to this one."""
+        """By client: the distance from its last broker to the present one."""
         self._issued: Counter[str] = Counter()
         self._away: set[str] = set()
         self._issued_away: dict[str, list[int]] = {}
-        """Client to the numbers of what it published while it was away."""
+        """By client: the numbers of the notifications that it published while away."""
         self._sent_at: dict[tuple[str, int], float] = {}
 
     def along(self, actions: Iterable[Action]) -> Iterator[Action]:
-        """The actions, with a look at who publishes while away."""
+        """Yield the actions, and note which clients publish while away."""
         for action in actions:
             _, client, item = action
             if isinstance(item, PublishThis):
@@ -343,7 +341,7 @@ def comparison_on(sweep: Sweep, trace: Path, overlay: Path) -> Findings:
 
 
 def replayed_trace(file: Path, overlay: Path) -> ReplayedTrace:
-    """The hour of the last third of a trace in which most visits begin."""
+    """Return the hour of the trace's last third in which most visits begin."""
     visits = from_file(file, parse_topology(f"file:{overlay}", Random(0)))
     begins = sorted(one.attach_s for of_client in visits.values() for one in of_client)
     ends_s = max(one.leave_s or one.attach_s for of_client in visits.values() for one in of_client)
@@ -366,13 +364,13 @@ def findings_of(rows: Sequence[Row]) -> Findings:
 
 
 PLACES = {"uniform": "to any broker", "NBR": "to a broker next to the last one"}
-"""Where clients move; other names are those of traces."""
+"""Descriptions of ways of moving; other names are those of traces."""
 
 
 def interval(rows: Sequence[Row], column: str) -> float | None:
-    """Half of the 95 % interval of a mean over runs; None if there are not two."""
+    """Return half the width of the 95 % interval of a mean over runs; None with fewer than two runs."""
     values = values_of(rows, column)
-    return T_95[len(values)] * stdev(values) / math.sqrt(len(values)) if len(values) in T_95 else None
+    return fmean(values) - mean_interval(values).low if len(values) > 1 else None
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
@@ -398,16 +396,15 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 
 
 Bars = Sequence[tuple[str, str, str]]
-"""Columns, what they are called, and their colour."""
+"""For each column: its name, label and colour."""
 
 
 def bars(
     title: str, label: str, parts: Bars, mark: tuple[str, str] | None = None, scale: float = 1.0,
     whiskers: str = "", **said: object,
 ) -> Callable[[Sequence[Row]], Chart]:  # fmt: skip
-    """One picture: a panel for each way of moving, and in it a bar for each protocol, the first on top.
-
-    Columns come one behind the end of the other.
+    """Draw a panel for each way of moving, with a bar for each protocol from top to bottom. Columns are
+    stacked.
     """
 
     def panel(rows: Sequence[Row], setting: str) -> Panel:
@@ -497,7 +494,7 @@ def judge_p1(rows: Sequence[Row]) -> Outcome:
 
 
 def judge_p2(rows: Sequence[Row]) -> Outcome:
-    """Only where clients can be expected somewhere: with uniform moves they cannot."""
+    """Judge P2 for all ways of moving except `uniform`, in which no broker can be expected."""
     parts: dict[str, bool] = {}
     figures: dict[str, object] = {}
     for movement, group in grouped(summarise(rows), "movement").items():

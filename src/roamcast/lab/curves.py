@@ -1,4 +1,4 @@
-"""Measured curves: means over seeds with their intervals, and their shapes."""
+"""Measured curves: means over seeds with their intervals, and the shape of a curve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roamcast.models.intervals import bounds_of, t_factor
 
 @dataclass(frozen=True)
 class Point:
-    """The mean over seeds, and the 95 % interval around it (by the t distribution)."""
+    """Mean over seeds with its 95 % interval (t distribution)."""
 
     x: float
     mean: float
@@ -59,7 +59,7 @@ class Curve:
 
 
 class Slope(NamedTuple):
-    """What one more of something adds, and the 95 % interval around it."""
+    """Increase per unit of one variable, with its 95 % interval."""
 
     value: float
     low: float
@@ -82,7 +82,7 @@ class Curves(dict[str, Curve]):
         self.columns = by, x, y
 
     def table(self) -> list[Row]:
-        """The points as rows."""
+        """Return the points as rows."""
         by, x, y = self.columns
         return [
             {by: name, x: point.x, y: point.mean, "low": point.low, "high": point.high, "runs": point.runs}
@@ -100,7 +100,9 @@ def means_of(curves: Mapping[str, Curve], digits: int = 3) -> dict[str, list[flo
 
 
 def power(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """The exponent b of the best y = a·x^b: the slope on two logarithmic axes. NaN if there is none."""
+    """Return the exponent b of the best fit y = a·x^b, the slope on two logarithmic axes; NaN if there is
+    none.
+    """
     if len(xs) < 2 or min(*xs, *ys) <= 0:
         return math.nan
     slope, _ = np.polyfit(np.log(xs), np.log(ys), 1)
@@ -108,7 +110,9 @@ def power(xs: Sequence[float], ys: Sequence[float]) -> float:
 
 
 def plane(rows: Sequence[Row], y: str, xs: Sequence[str]) -> dict[str, Slope]:
-    """Least squares: how much each x adds to y, the others kept; NaN where rows are too few or alike."""
+    """Return by least squares how much each x adds to y while the others stay fixed; NaN where rows are too
+    few or too similar.
+    """
     used = [row for row in rows if row[y] is not None]
     design = np.array([[1.0, *(float(row[x]) for x in xs)] for row in used]).reshape(len(used), len(xs) + 1)
     freedom = len(used) - len(xs) - 1

@@ -209,7 +209,7 @@ def is_free(folder: Path) -> bool:
 
 def clear(folder: Path) -> None:
     """Mark the folder as a demo's, and remove files of an earlier demo, but no files of the user."""
-    (folder / MARK).write_text("Made by `roamcast demo`, which replaces its own files here.\n")
+    (folder / MARK).write_text("Made by `roamcast demo`, which may replace the files that it wrote here.\n")
     pictures = [file for name in PICTURES for file in folder.glob(f"{name}.*")]
     for file in (folder / "summary.json", folder / "report.html", *pictures):
         file.unlink(missing_ok=True)

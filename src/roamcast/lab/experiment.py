@@ -76,7 +76,7 @@ class Outcome:
     """Measured values, and the thresholds they are compared with."""
     note: str = ""
     by_setting: dict[str, str] = field(default_factory=dict)
-    """Where the document's setting is not the one chosen here: the verdict in each, the document's first."""
+    """Verdict in each setting, the document's first, if the document's setting is not the one chosen here."""
 
     @property
     def verdict(self) -> str:
@@ -174,10 +174,10 @@ def conduct(
     elif experiment.run_on_trace is not None:
         findings = experiment.run_on_trace(sweep, *trace)
     else:
-        raise InputError(f"experiment {experiment.id}: takes no trace")
+        raise InputError(f"experiment {experiment.id}: does not accept a trace")
     said = sorted(outcome.claim for outcome in findings.outcomes)
     if said != sorted(claim.id for claim in experiment.claims):
-        raise RuntimeError(f"experiment {experiment.id} returned outcomes for other claims: {said}")
+        raise RuntimeError(f"experiment {experiment.id} returned outcomes for the wrong claims: {said}")
     return findings
 
 

@@ -1,9 +1,9 @@
 """Fiege et al. 2003 (REBECA), physical mobility: section 4, figure 5 and appendix A. Claims F1, F2, F7, F8.
 
-Figure 5 is a network of eight brokers. Consumer C subscribed at B6 and comes back at B1. B4 is the
-junction, where the way from B1 meets the old one; B7, beside it, has the first producer. With several
-producers there is another one at B8, beside B5. F8 is ours: the paper names the routing strategies of
-REBECA (section 2) and takes for granted that they differ in cost alone.
+Figure 5 is a network of eight brokers. Consumer C subscribed at B6 and comes back at B1. B4 is the junction,
+where the route from B1 meets the old one; the first producer is at B7, beside B4. With several producers
+there is another one at B8, beside B5. F8 is ours: the paper names the routing strategies of REBECA (section
+2) and assumes that they differ only in cost.
 """
 
 from __future__ import annotations
@@ -73,24 +73,26 @@ at 4.1 Q publish {"x": 8}
 """
 )
 PLACED = "B1→C B2→B1 B3→B2 B4→B3 B7→B4"
-"""The final entries for the filter of C: at which broker, and where they point."""
+"""Final routing entries for the filter of C, as broker→interface."""
 TABLES = {ONE_PRODUCER: PLACED, SEVERAL_PRODUCERS: "B1→C B2→B1 B3→B2 B4→B3 B5→B4 B7→B4 B8→B5"}
 FOUND = "B1→B2, B2→B3, B3→B4, B4→B5, B5→B6"
-"""The attach request: towards the producer as far as the junction, and from there along the entries to B6."""
+"""Hops of the attach request: towards the producer to the junction, and from there along the
+entries to B6.
+"""
 WAY = (
     "B1→B2 Resubscribe, B2→B3 Resubscribe, B3→B4 Resubscribe, B4→B5 Fetch, B5→B6 Fetch, "
     "B6→B5 Replay, B5→B4 Replay, B4→B3 Replay, B3→B2 Replay, B2→B1 Replay"
 )
-"""The subscription as far as the junction, the fetch from there to B6, and the replay back."""
+"""Hops of the subscription to the junction, of the fetch from there to B6, and of the replay back."""
 
 
 @dataclass
 class Witness:
-    """The messages of the protocol, and what the clients got or did not get, in order."""
+    """Records the protocol's messages, and what clients received or missed, in order."""
 
     messages: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
-    """Every hop of a message that looks for a session."""
+    """Hops of the messages that look for a session."""
     delivered: dict[str, list[str]] = field(default_factory=dict)
     dropped: dict[str, list[str]] = field(default_factory=dict)
 
@@ -120,7 +122,7 @@ def play(story: Story) -> tuple[Run, Witness]:
 
 
 def entries_of(network: Network, text: str) -> str:
-    """The routing entries for a filter: at which broker, and the peer or client they point to."""
+    """Return the routing entries for a filter: the broker, and the peer or client that each points to."""
     wanted = parse(text)
     return " ".join(
         f"{id}→{name_of(interface)}"
@@ -135,7 +137,7 @@ def name_of(interface: Interface) -> str:
 
 
 def left_over(network: Network) -> list[str]:
-    """What brokers hold for clients whose session is elsewhere: `client at broker`, one for each thing."""
+    """Return what brokers still hold for clients whose session is elsewhere, as `client at broker`."""
     found = []
     for id, broker in network.brokers.items():
         protocol = broker.protocol
@@ -153,11 +155,11 @@ def judge_figure_5(claim: Claim, text: str) -> Outcome:
     result, messages, requests = run.result, ", ".join(witness.messages), ", ".join(witness.requests)
     entries, left = entries_of(run.network, FILTER), left_over(run.network)
     parts = {
-        "the entries are others": entries == TABLES[text],
-        "the old broker is found on another way": requests == FOUND,
-        "messages go another way": messages == WAY,
-        f"left over: {', '.join(left)}": not left,
-        "not everything was delivered once and in order": result.violations_total == result.lost == 0,
+        "the entries differ": entries == TABLES[text],
+        "the old broker is found on another path": requests == FOUND,
+        "messages take another path": messages == WAY,
+        f"brokers still hold: {', '.join(left)}": not left,
+        "not all notifications were delivered once and in order": result.violations_total == result.lost == 0,
     }
     figures = {
         "final entries (C, F)": entries,
@@ -193,11 +195,13 @@ LIMITS: tuple[tuple[int | None, float | None], ...] = (
     (None, None), (1, None), (2, None), (5, None), (9, None), (10, None), (11, None),
     (None, 0.7), (None, 2.2), (None, 3.2), (None, 5.7), (3, 3.2), (5, 0.7), (8, 2.2),
 )  # fmt: skip
-"""Room in notifications, and time to live in seconds."""
+"""Cache limits: number of notifications, and time to live in seconds."""
 
 
 def cache_story(here: str, ring: int | None, ttl_s: float | None) -> Story:
-    """A client is away from broker a while ten notifications are published, and comes back somewhere."""
+    """Return a story: a client leaves broker a, ten notifications are published, and it comes back
+    at `here`.
+    """
     publishes = "".join(
         f"at {3.0 + EVERY_S * number:.2f} p publish {{}}\n" for number in range(PUBLISHED_AWAY)
     )
@@ -217,7 +221,9 @@ def cache_story(here: str, ring: int | None, ttl_s: float | None) -> Story:
 
 
 def expected_missing(ring: int | None, ttl_s: float | None) -> int:
-    """By arithmetic alone: the oldest of ten that a ring has no room for, or that are too old by then."""
+    """Return the number of missing notifications by arithmetic: the oldest ones that exceed the ring or the
+    time to live.
+    """
     past_ring = max(PUBLISHED_AWAY - ring, 0) if ring is not None else 0
     if ttl_s is None:
         return past_ring
@@ -228,15 +234,15 @@ def expected_missing(ring: int | None, ttl_s: float | None) -> int:
 
 @dataclass(frozen=True)
 class RelocationJob(Job):
-    """One story of the fuzzer."""
+    """A story of the fuzzer."""
 
     seed: int
     limited: bool
-    """Whether the caches have a size and an age by which they give notifications up."""
+    """True if caches have limits in number and age, beyond which they drop notifications."""
 
     @property
     def repetition(self) -> int:
-        """Each story is another one."""
+        """All stories count as the same repetition."""
         return 1
 
 
@@ -260,7 +266,7 @@ def relocate(job: RelocationJob) -> Row:
 
 
 def caches() -> list[Row]:
-    """Every limit, and every place to come back to."""
+    """Run every limit with every place to come back to."""
     rows = []
     for ring, ttl_s in LIMITS:
         for here in ("a", "b", "c"):
@@ -298,14 +304,14 @@ def judge_f7(rows: Sequence[Row], tried: Sequence[Row]) -> Outcome:
         f"roomy caches: {roomy[name]} {name}": roomy[name] == 0 for name in ("lost", *wrong)
     }
     parts |= {f"limited caches: {limited[name]} {name}": limited[name] == 0 for name in wrong}
-    parts["limited caches lose what they did not give up"] = limited["lost"] == given_up
-    parts[f"{len(inexact)} caches miss others than expected"] = not inexact
+    parts["limited caches lose notifications that they did not drop"] = limited["lost"] == given_up
+    parts[f"{len(inexact)} caches miss other notifications than expected"] = not inexact
     if not (roomy["handoffs"] and limited["lost"] and tried):
-        return F7.open("too few runs: nothing moved or no cache gave anything up")
+        return F7.open("too few runs: no client moved, or no cache dropped anything")
     figures = {
         "runs": len(rows),
         "caches large enough": roomy,
-        "caches limited in size and age": {**limited, "given up by caches": given_up},
+        "caches limited in size and age": {**limited, "dropped by caches": given_up},
         "limits and places tried": len(tried),
         "of them exactly as expected": len(tried) - len(inexact),
     }
@@ -324,8 +330,9 @@ F8 = Claim(
 STRATEGIES = ("simple", "identity", "covering", "merging")
 WORKLOADS = ("nested", "ranges", "groups")
 PROTOCOL = "sub_unsub"
-"""It works with all four, and its handoffs are subscriptions and unsubscriptions: tables change all the
-time, and every change is said to the neighbours."""
+"""This protocol works with all four strategies, and its handoffs are subscriptions and unsubscriptions:
+tables change all the time, and brokers tell their neighbours of each change.
+"""
 MEASURES = {
     "table_entries": "routing entries, all brokers together",
     "control_hops": "hops of subscribing and unsubscribing",
@@ -340,7 +347,7 @@ WHY_MERGING_COSTS_MORE = (
 
 @dataclass(frozen=True)
 class RoutingJob(Job):
-    """The same scenario under each strategy."""
+    """One scenario, run under each strategy."""
 
     workload: str
     seed: int
@@ -369,7 +376,9 @@ class RoutingJob(Job):
 
 
 class ControlTraffic:
-    """Hops of what routers say to each other; locating and moving sessions is the same under all four."""
+    """Counts hops of messages between routers. Locating and moving sessions costs the same under all
+    strategies.
+    """
 
     def __init__(self) -> None:
         self.hops: Counter[str] = Counter()
@@ -380,7 +389,7 @@ class ControlTraffic:
 
 
 def route(job: RoutingJob) -> Row:
-    """Run all strategies, and compare, client by client, what was delivered."""
+    """Run all strategies, and compare the deliveries of each client."""
     delivered: dict[str, dict[str, list[str]]] = {}
     figures: dict[str, Row] = {}
     for strategy in job.strategies:
@@ -457,7 +466,7 @@ def judge_r20(rows: Sequence[Row]) -> Outcome:
     violations = sum(one["violations"] for row in rows for one in row["strategies"].values())
     figures: dict[str, object] = {"runs": len(LAZY) * len(rows), "violations": violations}
     parts: dict[str, bool | None] = {} if rows else {"there are no runs": None}
-    parts[f"{changed} clients got something else"] = changed == 0
+    parts[f"{changed} clients received other notifications"] = changed == 0
     parts[f"{violations} violations"] = violations == 0
     for (workload,), group in grouped(rows, "workload").items():
         means = {
@@ -476,7 +485,7 @@ def judge_r20(rows: Sequence[Row]) -> Outcome:
 
 
 def chart(means: Sequence[Row]) -> Chart:
-    """Table sizes and control traffic, one bar for each strategy and workload."""
+    """Draw table sizes and control traffic, one bar for each strategy and workload."""
     workloads = distinct(means, "workload")
     panels = [
         Panel(
@@ -494,7 +503,7 @@ def chart(means: Sequence[Row]) -> Chart:
 
 
 def mean_sizes(rows: Sequence[Row]) -> list[Row]:
-    """One row for each workload and strategy: means over seeds."""
+    """Return one row for each workload and strategy, with means over seeds."""
     names = (*MEASURES, "subscribe_hops", "handoff_hops")
     return [
         {
@@ -509,14 +518,15 @@ def mean_sizes(rows: Sequence[Row]) -> list[Row]:
 
 
 def judge_f8(rows: Sequence[Row], means: Sequence[Row]) -> Outcome:
-    """Falling: no step up in any workload, and a step down in some. Two strategies may cost the same where
-    the filters leave the better one nothing to do."""
+    """Judge whether the figures fall: they rise in no workload, and fall in some. Two strategies may cost the
+    same where the filters give the better one no advantage.
+    """
     counts = sums_of(rows, ("deliveries", "handoffs", "clients_changed"))
     violations = sum(one["violations"] for row in rows for one in row["strategies"].values())
     figures: dict[str, object] = {"runs": 4 * len(rows), **counts, "violations": violations}
     parts: dict[str, bool | None] = {} if means else {"there are no runs": None}
     parts |= {
-        f"{counts['clients_changed']} clients got something else": counts["clients_changed"] == 0,
+        f"{counts['clients_changed']} clients received other notifications": counts["clients_changed"] == 0,
         f"{violations} violations": violations == 0,
     }
     why = ""
@@ -530,7 +540,7 @@ def judge_f8(rows: Sequence[Row], means: Sequence[Row]) -> Outcome:
             ratios = {workload: found[better] / found[worse] for workload, found in sizes.items()}
             for workload, ratio in ratios.items():
                 parts[f"{name}, {workload}: {better} is {ratio:.3f} of {worse}"] = ratio <= 1
-            parts[f"{name}: {better} is nowhere below {worse}"] = any(one < 1 for one in ratios.values())
+            parts[f"{name}: {better} is never below {worse}"] = any(one < 1 for one in ratios.values())
             if (measure, better) == ("control_hops", "merging") and max(ratios.values(), default=0) > 1:
                 why = WHY_MERGING_COSTS_MORE
     return F8.judge(parts, figures, why=why)

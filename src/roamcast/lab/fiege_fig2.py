@@ -1,9 +1,9 @@
-"""Fiege et al. 2003, figure 2: what is missed without support, though everything is flooded. Claim R23.
+"""Fiege et al. 2003, figure 2: losses without mobility support although everything is flooded. Claim R23.
 
-The client leaves B1 and appears at B2 at the same moment, and neither broker knows of the other. So it is
-two clients, C at B1 and D at B2, and what both get together is what it has. One of the two brokers is nearer
-to the producer. A notification that has passed B2 before the move and comes to B1 after it is missed; one
-that came to B1 before and comes to B2 after it is there twice.
+The client leaves B1 and appears at B2 at the same moment, and neither broker knows of the other. So the
+experiment has two clients, C at B1 and D at B2, and adds up what both receive. One of the two brokers is
+nearer to the producer. A notification that passes B2 before the move and reaches B1 after it is missed; one
+that reaches B1 before the move and B2 after it is received twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ R23 = Claim(
 SHORT_S, LONG_S, ACCESS_S = 0.05, 0.25, 0.02
 PUBLISHED_S = 10.0
 HEARD_S = PUBLISHED_S + ACCESS_S
-"""When the broker of the producer has the notification."""
+"""Time at which the producer's broker receives the notification."""
 NAIVE, SUPPORTED = "subscribe and leave", "relocation"
 
 NETWORK = """
@@ -69,16 +69,12 @@ class MoveJob(Job):
     def repetition(self) -> int:
         return 0
 
-    @property
-    def cost(self) -> float:
-        return 1.0
-
     def reaches_s(self, broker: str) -> float:
-        """When the notification comes to a broker."""
+        """Return the time at which the notification reaches a broker."""
         return HEARD_S + (SHORT_S if broker == self.nearer else LONG_S)
 
     def expected(self) -> int:
-        """How often the client gets the notification, by the figure."""
+        """Return how often the client receives the notification according to the figure."""
         if self.how == SUPPORTED:
             return 1
         # What is on the air when the client goes is lost, so it must have come a little earlier.
@@ -124,7 +120,7 @@ def experiment(quick: bool, sweep: Sweep) -> Findings:
 def judge(rows: Sequence[Row]) -> Outcome:
     wrong = [row for row in rows if row["got"] != row["expected"]]
     parts: dict[str, bool | None] = {} if rows else {"there are no runs": None}
-    parts[f"{len(wrong)} moves came out otherwise"] = not wrong
+    parts[f"{len(wrong)} moves had another result"] = not wrong
     figures: dict[str, object] = {"moves": len(rows)}
     for how in MOVES:
         got = [row["got"] for row in where(rows, how=how)]

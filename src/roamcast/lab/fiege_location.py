@@ -1,9 +1,8 @@
 """Fiege et al. 2003 (REBECA), logical mobility: sections 3.3 and 5, appendix B. Claims F3 to F6.
 
-The tables are read from the routing tables of brokers, which run the algorithm in a simulated
-network. Where the paper gives a rule for the number of steps (rounded down in table 4, up in figure
-13, with delays one way), that rule is chosen here; the one that keeps the promise (F6) counts the
-round trip and rounds up.
+The tables are read from the routing tables of brokers, which run the algorithm in a simulated network. Where
+the paper gives a rule for the number of steps (one-way delays, rounded down in table 4 and up in figure 13),
+that rule is used. The rule that keeps the promise (F6) takes round trips and rounds up.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ F3 = Claim(
 GRAPH = "graph a-b a-c b-d c-d"
 LOCATIONS = "abcd"
 BROKERS = ("B1", "B2", "B3", "B4")
-"""Figure 6, and one more broker at the producer's end: the filter F_i is what B_(i+1) lets through."""
+"""Brokers of figure 6, and one more at the producer's end: the filter F_i is what B_(i+1) lets through."""
 
 NETWORK = f"""
 brokers B1-B2 B2-B3 B3-B4
@@ -65,24 +64,24 @@ TABLE_1: Sets = {
     2: ("abcd", "abcd", "abcd", "abcd"),
     3: ("abcd", "abcd", "abcd", "abcd"),
 }
-"""Printed: t to the sets for x = a, b, c, d; tables 3 and 4 in the same way."""
+"""Table 1 as printed: t to the sets for x = a, b, c, d. Tables 3 and 4 have the same form."""
 TABLE_2: Sets = {
     0: ("abcd", "abcd", "abc", "a"),
     1: ("abcd", "abcd", "abd", "b"),
     2: ("abcd", "abcd", "bcd", "d"),
 }
-"""Printed: time to F_3, F_2, F_1, F_0."""
+"""Table 2 as printed: time to F_3, F_2, F_1, F_0."""
 TABLE_3_SUB_UNSUB = {0: tuple("abcd"), 1: tuple("abcd"), 2: tuple("abcd"), 3: ("abcd",) * 4}
 TABLE_3_FLOODING = {0: tuple("abcd"), 1: ("abcd",) * 4, 2: ("abcd",) * 4, 3: ("abcd",) * 4}
 TABLE_4 = {0: tuple("abcd"), 1: TABLE_1[1], 2: TABLE_1[1], 3: ("abcd",) * 4}
 
 STAY_MS = 100
 DELAYS_MS = (120, 50, 50)
-"""Figure 8, as far as the table goes; the fourth delay, 20 ms, adds no row."""
+"""Delays of figure 8 that affect the table; the fourth, 20 ms, adds no row."""
 
 
 def let_through(network: Network, broker: str) -> str:
-    """The locations that a broker lets through towards the client, in one word."""
+    """Return the locations that a broker lets through towards the client, joined to one word."""
     for filter, interface in network.brokers[broker].router.table.entries():
         if broker == BROKERS[0] or isinstance(interface, str):
             return "".join(one for one in LOCATIONS if filter.matches({"location": one}))
@@ -90,7 +89,7 @@ def let_through(network: Network, broker: str) -> str:
 
 
 def told(settings: str, moves: Sequence[str], start: str = "a") -> list[tuple[str, ...]]:
-    """What each broker lets through, F_0 first, after each of the moves."""
+    """Return what each broker lets through after each of the moves, F_0 first."""
     story = parse_story(NETWORK.format(start) + settings)
     found = []
     for count in range(len(moves) + 1):
@@ -101,19 +100,20 @@ def told(settings: str, moves: Sequence[str], start: str = "a") -> list[tuple[st
 
 
 def table(settings: str, find: Callable[[str, str], tuple[str, ...]]) -> Sets:
-    """Steps on the way (0 at the client) to what is let through for x = a, b, c, d."""
+    """Return, by distance from the client in steps, what is let through for x = a, b, c, d."""
     columns = [find(settings, start) for start in LOCATIONS]
     return {t: tuple(column[t] for column in columns) for t in range(len(BROKERS))}
 
 
 def filters_at(settings: str, start: str) -> tuple[str, ...]:
-    """By the routing tables."""
+    """Return the filters of the routing tables."""
     return told(settings, (), start)[0]
 
 
 def crossing(settings: str, start: str) -> tuple[str, ...]:
-    """By what a producer at the third broker sends for every location: what the client is given, what crosses
-    the link to its broker and the one before, and what the producer's own broker takes."""
+    """Let a producer at the third broker publish for every location; return what the client receives, what
+    crosses the link to its broker and the link before, and what the producer's broker receives.
+    """
     story = parse_story(NETWORK.format(start) + settings)
     publishes = [
         (30.0 + number, "P", PublishThis(encode_attributes({"location": one})))
@@ -138,7 +138,9 @@ def crossing(settings: str, start: str) -> tuple[str, ...]:
 
 
 def tables(quick: bool, sweep: Sweep) -> Findings:
-    """One stay for each link, so that each adds one step; then the limits, and the times of figure 8."""
+    """Compare the tables: one stay per link, so that each link adds one step; then the limits, and the times
+    of figure 8.
+    """
     each_a_step = "link 1\nstay 1\nsteps published"
     links = "\n".join(
         f"link {one}-{other} {delay / 1000}"
@@ -170,7 +172,7 @@ PRINTED: dict[str, Sets] = {
 
 
 def steps_for_times() -> dict[str, list[float]]:
-    """The steps at the three brokers of table 4 under each rule."""
+    """Return the steps at the three brokers of table 4 under each rule."""
     sums_ms = [sum(DELAYS_MS[: count + 1]) for count in range(len(DELAYS_MS))]
     rules = {
         "rounded down, one way (table 4)": Rule("one_way", "down"),
@@ -190,8 +192,8 @@ def judge_f3(found: dict[str, Sets]) -> Outcome:
 
 
 PUBLISHED = (
-    "the last row of table 3 is the producer's own broker, which has no filter: what is published is shown, "
-    "which cannot be otherwise"
+    "the last row of table 3 is the producer's own broker, which has no filter: the row shows what is "
+    "published, and cannot be different"
 )
 
 
@@ -206,12 +208,12 @@ F6 = Claim(
 
 SEEDS_PER_JOB = 10
 FIRST_SEED = 100
-"""Clients that are too fast are rare; the first stories from this seed on have some."""
+"""Stories from this seed on include some of the rare clients that move too fast."""
 DELAY_S = 0.1
-"""From the producer's broker to the client's, one way: t_d."""
+"""t_d: one-way delay from the producer's broker to the client's."""
 START_S, STEPS = 20.0, 24
 STAYS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0)
-"""In units of t_d."""
+"""Durations of a stay, in units of t_d."""
 
 
 @dataclass(frozen=True)
@@ -236,14 +238,16 @@ def try_seeds(job: SeedsJob) -> Row:
 
 @dataclass(frozen=True)
 class BlackoutJob(Job):
-    """A client that stays a multiple of t_d at each location, under the naive solution or the algorithm."""
+    """Job for a client that stays a multiple of t_d at each location, with the naive solution or the
+    algorithm.
+    """
 
     solution: str
     stay: float
 
 
 def walk(job: BlackoutJob) -> Row:
-    """Round a ring of locations; notifications for all of them are published all the time."""
+    """Let the client walk round a ring of locations, while notifications are published for all of them."""
     stay_s = job.stay * DELAY_S
     expected = "inf" if job.solution == "sub/unsub" else str(stay_s)
     every_s = DELAY_S / 20
@@ -271,7 +275,9 @@ def walk(job: BlackoutJob) -> Row:
 
 
 def shares(got: Mapping[Identity, float], owed: Mapping[Identity, float], stay_s: float) -> Row:
-    """How much of what flooding brings arrives, and how long nothing does after a move."""
+    """Return the share of flooding's deliveries that arrives, and the mean time without deliveries after a
+    move.
+    """
     due = [one for one, at in owed.items() if START_S <= at < START_S + STEPS * stay_s]
     had = [one for one in due if one in got]
     arrivals = sorted(got[one] for one in had)
@@ -300,7 +306,7 @@ def logical(quick: bool, sweep: Sweep) -> Findings:
 
 
 def blackout(walks: Sequence[Row]) -> Chart:
-    """Figure 3, measured: the share of what flooding brings, against how long the client stays."""
+    """Draw figure 3 as measured: the share of flooding's deliveries against the duration of a stay."""
     longest = max(row["stay_delays"] for row in walks)
 
     def draw(axes: Axes) -> None:
@@ -332,7 +338,7 @@ def blackout(walks: Sequence[Row]) -> Chart:
 
 
 def judge_f6(rows: Sequence[Row], walks: Sequence[Row]) -> Outcome:
-    """And of figure 3: after each move, sub/unsub brings nothing for two delays."""
+    """Judge F6, and figure 3: after each move, sub/unsub delivers nothing for two delays."""
     if not rows or not walks:
         return F6.open("runs are missing")
     counted = ("seeds", "notifications", "deliveries", "epochs", "handoffs", "blacked_out", "violations")
@@ -342,11 +348,11 @@ def judge_f6(rows: Sequence[Row], walks: Sequence[Row]) -> Outcome:
     starved = [row["stay_delays"] for row in naive if row["delivered"] == 0]
     parts = {
         f"{totals['violations']} violations": totals["violations"] == 0,
-        "no client was too fast": totals["blacked_out"] > 0,
+        "no client moved too fast": totals["blacked_out"] > 0,
         "sub/unsub is silent for other times than two delays": not wrong,
         "sub/unsub does not starve at stays below two delays": starved
         == [row["stay_delays"] for row in naive if row["stay_delays"] <= 2],
-        "the algorithm misses something": all(row["delivered"] == row["owed"] for row in adaptive),
+        "the algorithm misses notifications": all(row["delivered"] == row["owed"] for row in adaptive),
     }
     figures = {
         **totals,

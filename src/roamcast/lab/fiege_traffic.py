@@ -1,14 +1,15 @@
 """Fiege et al. 2003, appendix B.2 and figure 9: how many messages logical mobility costs. Claims F4, F5.
 
-A tree of brokers, three children each, five levels below the root; the lowest are the local brokers of
-ten producers each, behind slow links. One consumer, whose local broker hangs at the root, behind a slow
-link too. The locations are such that each step multiplies those in reach by four: that is taken from the
-paper as it is, since no movement graph does it (a client may stay, so two steps reach 1 + 3 + 9 of them).
+The network is a tree of brokers with three children each and five levels below the root. The lowest level
+holds the local brokers of ten producers each, behind slow links. The local broker of the only consumer is
+attached to the root, by a slow link, too. Each step multiplies the locations in reach by four: this is the
+paper's assumption, which no movement graph fulfils (a client may stay, so two steps reach 1 + 3 + 9
+locations).
 
-The formulas charge every link with every notification that its filter lets through, wherever that was
-published. Reverse-path forwarding sends it only towards the consumer. So three things are measured: the
-hops of the algorithm as it is; what each link would carry if it were offered everything (which is what
-the formulas count); and the hops if brokers send what matches to all their neighbours.
+The formulas count every notification on every link whose filter lets it through, wherever it was published.
+Reverse-path forwarding sends it only towards the consumer. So three things are measured: the hops of the
+algorithm as it is; what each link would carry if it were offered everything (the formulas count that); and
+the hops if brokers send what matches to all their neighbours.
 """
 
 from __future__ import annotations
@@ -75,25 +76,27 @@ def flooding_messages(time_s: float) -> float:
 
 
 def steps_at(level: int, stay_s: float, rule: Rule) -> float:
-    """Of the filter on the link below the root on this level (1 to 5); the consumer is one slow link away."""
+    """Return the steps of the filter on the link above this level (1 to 5); the consumer is one slow link
+    away.
+    """
     distance_s = SLOW_S + FAST_S * level if level < LEVELS else 2 * SLOW_S + FAST_S * (LEVELS - 1)
     return rule.steps(2 * distance_s, stay_s)
 
 
 def share_at(level: int, stay_s: float, rule: Rule) -> float:
-    """Which part of all notifications a link on this level lets through."""
+    """Return the share of all notifications that a link on this level lets through."""
     reach: float = FACTOR ** steps_at(level, stay_s, rule)
     return min(reach / LOCATIONS, 1.0)
 
 
 def notification_messages(time_s: float, stay_s: float, rule: Rule) -> float:
-    """Every notification on every link whose filter lets it through."""
+    """Return the notification messages: every notification on every link whose filter lets it through."""
     shares = sum(float(DEGREE) ** level * share_at(level, stay_s, rule) for level in range(1, LEVELS + 1))
     return PRODUCERS * RATE_PER_S * time_s * shares
 
 
 def control_messages(time_s: float, stay_s: float, per_move: int = LINKS) -> float:
-    """Once over all links at each move."""
+    """Return the control messages: one over every link at each move."""
     return per_move * floor(time_s / stay_s)
 
 
@@ -102,7 +105,7 @@ def formula(time_s: float, stay_s: float, rule: Rule = PUBLISHED) -> float:
 
 
 def judge_f4() -> Outcome:
-    """The formulas from the tree and its levels, beside the printed ones with their printed numbers."""
+    """Compare the formulas, computed from the tree and its levels, with the printed formulas."""
     values = {
         "flooding, per second": (flooding_messages(1), 2430 * 363.0),
         "stays of 10 s, notifications per second": (
@@ -139,7 +142,7 @@ def judge_f4() -> Outcome:
 
 
 class Surroundings:
-    """Locations on a ring, of which each step multiplies those in reach: a window of 4, 16, 64, then all."""
+    """Locations on a ring; each step multiplies those in reach: 4, 16, 64, then all."""
 
     is_metric = False
 
@@ -164,7 +167,7 @@ class Surroundings:
 
 
 def topology() -> Topology:
-    """Brokers by level and position; `home` is the consumer's local broker."""
+    """Return the brokers by level and position; `home` is the consumer's local broker."""
     edges = [("home", "n0-0")] + [
         (f"n{level - 1}-{place // DEGREE}", f"n{level}-{place}")
         for level in range(1, LEVELS + 1)
@@ -180,7 +183,7 @@ def parent_of(broker: str) -> str:
 
 @dataclass(frozen=True)
 class TrafficJob(Job):
-    """One run: which way notifications are sent, how long the consumer stays, and for how long."""
+    """One run: how notifications are routed, how long the consumer stays at a location, and the duration."""
 
     mode: str
     """`reverse path`, `broadcast` or `flooding`."""
@@ -195,12 +198,13 @@ class TrafficJob(Job):
 
 
 START_S = 60.0
-"""When everything has settled."""
+"""Time at which subscriptions have settled."""
 
 
 def actions(job: TrafficJob) -> Iterator[Action]:
-    """Producers publish once a second, each at its own moment. Locations are dealt out like cards: each
-    comes equally often, and chance decides only when and where."""
+    """Yield the actions. Each producer publishes once a second, at a moment of its own. Locations are drawn
+    like cards from a deck, so that each occurs equally often.
+    """
     rng = random.Random("fiege-traffic")
     yield 0.0, "C", AttachTo("home", 0)
     producers = [f"p{number}" for number in range(PRODUCERS)]
@@ -226,11 +230,11 @@ def actions(job: TrafficJob) -> Iterator[Action]:
 
 @dataclass
 class Meter:
-    """Counts what crosses links of the tree; the consumer's own link is kept apart."""
+    """Counts messages over links of the tree; the consumer's own link is counted apart."""
 
     job: TrafficJob
     links: list[tuple[Router, str]] = field(default_factory=list)
-    """The routers at the lower ends of the links that are offered everything, and the upper ends."""
+    """Links that are offered everything: the router at the lower end, and the name of the upper end."""
     hops: Counter[str] = field(default_factory=Counter)
     offered: int = 0
 
@@ -256,14 +260,15 @@ class Meter:
         self.hops[kind] += 1
 
     def on_rows(self, rows: list[records.Row]) -> None:
-        """Offer each notification to every link of the tree, as the filters stand when it is published."""
+        """Offer each notification to every link of the tree, with the filters that were valid when it was
+        published."""
         for row in rows:
             if row.kind == "published" and row.attributes is not None:
                 self.offered += sum(up in router.route(row.attributes)[0] for router, up in self.links)
 
 
 def broadcast(router: Router) -> None:
-    """From now on the broker sends what matches to all its neighbours."""
+    """Make the broker send what matches to all its neighbours."""
     route = router.route
 
     def to_all(attributes: bytes) -> Route:
@@ -322,7 +327,7 @@ def traffic(quick: bool, sweep: Sweep) -> Findings:
 
 
 def chart(rows: Sequence[Row]) -> Chart:
-    """Figure 9: total messages over time by formula, and beside it what was measured, per second."""
+    """Draw figure 9: total messages over time by formula, and the measured messages per second beside it."""
     formulas, bars = figure_9(), rates_of(rows)
 
     def draw_total(axes: Axes) -> None:
@@ -354,7 +359,7 @@ def chart(rows: Sequence[Row]) -> Chart:
 
 
 def rates_of(rows: Sequence[Row]) -> list[tuple[str, float, str]]:
-    """Label, hops per second and colour of each bar."""
+    """Return label, hops per second and colour of each bar."""
     bars = []
     for row in rows:
         colour, stays = {10.0: ARRIVED, 1.0: LOST}[row["stay_s"]], f"stays of {row['stay_s']:g} s"
@@ -395,7 +400,7 @@ def judge_f5(rows: Sequence[Row]) -> Outcome:
         return F5.open("runs are missing")
 
     def hops(mode: str, rule: str = published) -> list[float]:
-        """Slow movement first."""
+        """Return the hops per second, slow movement first."""
         return [
             per_second(found[mode, stay_s, rule], "notification_hops", "control_hops") for stay_s in STAYS_S
         ]

@@ -40,15 +40,15 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Trace:
-    """The trip of one client: when each notification was published, and when it arrived; times in seconds."""
+    """Trip of one client: when each notification was published, and when it arrived; times in seconds."""
 
     label: str
     notifications: tuple[tuple[float, float | None], ...]
-    """In publishing order: (published, arrived), None if it never arrived."""
+    """In publishing order: (published, arrived); arrived is None for lost notifications."""
     left_s: float
     attached_s: float
     detached_s: float | None = None
-    """When it was gone, if leaving took a while."""
+    """Time at which the broker noticed the detach, if leaving took a while."""
 
     @property
     def lost(self) -> int:
@@ -56,7 +56,7 @@ class Trace:
 
     @property
     def stored(self) -> list[float]:
-        """When those arrived that were published while the client was away."""
+        """Return the arrival times of notifications published while the client was away."""
         return [
             arrived_s
             for published_s, arrived_s in self.notifications
@@ -65,7 +65,7 @@ class Trace:
 
 
 def trace_of(rows: Iterable[Row], client: str, label: str, start_s: float = 0.0) -> Trace:
-    """The trip of a client that goes away once, from the rows of a run in which all is for it.
+    """Build the trip of a client that is away once from a run in which every notification is for that client.
 
     Times are counted from `start_s`.
     """
@@ -91,9 +91,8 @@ def trace_of(rows: Iterable[Row], client: str, label: str, start_s: float = 0.0)
 def draw_departure_arrival(traces: Sequence[Trace], title: str, setting: str) -> Figure:
     """Departure/arrival traces side by side (Caporuscio et al. section 4.2, fig. 8).
 
-    Each point is a notification: across when it was published, up when it
-    arrived. Points are joined in publishing order, and a line breaks where one
-    was lost.
+    Each point is a notification: x is the time of publishing, y the time of arrival. Points are joined in
+    publishing order; a lost notification interrupts the line.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 5.8), dpi=160, facecolor="white")
@@ -153,7 +152,7 @@ def _draw_joined(axes: Axes, trace: Trace) -> None:
 
 
 def _note(axes: Axes, trace: Trace) -> None:
-    """One sentence beside the part of the trace that matters."""
+    """Write a short note beside the important part of the trace."""
     middle_s = (trace.left_s + trace.attached_s) / 2
     stored = trace.stored
     if trace.lost:
@@ -173,7 +172,7 @@ def _note(axes: Axes, trace: Trace) -> None:
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
-    """Write the figure as PNG and SVG under this name; gives the two files."""
+    """Write the figure as PNG and SVG under this name; return the two files."""
     files = [save_png(figure, path), path.with_suffix(".svg")]
     with mpl.rc_context(STYLE):
         figure.savefig(files[1], metadata={"Date": None})

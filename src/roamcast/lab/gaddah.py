@@ -1,9 +1,9 @@
 """Gaddah 2008, chapter 5, measured: pro-active beside reactive and durable. Claims G7 to G12, G15.
 
-The testbed, with its two settings and all that the thesis leaves open, is `gaddah_testbed`; G1 to G6 are in
-`gaddah_models`, G13 and G14 in `gaddah_movement`. Every claim is judged in both settings.
-His figures are of Java brokers on ten machines, ours of a simulation: so what is compared is who is
-better and how curves bend, never seconds with seconds.
+The testbed, with its two settings and our choices where the thesis leaves something open, is in
+`gaddah_testbed`; G1 to G6 are in `gaddah_models`, G13 and G14 in `gaddah_movement`. Every claim is judged in
+both settings. The thesis measured Java brokers on ten machines, we measure a simulation: so we compare which
+protocol is better and the shape of curves, never seconds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from roamcast.lab.charts import Chart, Panel, Pen, bars, curves, in_words, named
 from roamcast.lab.curves import Curve, Curves, means_of
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, in_settings, register
 from roamcast.lab.figures import ARRIVED, LOST, QUIET
-from roamcast.lab.gaddah_models import BROKERS, NEIGHBOURS, TIMES
-from roamcast.lab.gaddah_testbed import PERCENTS, SETTINGS, BuildingJob, simulate
+from roamcast.lab.gaddah_models import TIMES
+from roamcast.lab.gaddah_testbed import BROKERS, NEIGHBOURS, PERCENTS, SETTINGS, BuildingJob, simulate
 from roamcast.lab.rows import Row, distinct, rounded, where
 from roamcast.lab.sweep import Sweep
 from roamcast.models.ctmc import movement_chain, presence
@@ -34,12 +34,14 @@ PROTOCOLS = (DURABLE, REACTIVE, PROACTIVE)
 RND, NBR = "RND", "NBR"
 ByProtocol = Mapping[str, Curve]
 LEARNING_S = 6000.0
-"""One subscriber makes about sixty moves in that time."""
+"""Minimum time until all subscribers together have learnt the neighbour graph; one makes about sixty moves in
+it.
+"""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: as in the thesis, or less."""
+    """Size of the experiments: as in the thesis, or smaller."""
 
     populations: tuple[int, ...]
     populations_nbr: tuple[int, ...]
@@ -52,10 +54,11 @@ class Size:
     """Number of subscribers, unless the experiment varies it."""
 
     def jobs(self, movement: str = RND, /, **changes: float) -> list[BuildingJob]:
-        """All three protocols in both settings with all seeds; what is not given is the default.
+        """Return jobs for all three protocols in both settings with all seeds; parameters not given have
+        their default.
 
-        The fewer subscribers, the longer the warm-up, so that about four moves lead over each of the 15
-        edges that a random graph has: else what is measured is how pro-active learns.
+        The fewer subscribers, the longer the warm-up, so that about four moves cross each of the 15 edges of
+        a random graph: otherwise the run would measure how pro-active learns.
         """
         subscribers = int(changes.pop("subscribers", self.subscribers))
         warm_up_s = max(self.warm_up_s, LEARNING_S / subscribers)
@@ -77,12 +80,12 @@ def size_of(quick: bool) -> Size:
 
 
 def over(rows: Sequence[Row], x: str, y: str, **wanted: object) -> Curves:
-    """Return one curve for each protocol: y against x, of the rows with these values."""
+    """Return one curve for each protocol: y against x, over the rows with these values."""
     return Curves(where(rows, **wanted), "protocol", x, y)
 
 
 def order(curves: ByProtocol, x: float) -> str:
-    """The protocols there, the highest first."""
+    """Describe the order of the protocols at this x, the highest first."""
     names = sorted(curves, key=lambda name: -curves[name].at(x))
     text = names[0]
     for higher, lower in itertools.pairwise(names):
@@ -97,7 +100,7 @@ def is_order(curves: ByProtocol, names: Sequence[str], xs: Sequence[float]) -> b
 
 
 def in_both(judge: Callable[[Sequence[Row]], Outcome], rows: Sequence[Row], why: str = "") -> Outcome:
-    """A claim judged in both settings."""
+    """Judge a claim in both settings."""
     return in_settings({name: judge(where(rows, setting=name)) for name in SETTINGS}, why)
 
 
@@ -139,15 +142,16 @@ def chart(title: str, setting: str, rows: Sequence[Row], *panels: Panel) -> Char
 
 def panel(rows: Sequence[Row], x: str, y: str, *, scale: float = 1.0, has_legend: bool = True,
           **wanted: object) -> Panel:  # fmt: skip
-    """Curves of y against x, from 0 up, with room for a legend."""
+    """Return a panel with curves of y against x from 0 upwards, with space for a legend."""
     said = {"xlabel": LABELS[x], "ylabel": LABELS[y]}
     drawn = curves(over(rows, x, y, **wanted), PENS, scale)
     return Panel(drawn, said, legend=SMALL if has_legend else None, room=1.3 if has_legend else 1.05)
 
 
 def sweep_chart(title: str, rows: Sequence[Row], x: str) -> Chart:
-    """Loss, duplicates and throughput over one parameter, a line of panels for each setting: curves, or bars
-    where the parameter has two values."""
+    """Draw loss, duplicates and throughput over one parameter, with a row of panels for each setting: curves,
+    or bars if the parameter has two values.
+    """
     values = sorted(distinct(rows, x))
     panels = []
     for number, setting in enumerate(SETTINGS):
@@ -180,7 +184,7 @@ def _bars_of(found: ByProtocol) -> dict[str, list[tuple[float, float, float]]]:
 
 
 def plain_numbers(axis: Axis) -> None:
-    """On a logarithmic axis of few decades: 40 and 200, not powers of ten."""
+    """Label a logarithmic axis of few decades with plain numbers such as 40 and 200."""
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(LogLocator(subs=(2, 4, 6)))
     axis.set_minor_formatter("{x:g}")
@@ -213,12 +217,14 @@ G10 = Claim(
 )  # fmt: skip
 
 FAR_MIN = 2.0
-"""Far above: at least twice. His tables have it at four to twenty times."""
+""""Far above" means at least twice. The thesis's tables have factors of four to twenty."""
 FEW, FEW_PAST, MANY = 10, 50, 100
 GAIN_MIN = 1.02
-"""NBR is above RND: by 2 % at least, more than seeds scatter; his gain is 14 to 21 %."""
+"""NBR is above RND if it gains at least 2 %, more than the scatter between seeds; the thesis's gain is 14 to
+21 %.
+"""
 FOLLOWS_MIN = 0.9
-"""Correlation of a broker's throughput with its number of neighbours; 1 is a straight line."""
+"""Minimum correlation of a broker's throughput with its number of neighbours."""
 
 
 def population_jobs(size: Size) -> list[BuildingJob]:
@@ -257,7 +263,7 @@ PRINTED: dict[str, dict[str, dict[str, dict[int, float]]]] = {
               PROACTIVE: {10: 0.0, 100: 0.0, 200: 0.0}},
     },
 }  # fmt: skip
-"""Tables 5.1 to 5.4: what was measured, movement, protocol, and the value by number of subscribers."""
+"""Tables 5.1 to 5.4 as printed: quantity, movement and protocol to the value by number of subscribers."""
 TABLES = {
     "table5_1_handoff": ("Handoff latency, table 5.1", "handoff_mean_s"),
     "table5_2_throughput": ("Throughput, table 5.2", "useful_per_s"),
@@ -327,7 +333,9 @@ def population(quick: bool, sweep: Sweep) -> Findings:
 
 
 def beside_printed(rows: Sequence[Row], y: str) -> list[Row]:
-    """A table of the thesis: the printed value, and what was measured in each setting with its interval."""
+    """Return a table of the thesis: each printed value, and the measured one in each setting with its
+    interval.
+    """
     found = {
         (setting, movement): over(rows, "subscribers", y, movement=movement, setting=setting)
         for setting in SETTINGS
@@ -352,7 +360,7 @@ def beside_printed(rows: Sequence[Row], y: str) -> list[Row]:
 
 
 def table_chart(title: str, rows: Sequence[Row], y: str) -> Chart:
-    """A panel for each movement and setting: measured, and dotted what the thesis prints."""
+    """Draw a panel for each movement and setting: measured curves, and dotted the printed ones."""
     panels: list[Panel] = []
     for movement, setting in itertools.product(PRINTED[y], SETTINGS):
         one = panel(where(rows, setting=setting), "subscribers", y, movement=movement, has_legend=not panels)
@@ -423,7 +431,7 @@ def judge_g7(rows: Sequence[Row]) -> Outcome:
     figures: dict[str, object] = {
         "subscribers": xs,
         "handoff_s": means_of(curves, 4),
-        "reactive / pro-active, at least": round(far, 2),
+        "reactive / pro-active, minimum": round(far, 2),
         "pro-active / durable": [round(curves[PROACTIVE].at(x) / curves[DURABLE].at(x), 2) for x in xs],
         "pro-active without an active copy in time, %": rounded(misses.means),
         f"load of the busiest broker at {xs[-1]:g}, %": {name: round(one, 1) for name, one in loads.items()},
@@ -432,13 +440,13 @@ def judge_g7(rows: Sequence[Row]) -> Outcome:
 
 
 WHY_HANDOFF = (
-    "whether deliveries wait for caching decides about durable: if it goes on aside, the order is as printed "
+    "durable's place depends on whether deliveries wait for caching: if they do not, the order is as printed "
     "at 100 subscribers (R27)"
 )
 
 
 def busiest_load(rows: Sequence[Row], protocol: str) -> float:
-    """Mean over seeds, with the most subscribers that were run."""
+    """Return the mean over seeds with the most subscribers that were run."""
     chosen = where(rows, protocol=protocol, movement=RND)
     most = max(row["subscribers"] for row in chosen)
     return fmean(max(row["load_percent"].values()) for row in where(chosen, subscribers=most))
@@ -456,7 +464,7 @@ def judge_g8(rows: Sequence[Row]) -> Outcome:
         figures[f"{movement}, order"] = [f"{x:g}: {order(curves, x)}" for x in many]
         parts[f"{movement}: another order"] = is_order(curves, (REACTIVE, DURABLE, PROACTIVE), many)
         if len(curves[PROACTIVE].xs) > 1:
-            parts[f"{movement}: pro-active's does not fall"] = curves[PROACTIVE].growth < 0
+            parts[f"{movement}: pro-active's loss does not fall"] = curves[PROACTIVE].growth < 0
     figures["away, % of the time"] = round(100 * away_share(), 1)
     return G8.judge(parts, figures)
 
@@ -467,10 +475,10 @@ def away_share() -> float:
 
 
 WHY_LOSS = (
-    "whose the 1 MB is decides pro-active's place: with a queue of its own for each virtual subscriber it "
-    "loses least, and less the more there are (R26). Where all share 1 MB, it stores at all neighbours of an "
-    "absent subscriber nearly all that is published, as durable does. That reactive loses more than durable "
-    "with 100 subscribers no choice tried gives"
+    "pro-active's place depends on who shares the 1 MB: if each virtual subscriber has its own queue, it "
+    "loses least, and less the more subscribers there are (R26). If all share 1 MB, the neighbours of an "
+    "absent subscriber store nearly everything that is published, as with durable. With 100 subscribers, "
+    "reactive loses more than durable in none of the settings tried"
 )
 
 
@@ -493,7 +501,9 @@ def judge_g9(rows: Sequence[Row]) -> Outcome:
 
 
 def judge_g10(rows: Sequence[Row]) -> Outcome:
-    """By messages that were new to their subscriber: the thesis counts duplicates against throughput."""
+    """Judge G10 by messages that were new to their subscriber: the thesis counts duplicates against
+    throughput.
+    """
     if note := missing(rows):
         return G10.open(note)
     curves = {
@@ -514,7 +524,7 @@ def judge_g10(rows: Sequence[Row]) -> Outcome:
     parts |= {
         "NBR is not above RND for pro-active": gains[PROACTIVE] >= GAIN_MIN,
         "NBR is above RND for another, too": max(gains[REACTIVE], gains[DURABLE]) < GAIN_MIN,
-        "a broker's throughput does not follow its number of neighbours": follows >= FOLLOWS_MIN,
+        "a broker's throughput does not correlate with its number of neighbours": follows >= FOLLOWS_MIN,
     }
     received = {
         movement: over(rows, "subscribers", "throughput_per_s", movement=movement) for movement in curves
@@ -539,14 +549,14 @@ def judge_g10(rows: Sequence[Row]) -> Outcome:
 
 
 WHY_THROUGHPUT = (
-    "durable is last by a fifth if caching goes on beside deliveries and the publisher waits for its end; "
-    "otherwise the three differ by little (R28). Telling five neighbours instead of two or three costs "
-    "pro-active hardly any load"
+    "durable is last, by at least a fifth if caching goes on beside deliveries and the publisher waits for "
+    "its end; otherwise the three differ by little (R28). Telling five neighbours instead of two or three "
+    "costs pro-active hardly any load"
 )
 
 
 def broker_figures(rows: Sequence[Row], movement: str, column: str) -> dict[str, float]:
-    """Pro-active's, by broker, with the most subscribers that were run."""
+    """Return pro-active's throughput by broker, with the most subscribers that were run."""
     chosen = where(rows, protocol=PROACTIVE, movement=movement)
     most = max(row["subscribers"] for row in chosen)
     of_most = [row[column] for row in where(chosen, subscribers=most)]
@@ -563,10 +573,11 @@ G11 = Claim(
 )  # fmt: skip
 
 CONSTANT_MAX = 0.5
-"""Percentage points between the largest and the smallest loss: about as much as pro-active's at 1 MB in
-table 5.3 (0.58 %), which so may vanish but not grow."""
+"""Largest difference, in percentage points, at which loss counts as constant: about pro-active's loss at 1 MB
+in table 5.3 (0.58 %), which may thus vanish but not grow.
+"""
 GROWS_MIN = 1.25
-"""From the smallest buffer to the largest, at least by a quarter: more than seeds scatter."""
+"""Minimum growth from the smallest buffer to the largest: more than the scatter between seeds."""
 
 
 def buffers(quick: bool, sweep: Sweep) -> Findings:
@@ -601,7 +612,7 @@ def judge_g11(rows: Sequence[Row]) -> Outcome:
 
 
 WHY_BUFFERS = (
-    "pro-active loses little at 1 MB and nothing where the buffer holds what is published in a long absence; "
+    "pro-active loses little at 1 MB, and nothing if the buffer holds all messages of a long absence; "
     "reactive's duplicates are published within a propagation delay of a move-in, whatever the buffer holds"
 )
 
@@ -615,7 +626,7 @@ G12 = Claim(
 )  # fmt: skip
 
 TRIPLE = (2.0, 4.5)
-"""About three times: nearer to three than to no growth beyond the time itself, or to a square law."""
+"""Bounds of "about three times": clearly more than the time itself (2) and less than its square (4)."""
 
 
 def disconnection(quick: bool, sweep: Sweep) -> Findings:
@@ -674,15 +685,15 @@ G15 = Claim(
 )  # fmt: skip
 
 LARGE_MIN = 30.0
-"""Percent; his are 37 to 42."""
+"""Minimum percentage that counts as large; the thesis has 37 to 42."""
 SAID: dict[str, tuple[str, ...]] = {
     "loss_percent": (REACTIVE, DURABLE, PROACTIVE),
     "duplicate_percent": (DURABLE, REACTIVE, PROACTIVE),
     "useful_per_s": (PROACTIVE, REACTIVE, DURABLE),
 }
-"""The order that the text gives for every sweep, the highest first."""
+"""Order that the text states for every sweep, the highest first."""
 SAID_OF = ("pause_s", "connect_s", "wireless_mbps")
-"""Of the handoff interval the text says nothing; it is drawn only."""
+"""Sweeps on which the text makes a statement; it makes none on the handoff interval, which is only drawn."""
 SWEEPS = {
     "pause_s": ("fig5_3_rate", ", figure 5.3"),
     "connect_s": ("fig5_6_frequency", ", figure 5.6"),

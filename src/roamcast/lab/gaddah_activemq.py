@@ -1,20 +1,21 @@
-"""Gaddah's system over real brokers: JMS with proxies, here ActiveMQ with ours. Claim R25.
+"""Gaddah's system over real brokers: JMS with proxies, here ActiveMQ with our proxies. Claim R25.
 
-His testbed is six JMS brokers with a proxy beside each (4.3). Here the brokers are ActiveMQ processes, joined
-over a hub; the proxies are those of `roamcast proxy`, and clients use the library:
+The thesis's testbed has six JMS brokers with a proxy beside each (4.3). Here the brokers are ActiveMQ
+processes, joined over a hub; the proxies are those of `roamcast proxy`, and clients use its library:
 
-- durable: ActiveMQ's own durable subscriptions stay at every site, without proxies (made at all before the
+- durable: ActiveMQ's own durable subscriptions at every site, without proxies (made at all sites before the
   start, as in the simulated testbed);
-- reactive: the proxy of the move-out keeps, and what it has is fetched by a move-in; the merge removes no
-  duplicates, as his does not;
-- pro-active: proxies of all other sites keep as well (RND: everybody is a neighbour), and copies are left out
-  by their identity.
+- reactive: the proxy at the old site stores, and the new site fetches from it; duplicates are not removed,
+  as in the thesis;
+- pro-active: proxies of all other sites store as well (RND: every site is a neighbour), and duplicates are
+  removed by their identity.
 
-Times are a tenth of his (table 4.1), so that a run takes a minute: connected 6 s, disconnected 1.2 s, between
-brokers 0.3 s. Each subscriber takes a fifth of a hundred selector values. Nothing is limited to 1 MB, because
-ActiveMQ's durable store has no such limit: what is lost here is lost by moves, not by full buffers. Clients
-say that they leave, where his are missed by pings. So the order of the three can be compared with tables 5.1,
-5.3 and 5.4; throughput (5.2) follows the rate at which is published, which is given here.
+Times are a tenth of those in table 4.1, so that a run takes a minute: connected 6 s, disconnected 1.2 s,
+between brokers 0.3 s. Each subscriber wants a fifth of a hundred selector values. No buffer is limited to 1
+MB, because ActiveMQ's durable store has no such limit: losses are caused by moves, not by full buffers.
+Clients announce that they leave, where the thesis detects it by pings. So the order of the three protocols
+can be compared with tables 5.1, 5.3 and 5.4; throughput (5.2) follows the publishing rate, which is fixed
+here.
 """
 
 from __future__ import annotations
@@ -64,9 +65,11 @@ BODY_BYTES = 2_000
 VALUES = 100
 SETTLE_S = 3.0
 FAR_MIN = 1.5
-"""Reactive takes at least so many times as long as either of the others."""
+"""Minimum factor by which reactive is slower than each of the others."""
 SERVED_MIN = 0.8
-"""Of pro-active's handoffs; the others are of clients faster than their copies."""
+"""Minimum share of pro-active's handoffs served by a copy; in the others clients are faster than their
+copies.
+"""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class RealJob(Job):
 
 @dataclass(frozen=True)
 class Together(Job):
-    """Runs at the same time over the same brokers: whatever the machine does meanwhile, it does to all."""
+    """Runs at the same time over the same brokers, so that the machine's load affects all of them alike."""
 
     jobs: tuple[RealJob, ...]
 
@@ -102,7 +105,7 @@ def groups(quick: bool) -> list[Together]:
 
 
 def measure(together: Together) -> Row:
-    """The rows of all runs; brokers are started anew, because a run leaves something in them."""
+    """Make all runs and return their rows; each time with new brokers, because a run leaves state in them."""
     sites = ["hub", *"abcdefg"[: together.jobs[0].brokers - 1]]
     with (
         TemporaryDirectory(prefix="roamcast-gaddah-") as folder,
@@ -149,7 +152,7 @@ async def _measure(job: RealJob, network: ForeignNetwork, folder: Path) -> Row:
 async def _start_proxies(
     job: RealJob, network: ForeignNetwork, folder: Path, stack: AsyncExitStack
 ) -> dict[str, str]:
-    """A proxy beside each broker, whose neighbours are all others: RND."""
+    """Start a proxy beside each broker; all others are its neighbours (RND)."""
     if job.approach == DURABLE:
         return {}
     ports = {site: free_port() for site in network.ports}
@@ -167,7 +170,9 @@ def topic_of(job: RealJob) -> str:
 
 
 async def _publish(publisher: Adapter, job: RealJob, published: list[int]) -> None:
-    """As fast as the broker takes it, and a pause between: the value of each by its number."""
+    """Publish as fast as the broker accepts, with pauses; return each message's selector value by
+    its number.
+    """
     rng = random.Random(job.number)
     while True:
         value = rng.randrange(VALUES)
@@ -181,7 +186,7 @@ async def _publish(publisher: Adapter, job: RealJob, published: list[int]) -> No
 
 
 class _Client(ABC):
-    """A subscriber that moves between sites as a random walk over all of them says."""
+    """A subscriber that moves between sites in a random walk over all of them."""
 
     def __init__(
         self, job: RealJob, network: ForeignNetwork, addresses: Mapping[str, str], number: int
@@ -243,7 +248,7 @@ class _Client(ABC):
 
 
 class _ProxyClient(_Client):
-    """Reactive or pro-active, by what its proxies do."""
+    """A reactive or pro-active client, depending on what its proxies do."""
 
     def __init__(
         self, job: RealJob, network: ForeignNetwork, addresses: Mapping[str, str], number: int
@@ -279,7 +284,7 @@ class _ProxyClient(_Client):
 
 
 class _DurableClient(_Client):
-    """ActiveMQ keeps a durable subscription of this client at every broker."""
+    """A client with a durable ActiveMQ subscription at every broker."""
 
     _adapter: Adapter | None = None
 
@@ -325,7 +330,7 @@ def _count(job: RealJob, clients: Sequence[_Client], published: Sequence[int], t
 
 
 def real(job: RealJob) -> Row:
-    """Names the runs among those that are kept; one is made with others, never alone."""
+    """Names the rows of runs in `KeptRuns`. Runs are made together, so calling this is an error."""
     raise RuntimeError(f"{job.name}: made together with others")
 
 
@@ -350,8 +355,9 @@ def _keep(sweep: Sweep, together: Together, made: Row) -> None:
 
 
 def beside_simulated(rows: Sequence[Row], quick: bool, sweep: Sweep) -> list[Row]:
-    """What was measured on real brokers, what the simulated testbed has for ten subscribers, and what the
-    thesis prints."""
+    """Return the measurements on real brokers, those of the simulated testbed with ten subscribers, and the
+    printed values.
+    """
     few = [job for job in size_of(quick).jobs(RND, subscribers=10) if job.setting == "ours"]
     simulated = sweep.run(simulate, few)
     table: list[Row] = []

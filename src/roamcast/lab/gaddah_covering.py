@@ -1,11 +1,12 @@
-"""Gaddah 2008, equations 3.3 and 3.4: covering across subscribers, by the routing that is there. Claim R29.
+"""Gaddah 2008, equations 3.3 and 3.4: covering across subscribers, done by covering routing. Claim R29.
 
-A copy that is activated at a neighbour subscribes there for its client. Covering routing propagates that no
-further where another subscription covers it, whosesoever that is; and the buffer stores a message once for
-all. So pro-active needs no covering of its own: here the same moves are run under simple and under covering
-routing. Contexts still go to each neighbour, because a copy must know whose it is; they are counted apart.
+A copy that is activated at a neighbour subscribes there for its client. Covering routing does not propagate
+the subscription where one of any other client covers it, and the buffer stores a message once for all
+subscribers. So pro-active needs no covering of its own: this experiment makes the same moves under simple and
+under covering routing. Contexts still go to each neighbour, because a copy belongs to one client; they are
+counted apart.
 
-The equations subtract Covering, which is 1 where propagation is *necessary*; they mean what is not.
+The equations subtract Covering, defined as 1 where propagation is *necessary*; they must mean the opposite.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ R29 = Claim(
 ROUTINGS = ("simple", "covering")
 WORKLOADS = ("nested", "groups")
 SAMPLE_EVERY = 200
-"""Messages between two looks at what is stored."""
+"""Number of messages between two samples of what is stored."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def judge(rows: Sequence[Row]) -> Outcome:
             f"{workload}: losses or violations": not any(
                 one[name] for one in (simple, covering) for name in ("lost", "violations")
             ),
-            f"{workload}: sharing takes as much room": covering["stored_once"] < covering["stored"],
+            f"{workload}: sharing takes as much memory": covering["stored_once"] < covering["stored"],
         }
         figures[f"{workload}: updates per handoff"] = {
             name: round(one["updates"] / max(one["handoffs"], 1), 2)

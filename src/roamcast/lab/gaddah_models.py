@@ -1,4 +1,4 @@
-"""Gaddah 2008, chapters 3 and 6: what follows from formulas alone. Claims G1 to G6."""
+"""Gaddah 2008, chapters 3 and 6: claims that follow from formulas alone. Claims G1 to G6."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from scipy.optimize import brentq
 from roamcast.lab.charts import Chart, Panel, bars, named
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
 from roamcast.lab.figures import ARRIVED, QUIET
+from roamcast.lab.gaddah_testbed import BROKERS, NEIGHBOURS
 from roamcast.lab.rows import Row, rounded
 from roamcast.lab.sweep import Sweep
 from roamcast.models.cost import (
@@ -27,7 +28,6 @@ from roamcast.models.cost import (
 )
 from roamcast.models.ctmc import MeanTimes, Presence, expected_clients, movement_chain, presence
 from roamcast.models.fit import THROUGHPUT_PUBLISHED
-from roamcast.simulator.topology import BUILDING_EDGES
 
 G1 = Claim(
     "G1", "exact",
@@ -62,11 +62,6 @@ G6 = Claim(
 )  # fmt: skip
 
 SUBSCRIBERS = 200
-BROKERS = ("b1", "b2", "b3", "b4", "b5", "b6")
-NEIGHBOURS = {
-    broker: tuple(sorted(b if a == broker else a for a, b in BUILDING_EDGES if broker in (a, b)))
-    for broker in BROKERS
-}
 TIMES = MeanTimes(60.0, 12.0, 3.0)
 TABLE_6_1 = (0.1099, 0.1648, 0.2198, 0.1099, 0.0549, 0.2198)
 TABLE_3_2 = {
@@ -76,11 +71,13 @@ TABLE_3_2 = {
     2.0: (0.6580, 0.2193, 0.1097, 0.0731, 0.0219),
 }
 ROUNDED = 1e-12
-"""Two printed values were rounded down from exactly half: they are 5e-5 away, and what computing adds."""
+"""Tolerance beyond half a unit of the last printed digit: two printed values were rounded down from exactly
+half.
+"""
 
 
 def near(found: float, printed: float, digits: int) -> bool:
-    """True if the value rounds to what was printed."""
+    """Return true if the value rounds to the printed one."""
     return abs(found - printed) <= 0.5 * 10.0**-digits + ROUNDED
 
 
@@ -113,7 +110,9 @@ def models(quick: bool, sweep: Sweep) -> Findings:
 
 
 def bounds_chart() -> Chart:
-    """Figures 3.4 to 3.6: below which ratio of costs pro-active is cheaper, and the ratios of table 3.2."""
+    """Draw figures 3.4 to 3.6: the cost ratio below which pro-active is cheaper, and the ratios of
+    table 3.2.
+    """
 
     def panel(title: str, name: str, connect_s: float, bound: Callable[[Setting], float],
               estimates: Mapping[str, Sequence[float]], ylim: tuple[float, float]) -> Panel:  # fmt: skip
@@ -150,7 +149,7 @@ CASE_COLOURS = ("#08306b", "#2171b5", "#6baed6", "#2e7d4f", "#c8372d")
 
 
 def places_chart(found: Presence) -> Chart:
-    """Table 6.1 as printed, and the chain solved here."""
+    """Draw table 6.1 as printed, and the solution of our chain."""
     ours = [*(found.connect[broker] for broker in BROKERS), found.disconnect + found.handoff]
     drawn = bars({"printed": [*TABLE_6_1, 0.1209], "solved here": ours}, ("#c9dcec", ARRIVED))
     said = {"xlabel": "connected to a broker, or disconnected and handing off", "ylabel": "probability"}
@@ -179,8 +178,8 @@ def judge_g1(published: Presence, forks: Presence) -> Outcome:
                 "subscribers per broker": round(expected_clients(forks.connect["b1"], SUBSCRIBERS), 3),
             },
         },
-        "his matrix sends 1/7 of the disconnected to handoff, figure 6.1 and the simulation 1/2: "
-        "the simulation is to be compared with the latter",
+        "in the thesis's matrix 1/7 of the disconnected clients hand off, in figure 6.1 and in the "
+        "simulation 1/2: compare the simulation with figure 6.1",
     )
 
 
@@ -241,17 +240,18 @@ def judge_g5() -> Outcome:
     return G5.outcome(
         near(found[1], 0.808, 3) and near(found[5], 0.191, 3),
         {f"case {case}": round(value, 4) for case, value in found.items()},
-        "0.808 is printed as 0.80: cut off, not rounded",
+        "0.808 is printed as 0.80: truncated, not rounded",
     )
 
 
 R2_PRINTED = {1.0: {1: (13.95, 17.18), 5: (5.51, 5.78)}, 0.0: {1: (21.10, 21.32), 5: (6.02, 6.07)}}
-"""Ratio of fetching to buffering, and case: what is printed, and what table 3.1 gives."""
+"""By ratio of fetching to buffering, and by case: the printed value, and the value by table 3.1."""
 
 
 def judge_g6() -> Outcome:
-    """The printed values do not follow from table 3.1. One unknown, pro-active's time of a handoff elsewhere,
-    is solved from case 1 of each figure; case 5 then has to come out, and is no longer free."""
+    """Judge G6: the printed values do not follow from table 3.1. One unknown, pro-active's time of a handoff
+    elsewhere, is solved from case 1 of each figure; case 5 must then follow without further choice.
+    """
     figures: dict[str, object] = {}
     parts: dict[str, bool] = {}
     for ratio, cases in R2_PRINTED.items():

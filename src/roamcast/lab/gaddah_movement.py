@@ -1,8 +1,9 @@
-"""Gaddah 2008, sections 3.3, 6.6 and 7.2.1: where subscribers go, and are. Claims G13, G14, R7 to R9.
+"""Gaddah 2008, sections 3.3, 6.6 and 7.2.1: positions and moves of subscribers. Claims G13, G14, R7 to R9.
 
-For G13 and G14 nothing is published: the moves alone make the neighbour graph and fill the brokers. R7 shows
-how the thesis's setting of the testbed was calibrated, R8 what its chain and a fitted curve foretell of a
-broker's throughput, R9 what choosing a broker by its load would gain.
+For G13 and G14 nothing is published: only moves matter to the neighbour graph and to the number of
+subscribers at each broker. R7 shows how the testbed's setting of the thesis was calibrated, R8 what the
+thesis's chain and a fitted curve predict for a broker's throughput, R9 what choosing a broker by its load
+would gain.
 """
 
 from __future__ import annotations
@@ -18,8 +19,17 @@ from roamcast.lab.curves import Curve, Curves
 from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
 from roamcast.lab.figures import ARRIVED, INK, LOST, QUIET
 from roamcast.lab.gaddah import DURABLE, NBR, PRINTED, PROACTIVE, RND, population_jobs, size_of
-from roamcast.lab.gaddah_models import BROKERS, NEIGHBOURS, TIMES
-from roamcast.lab.gaddah_testbed import CALIBRATED, CHANGING, SETTINGS, THESIS, BuildingJob, simulate
+from roamcast.lab.gaddah_models import TIMES
+from roamcast.lab.gaddah_testbed import (
+    BROKERS,
+    CALIBRATED,
+    CHANGING,
+    NEIGHBOURS,
+    SETTINGS,
+    THESIS,
+    BuildingJob,
+    simulate,
+)
 from roamcast.lab.rows import Row, distinct, grouped, rounded, where
 from roamcast.lab.sweep import Sweep
 from roamcast.models.ctmc import expected_clients, movement_chain, presence
@@ -33,18 +43,20 @@ TESTBED = "testbed of Gaddah 2008, section 4.4, simulated"
 
 G13 = Claim(
     "G13", "shape",
-    "the probability of a neighbour-graph miss (eq. 3.5) starts near 1 and goes to 0; unused edges leave "
-    "by the LRU rule, and F_pos (eq. 3.6) shows what they cost",
+    "the probability of a neighbour-graph miss (eq. 3.5) starts near 1 and goes to 0; the LRU rule "
+    "removes unused edges, and F_pos (eq. 3.6) shows their cost",
     "F_neg about 1 in the initial phase, closer to 0 in the steady state; F_pos > 0: unnecessary edges",
 )  # fmt: skip
 
 GRAPH_SUBSCRIBERS = 20
-"""Few, so that learning can be seen: 200 subscribers make all moves that there are within seconds."""
+"""Number of subscribers; so few that learning is visible: 200 would make all possible moves within
+seconds.
+"""
 GRAPH_TIMEOUT_S = 600.0
-"""Ten mean connect times: at half of that, edges that are in use leave, too, now and then."""
+"""Ten mean connect times: with half of that, edges in use sometimes expire."""
 GRAPH_S = 3600.0
 NEAR_ONE_MIN = 0.7
-"""In the first interval of 30 s, in which a second move over the same edge may already come."""
+"""Minimum F_neg of the first 30 s, in which some moves already repeat an edge."""
 NEAR_ZERO_MAX = 0.02
 
 
@@ -69,7 +81,7 @@ def neighbour_graph(quick: bool, sweep: Sweep) -> Findings:
 def graph_chart(found: Mapping[str, Curve]) -> Chart:
     shares = {
         "f_neg": Pen("F_neg, moves without an edge", LOST, ""),
-        "f_pos": Pen("F_pos, time of edges for nothing", ARRIVED, ""),
+        "f_pos": Pen("F_pos, unused time of edges", ARRIVED, ""),
     }
     degree = {"neighbours": Pen("neighbours of a broker", "#2e7d4f", "")}
 
@@ -129,7 +141,9 @@ G14 = Claim(
 )  # fmt: skip
 
 OUTSIDE_MAX = 2
-"""Of twelve 95 % intervals 0.6 miss what they measure; three or more would by chance in 2 % of cases."""
+"""Of twelve 95 % intervals, 0.6 miss the true value on average; three or more do so by chance in 2 % of
+cases.
+"""
 
 
 def place_jobs(quick: bool) -> list[BuildingJob]:
@@ -172,7 +186,7 @@ def place_panel(rows: Sequence[Row], name: str) -> Panel:
 
 
 def place_rows(runs: Sequence[Row]) -> list[Row]:
-    """Measured and expected subscribers for each broker, and for all together."""
+    """Return measured and expected subscribers for each broker and in total."""
     rows: list[Row] = []
     for movement in (RND, NBR):
         found = presence(movement_chain(movement, NEIGHBOURS, TIMES)).connect
@@ -212,8 +226,8 @@ def judge_g14(rows: Sequence[Row]) -> Outcome:
 
 R7 = Claim(
     "R7", "exact",
-    "(ours) of all message sizes and costs of an entry tried, the thesis's setting of the testbed is the one "
-    "that comes nearest to the durable column of table 5.3; no other value of the thesis was looked at",
+    "(ours) of all message sizes and costs of an entry tried, the thesis's setting of the testbed is the "
+    "one that comes nearest to the durable column of table 5.3; no other value of the thesis was used",
     "durable, RND: 4.78, 5.14, 4.56 % lost with 10, 100, 200 subscribers",
 )  # fmt: skip
 
@@ -375,7 +389,7 @@ def throughput_chart(table: Sequence[Row]) -> Chart:
         ))  # fmt: skip
     about = f"by the chain and the curve of figure 6.4, and measured; pro-active; {TESTBED}"
     return Chart(
-        "Throughput foretold and measured, figures 6.6, 6.7, 6.9, 6.10", about, panels, 2, (11.0, 8.2)
+        "Throughput predicted and measured, figures 6.6, 6.7, 6.9, 6.10", about, panels, 2, (11.0, 8.2)
     )
 
 
@@ -383,9 +397,9 @@ def throughput_chart(table: Sequence[Row]) -> Chart:
 
 R9 = Claim(
     "R9", "order",
-    "(ours, section 7.2.1) a subscriber is served by the least occupied of the broker where it comes and its "
-    "neighbours: brokers are more evenly occupied, messages wait less at the slowest broker, and "
-    "throughput is no lower",
+    "(ours, section 7.2.1) a subscriber is served by the least occupied broker among the one where it "
+    "arrives and that one's neighbours: brokers are more evenly occupied, messages wait less at the "
+    "slowest broker, and throughput is no lower",
     "a selection policy by hosted subscribers should improve throughput and message processing time",
 )  # fmt: skip
 
@@ -421,7 +435,8 @@ def judge_r9(rows: Sequence[Row]) -> Outcome:
     }
     parts = {
         "brokers are not more evenly occupied": found["spread"][True] < found["spread"][False],
-        "messages wait no less at the slowest broker": found["slowest_ms"][True] < found["slowest_ms"][False],
+        "messages do not wait less at the slowest broker": found["slowest_ms"][True]
+        < found["slowest_ms"][False],
         "throughput is lower": found["useful_per_s"][True] >= found["useful_per_s"][False],
     }
     figures = {f"{name}, without and with selection": rounded(one.values(), 2) for name, one in found.items()}

@@ -1,21 +1,21 @@
-"""The testbed of Gaddah 2008, section 4.4, as a simulation; its figures are those of section 4.4.2.
+"""The testbed of Gaddah 2008, section 4.4, as a simulation; it measures what section 4.4.2 defines.
 
-Six brokers in a building, one publisher that stays, subscribers that move. What the thesis leaves
-open is chosen here, once, and kept for every protocol and every figure:
+Six brokers in a building, one fixed publisher, subscribers that move. Where the thesis leaves something open,
+one choice is made here for all protocols and figures:
 
-- The publisher is synchronised, as his is: it sends a message when the last one was taken, and a pause
-  later. So "pause 0" is as fast as its link and the brokers let it, and a loaded broker slows it down.
+- The publisher is synchronised, as in the thesis: it sends a message when the last one was accepted, and a
+  pause later. So "pause 0" is as fast as its link and the brokers let it, and a loaded broker slows it down.
 - A broker works 2 ms on each message or acknowledgement it gets, and on each of the notifications that a
-  transfer carries. Wireless access takes 15 ms each way; two crossings and some service are then the 35 ms
-  of a lightly loaded durable handoff. Wired links take 1 ms; 100 Mbps would never be the bottleneck, and is
-  left out. Nothing is lost on the air.
+  transfer carries. Wireless access takes 15 ms each way; two crossings and some service are then the 35 ms of
+  a lightly loaded durable handoff. Wired links take 1 ms; 100 Mbps would never be the bottleneck, and is left
+  out. Nothing is lost on the air.
 - A broker stores a message once, for however many subscribers (his JMS store does, section 5.3). It notices
   within a second (a ping period) that a subscriber is gone. The neighbour graph begins empty and forgets
   nothing within a run.
-- His brokers flood over a general graph; here they flood over a spanning tree of it, rooted at b6, where
-  the publisher is.
-- What happens in the warm-up is not counted: edges are learnt, and buffers filled. Durable subscriptions
-  are made at all brokers before the start: in the long run everyone has been everywhere.
+- His brokers flood over a general graph; here they flood over a spanning tree of it, rooted at b6, where the
+  publisher is.
+- What happens in the warm-up is not counted: edges are learnt, and buffers filled. Durable subscriptions are
+  made at all brokers before the start: in the long run everyone has been everywhere.
 
 There are two settings. `OURS` was chosen before anything was compared with the thesis's figures: messages of
 2,000 bytes, so that 1 MB holds about as much as is published while a subscriber is disconnected; bandwidth
@@ -29,7 +29,7 @@ nearest to the durable column of table 5.3 alone; the experiment `gaddah-calibra
 else was fitted. (With 200 subscribers the durable brokers are then loaded to 90 %, above the 75 % that the
 thesis says of its own.)
 
-Loss is of what was published in the window and has not come by the end, when everyone comes home.
+Lost is what was published in the window and has not arrived by the end, when everyone has come home.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from statistics import fmean
 from roamcast.broker.inputs import MachineInput
 from roamcast.lab.measure import Window
 from roamcast.lab.rows import Row
-from roamcast.lab.summary import percentile
+from roamcast.lab.summary import neighbour_figures, percentile
 from roamcast.lab.sweep import Job
 from roamcast.mobility.base import Settings
 from roamcast.mobility.proactive import Proactive
@@ -69,22 +69,23 @@ MB = 1_000_000
 PUBLISHER, PUBLISHER_AT = "publisher", "b6"
 TOUR_EVERY_S = 1.5
 """How long a subscriber stays where it makes a durable subscription before the start."""
+BROKERS = ("b1", "b2", "b3", "b4", "b5", "b6")
 NEIGHBOURS = {
     broker: tuple(sorted(b if a == broker else a for a, b in BUILDING_EDGES if broker in (a, b)))
-    for broker in ("b1", "b2", "b3", "b4", "b5", "b6")
+    for broker in BROKERS
 }
 START_S = 10.0
-"""By then everyone is attached and subscribed; all other times count from here."""
+"""All clients are attached and subscribed by this time; other times are counted from here."""
 TICK_S = 0.01
-"""The script looks after the publisher that often: before a message that was just taken can be known."""
+"""Interval at which the script checks the publisher: shorter than a message takes to be accepted."""
 HOME_AFTER_S = 1.0
 SAMPLE_EVERY_S = 1.0
 GRAPH_EVERY_S = 30.0
-"""How often the neighbour graph is looked at; also the interval of eq. 3.5."""
+"""Sampling interval of the neighbour graph, and the interval of eq. 3.5."""
 GRAPH_SPAN_S = 300.0
 """The interval of eq. 3.6."""
 CHANGING = "RND, then NBR"
-"""A movement for the neighbour graph: random for a third of the time, then along the building's edges."""
+"""Movement for the neighbour graph: random for a third of the time, then along the building's edges."""
 GRAPH_HITS = ("hit", "hit_activating", "miss")
 PERCENTS = range(2, 101, 2)
 
@@ -95,9 +96,9 @@ class Costs:
 
     message_bytes: int = 2_000
     entry_s: float = 0.0
-    """Work on a notification for each subscriber for whom it is stored, because it cannot be sent at once."""
+    """Work to store a notification that cannot be sent at once, for each of its subscribers."""
     transfer_s: float = 0.0
-    """Work on a notification that is handed over, besides receiving it."""
+    """Work to hand a notification over to another broker, besides receiving it."""
     is_shared: bool = False
     """True if the subscribers of a broker share its bandwidth."""
     waits_for_all: bool = False
@@ -214,8 +215,9 @@ class EntriesCounted(SharedBuffer):
 
 
 class LoadedNetwork(Network):
-    """A broker works on every notification that a message carries, on every entry of a queue, and on what it
-    hands over."""
+    """A network whose brokers spend time on every notification of a message, every queue entry, and every
+    notification that they hand over.
+    """
 
     def __init__(self, testbed: Testbed) -> None:
         job = testbed.job
@@ -236,7 +238,9 @@ class LoadedNetwork(Network):
                 broker.protocol.buffer = broker.buffer = _buffer_of_copies(job)
 
     def store(self, broker: str, duration_s: float) -> None:
-        """Work of caching and transfer: the broker is busy with it, or only whoever waits for its end."""
+        """Account for the work of caching and transfer: the broker is busy, or with `stores_aside` only the
+        publisher waits.
+        """
         if not self._stores_aside:
             self.work(broker, duration_s)
             return
@@ -244,7 +248,7 @@ class LoadedNetwork(Network):
         self._stored_at[broker] = max(self.now, self._stored_at[broker]) + duration_s
 
     def work(self, broker: str, duration_s: float) -> None:
-        """Keep a broker busy for a while longer."""
+        """Keep a broker busy for this additional time."""
         self.meter.worked_s[broker] += duration_s
         self._busy_until[broker] = max(self.now, self._busy_until.get(broker, 0.0)) + duration_s
 
@@ -282,7 +286,7 @@ def _buffer_of_copies(job: BuildingJob) -> EntriesCounted:
 
 
 def simulate(job: BuildingJob) -> Row:
-    """Run the testbed; the row has the job's own fields, and what was measured in its window."""
+    """Run the testbed; the row has the job's fields, and what was measured in its window."""
     return {**asdict(job), "setting": job.setting, **Testbed(job, building()).run()}
 
 
@@ -291,7 +295,7 @@ def building() -> Topology:
 
 
 class Testbed:
-    """One run, what its clients do, and what is counted."""
+    """One run: the actions of its clients, and its counters."""
 
     __test__ = False
 
@@ -302,7 +306,7 @@ class Testbed:
         self.subscribers = [f"s{number:0{digits}}" for number in range(job.subscribers)]
         self.meter = Meter(job)
         self._awaited = self._taken = 0
-        """The last message, and how many brokers have taken it."""
+        """Number of the last message, and the number of brokers that have accepted it."""
         self._taken_at = 0.0
         self.network = LoadedNetwork(self)
         self.publish_at_s: float | None = START_S if job.publishing else None
@@ -320,7 +324,9 @@ class Testbed:
         self.meter.observe(rows)
 
     def on_taken(self, number: int, at: float) -> None:
-        """A broker has taken a message. The publisher sends the next one when all have that it waits for."""
+        """Note that a broker has accepted a message. The publisher sends the next one when all brokers it
+        waits for have.
+        """
         if number != self._awaited:
             return
         self._taken += 1
@@ -349,7 +355,7 @@ class Testbed:
         yield from self.with_publisher(moves, messages)
 
     def tour(self, homes: Mapping[str, str]) -> Iterator[Action]:
-        """Everyone goes round all brokers, and home."""
+        """Send every subscriber round all brokers, and home."""
         brokers = self.topology.brokers
         for step in range(1, len(brokers) + 1):
             for client, home in homes.items():
@@ -391,7 +397,7 @@ class Testbed:
         return before + after
 
     def with_publisher(self, moves: Iterator[Action], messages: list[bytes]) -> Iterator[Action]:
-        """The moves, the publisher's messages when it may send them, and looks at the network."""
+        """Yield moves, the publisher's messages when it may send them, and samples."""
         rng, bodies = self.job.rng("publish"), (bytes(self.job.costs.message_bytes),)
         end_s = START_S + self.job.end_s
         move, ticks, sample_s = next(moves, None), 0, START_S
@@ -423,24 +429,24 @@ class Testbed:
 
 
 class Meter(Window):
-    """Counts what happens in the window of a run."""
+    """Counts events in the window of a run."""
 
     def __init__(self, job: BuildingJob) -> None:
         super().__init__(START_S + job.warm_up_s, START_S + job.end_s)
         self.job = job
         self.worked_s: defaultdict[str, float] = defaultdict(float)
-        """How long each broker has worked."""
+        """Working time of each broker."""
         self._worked_before: Mapping[str, float] = {}
         self.handed_over: Counter[str] = Counter()
-        """Messages that each broker has handed over and not yet processed."""
+        """Messages that each broker has handed over and that are not yet processed."""
         self._processed: Counter[str] = Counter()
         self._processing_s: defaultdict[str, float] = defaultdict(float)
         self._wanted_by: dict[int, list[str]] = {}
-        """Selector value to the subscribers whose range has it."""
+        """By selector value: the subscribers whose range includes it."""
         self._first, self._last = 1, 0
-        """The messages that were published in the window."""
+        """Range of the messages published in the window."""
         self._had: dict[str, bytearray] = {}
-        """Subscriber to which messages it has had, by their number."""
+        """By subscriber: which messages it has received, by number."""
         self.expected = 0
         self.received: Counter[str] = Counter()
         """Received messages by broker, including duplicates."""
@@ -450,10 +456,9 @@ class Meter(Window):
         self._attached: Counter[str] = Counter()
         self._samples = 0
         self.graph: list[Row] = []
-        self._found: Counter[str] = Counter()
-        self._found_before: Counter[str] = Counter()
-        """Counts of pro-active's handoffs by result in the neighbour graph: `hit`, `hit_activating`,
-        `miss`."""
+        self._found: dict[str, int] = {}
+        self._found_before: dict[str, int] = {}
+        """Counts of pro-active's handoffs by result in the neighbour graph."""
 
     def wants(self, workload: Workload) -> None:
         for client, filters in workload.filters.items():
@@ -496,7 +501,7 @@ class Meter(Window):
         super()._on_delivered(row)
 
     def on_message(self, now: float, sender: str, receiver: str, message: Message) -> None:
-        """What the old broker transfers counts where it sets out, not at every hop."""
+        """Count a transfer of the old broker where it starts, not at every hop."""
         if isinstance(message, Relayed):
             if message.source != sender:
                 return
@@ -511,17 +516,19 @@ class Meter(Window):
             self.transferred += count
 
     def on_processed(self, now: float, broker: str, duration_s: float) -> None:
-        """A message has been processed that came then: its wait for the broker, and the work on it."""
+        """Note that a message which arrived at this time is processed: it waited for the broker, and was
+        worked on.
+        """
         if self.from_s <= now < self.until_s:
             self._processed[broker] += 1
             self._processing_s[broker] += duration_s
 
     def sample(self, network: Network) -> None:
-        """Sample where subscribers say they are, and the quality of the neighbour graph."""
+        """Sample where subscribers are by their own account, and the quality of the neighbour graph."""
         if network.now < self.from_s:
-            self._worked_before, self._found_before = dict(self.worked_s), graph_hits(network)
+            self._worked_before, self._found_before = dict(self.worked_s), neighbour_figures(network)
         else:
-            self._found = graph_hits(network)
+            self._found = neighbour_figures(network)
             self._samples += 1
             self._attached.update(node.broker for id, node in network.clients.items() if id != PUBLISHER)
         elapsed_s = round(network.now - START_S, 6)
@@ -563,21 +570,12 @@ class Meter(Window):
         }
 
     def _miss_percent(self) -> float | None:
-        found = {name: self._found[name] - self._found_before[name] for name in GRAPH_HITS}
+        found = {name: self._found.get(name, 0) - self._found_before.get(name, 0) for name in GRAPH_HITS}
         return 100 * found["miss"] / total if (total := sum(found.values())) else None
 
 
-def graph_hits(network: Network) -> Counter[str]:
-    """Return hits over all brokers, since the start."""
-    found: Counter[str] = Counter()
-    for broker in network.brokers.values():
-        if isinstance(broker.protocol, Proactive):
-            found.update({name: broker.protocol.figures[name] for name in GRAPH_HITS})
-    return found
-
-
 def graph_figures(network: Network) -> Row:
-    """Means over the brokers; of those that saw no move, the share of misses is not known."""
+    """Return means over the brokers; a broker without moves has an unknown share of misses."""
     graphs = [one.protocol.graph for one in network.brokers.values() if isinstance(one.protocol, Proactive)]
     now = network.now
     misses = [graph.false_negative(now, GRAPH_EVERY_S) for graph in graphs]

@@ -1,8 +1,8 @@
 """Stores rows of finished runs in a file, so that a stopped sweep can resume.
 
-Every row is kept with the digest of the source and the commit that made it. Rows are used only for the same
-source, unless all are requested: then new judges see old runs, and `Sweep.commits` says which commits made
-them. An incomplete line is ignored, and a row that JSON would change is not stored.
+Every row is kept with the digest of the source and the commit that made it. Rows are reused only with the
+same source, unless all are requested: then new judges evaluate old runs, and `Sweep.commits` says which
+commits made them. An incomplete line is ignored, and a row that JSON would change is not stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE = "runs.jsonl"
 
 
 class KeptRuns:
-    """The runs of one folder."""
+    """Finished runs stored in one folder."""
 
     def __init__(self, folder: Path, *, any_code: bool = False) -> None:
         self._path = folder / FILE
@@ -73,8 +73,9 @@ def code_digest() -> str:
 
 @cache
 def commit() -> str:
-    """Return the commit of a checkout, marked if files differ from it; of an installed package its
-    version."""
+    """Return the commit of a checkout, marked if files differ from it; for an installed package
+    its version.
+    """
     folder = Path(roamcast.__file__).parent
     said = [
         subprocess.run(["git", "-C", str(folder), *asked], capture_output=True, text=True, check=False)

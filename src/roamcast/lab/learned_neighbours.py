@@ -1,10 +1,9 @@
-"""What a learned neighbour graph is good for, beside the one that brokers learn online. Claim N1 is ours.
+"""Benefit of a learned neighbour graph, compared with the graph that brokers learn online. Claim N1 is ours.
 
-A trace is cut in two. From the first part the graph is learned, as `roamcast pipeline neighbours` does it;
-in the second, which it has not seen, `proactive` keeps copies of contexts at the brokers that the graph
-names. The same part is replayed with the graph of Gaddah 3.3, which begins empty and has the last used
-destinations. Both are bounded: by the number of brokers that they name, and the learned one also by the
-probability that these must make up together.
+A trace is cut in two. The graph is learned from the first part, as `roamcast pipeline neighbours` does it. In
+the second part, `proactive` keeps copies of contexts at the brokers that the graph names. The same part is
+replayed with the graph of Gaddah 3.3, which begins empty and holds the last used destinations. Both graphs
+are bounded: by the number of neighbours, and the learned one also by the total probability of its neighbours.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ N1 = Claim(
 
 ONLINE, DIRECTED, LEARNED = "online", "online, directed", "learned"
 WAYS, OVERLAY = "learned, third order", "overlay"
-"""Not part of the claim: predictions by the way that each client came, and the neighbours in the overlay."""
+"""Not part of the claim: predictions by each client's last brokers, and the neighbours in the overlay."""
 GRAPHS = {
     ONLINE: Pen("online (section 3.3)", LOST, "^"),
     DIRECTED: Pen("online, directed", QUIET, "x"),
@@ -58,17 +57,17 @@ MASSES = (0.4, 0.5, 0.6, 0.75, 0.9)
 """Probability bounds of the learned graph, besides its degrees: a variant, see `judge`."""
 PART_S = 21_600.0
 SAME = 0.005
-"""Hit rates that differ by less are the same."""
+"""Hit rates count as equal if they differ by less."""
 LEARN_SHARE = 0.7
 """Share of a given trace from which the graph is learned."""
 CLIENTS_MAX = 100_000
 PUBLISHES = 2_000
-"""In the replay of a given trace, by all of its clients: enough to see that nothing is lost."""
+"""Publications of all clients in the replay of a given trace: enough to show that nothing is lost."""
 
 
 @dataclass(frozen=True)
 class GivenTrace:
-    """A trace from a file instead of one that is made up, and an overlay of its brokers."""
+    """A trace from a file instead of a generated one, and an overlay of its brokers."""
 
     file: str
     overlay: str
@@ -127,7 +126,7 @@ class GraphJob(Job):
         return self.given.cut_s if self.given is not None else self.part_s
 
     def made_up(self, file: Path) -> Scenario:
-        """A scenario with a trace that is made up and written to the file."""
+        """Return a scenario with a generated trace, which is written to the file."""
         write_trace(file, generate_trace(self.trace()))
         return Scenario(
             topology=f"grid:{self.trace().side}",
@@ -140,7 +139,7 @@ class GraphJob(Job):
 
 
 def replay(job: GraphJob) -> Row:
-    """The later part of a trace under `proactive` with one of the graphs."""
+    """Replay the later part of a trace under `proactive` with one of the graphs."""
     with TemporaryDirectory(prefix="roamcast-trace-") as folder:
         scenario = job.given.scenario() if job.given else job.made_up(Path(folder) / "trace.csv")
         trace, topology = Path(scenario.movement.removeprefix("trace:")), scenario.make_topology()
@@ -224,8 +223,9 @@ def mean_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def judge(means: Sequence[Row]) -> Outcome:
-    """By degrees alone, as the claim was first put. Bounds by probability were added when that did not hold:
-    they are shown as a variant, and decide nothing."""
+    """Judge N1 by degrees alone, as the claim was first stated. Bounds by probability were added when it did
+    not hold: they are shown as a variant and decide nothing.
+    """
     learned = where(means, graph=LEARNED)
     online = [row for row in means if row["graph"] in (ONLINE, DIRECTED)]
     if not learned or not online:
@@ -247,7 +247,9 @@ def judge(means: Sequence[Row]) -> Outcome:
 
 
 def as_good(row: Row, learned: Sequence[Row]) -> Row | None:
-    """The learned graph with the best hit rate among those with fewer copies, if it is no worse."""
+    """Return the learned graph with the best hit rate among those with fewer copies, if its hit rate is not
+    lower.
+    """
     cheaper = [one for one in learned if one["copies_per_move"] < row["copies_per_move"]]
     best = max(cheaper, key=lambda one: float(one["hit_rate"]), default=None)
     return best if best is not None and best["hit_rate"] >= row["hit_rate"] - SAME else None
@@ -269,15 +271,17 @@ def chart(means: Sequence[Row]) -> Chart:
                     color=pen.colour, marker=pen.marker, label=pen.label,
                 )  # fmt: skip
 
-        there = "context is there when the client comes, % of moves"
+        there = "context is present when the client arrives, % of moves"
         ticks = {value: str(value) for value in sorted(distinct(rows, x))} if x == "degree" else {}
         said = {"xlabel": label, "ylabel": there, "ylim": (0, 102)}
         return Panel(draw, said, title, ticks, {"loc": "best", "fontsize": 9})
 
-    by_degree = "Hit rate by degree", "degree", "neighbours of a broker, at most"
+    by_degree = "Hit rate by degree", "degree", "maximum of neighbours of a broker"
     by_cost = "Hit rate by cost", "copies_per_move", "copies of contexts made per move"
     panels = [panel(*by_degree, where(means, mass=1)), panel(*by_cost, means)]
-    return Chart("What a learned neighbour graph is good for", "proactive, on moves not seen before", panels)
+    return Chart(
+        "Benefit of a learned neighbour graph", "proactive, on moves that were not learned from", panels
+    )
 
 
 TITLE = "A learned neighbour graph in proactive"

@@ -1,8 +1,8 @@
 """One run of a scenario, and the figures of its steady part.
 
-A scenario begins with everyone attached where they started, which is not how things are later on:
-somebody who is at home, for instance, costs a home broker nothing. So what happens before `warm_up_s`
-is checked like the rest, but not counted.
+A scenario begins with every client at its first broker, which is not typical of later: for instance, a client
+at home costs a home broker nothing. So what happens before `warm_up_s` is checked like the rest, but not
+counted.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Label = str | int | float
 
 @dataclass(frozen=True)
 class ScenarioJob:
-    """A scenario, and the labels by which its row is found again."""
+    """A scenario, and the labels by which its row is found."""
 
     labels: tuple[tuple[str, Label], ...]
     scenario: Scenario
     warm_up_s: float = 0.0
     log: str = ""
-    """Folder for the event log; none is written if it is empty."""
+    """Folder for the event log; no log is written if it is empty."""
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class ScenarioJob:
 
 
 def measure(job: ScenarioJob) -> Row:
-    """Run the scenario, check every delivery, and give the figures of its steady part."""
+    """Run the scenario, check every delivery, and return the figures of its steady part."""
     scenario = job.scenario
     if job.log:
         scenario = replace(scenario, network=replace(scenario.network, records="full"))
@@ -99,9 +99,9 @@ def _open_log(job: ScenarioJob) -> AbstractContextManager[LogWriter | None]:
 class Window:
     """Counts what happens within a part of a run; times are the simulator's, in seconds.
 
-    Delay is the time from an attach at another broker to the first notification, if that had been
-    waiting. If it was published only afterwards, nothing waited (or what waited was lost), and the
-    time says nothing about the handoff.
+    The delay is the time from an attach at another broker to the first notification, if that one had been
+    waiting. A first notification that was published later says nothing about the handoff: nothing waited, or
+    what waited was lost.
     """
 
     def __init__(self, from_s: float, until_s: float) -> None:
@@ -115,7 +115,7 @@ class Window:
         self._attached_at: dict[str, float] = {}
 
     def on_message(self, now: float, sender: str, receiver: str, message: Message) -> None:
-        """A message goes over a link between brokers."""
+        """Count a message that goes over a link between brokers."""
         if self.from_s <= now < self.until_s:
             self.hops[cause_of(message)] += message.weight
 

@@ -1,10 +1,11 @@
-"""The radio model beside what is published about that radio, and why random walk was dropped. Claims R1, R2.
+"""The radio model compared with publications on that radio, and why random walk is not used. Claims R1, R2.
 
 Reception over distance is measured by stations that broadcast on the simulated channel, one at a time, and
-compared with what follows from the formulas: log-distance path loss, log-normal shadowing, and the error
-formula of IEEE 802.15.4 above the CC2420's sensitivity. Zuniga and Krishnamachari (2004) call the stretch in
-which links of one length are good or bad by chance the transitional region, and give its edges by the same
-formulas: where shadowing two deviations worse just leaves a link good, and two better just makes it usable.
+compared with the formulas: log-distance path loss, log-normal shadowing, and the error formula of IEEE
+802.15.4 above the CC2420's sensitivity. Zuniga and Krishnamachari (2004) call the distances at which links
+are good or bad by chance the transitional region. Its edges follow from the formulas: at the near edge a link
+is good even if shadowing is two deviations worse than the mean; at the far edge a link is usable only if
+shadowing is two deviations better.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ CONNECTED_MIN, DISCONNECTED_MAX = 0.95, 0.05
 
 
 FRAMES = 10
-"""Of each station at each place; more places tell more than more frames, since a link is good or bad."""
+"""Frames sent by each station at each place. More places give more information than more frames, since a link
+is either good or bad.
+"""
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,9 @@ def measure_reception(job: ReceptionJob) -> Row:
 
 
 def received_share(channel: Channel) -> Floats:
-    """Each in turn broadcasts `FRAMES` frames; which share each other has received."""
+    """Let each station broadcast `FRAMES` frames in turn; return the share that each other station
+    received.
+    """
     received = np.zeros((STATIONS, STATIONS))
     air_s, now = PARAMETERS.air_s(FRAME_BYTES), 0.0
     for sender in range(STATIONS):
@@ -132,7 +137,7 @@ MODELS: dict[str, type[RandomWaypoint] | type[RandomWalk]] = {
 
 
 def measure_coverage(job: CoverageJob) -> Row:
-    """How much of the area a station has been in, and how many others are within 20 m of it."""
+    """Measure the share of the area that a station visits, and the number of stations within 20 m of it."""
     side_m, stations = SIDES_M[32], 66
     rng = np.random.default_rng([job.seed, 11])
     movement: Movement = MODELS[job.model](stations, side_m, job.speed, rng)
@@ -196,7 +201,7 @@ def reception_chart(rows: Sequence[Row]) -> Chart:
         "xlim": (0, 124),
     }
     return Chart(
-        "Packet reception over distance, CC2420 at 0 dBm", "frames of 51 bytes, nobody else sending",
+        "Packet reception over distance, CC2420 at 0 dBm", "frames of 51 bytes, without interference",
         [Panel(draw, said, legend={"loc": "center right", "fontsize": 9})],
     )  # fmt: skip
 
@@ -216,7 +221,7 @@ def coverage_chart(rows: Sequence[Row]) -> Chart:
 
 
 def reception_curve(rows: Sequence[Row]) -> list[Row]:
-    """One row for each stretch of distance."""
+    """Return one row for each range of distance."""
     curve = []
     for index in range(int(SIDE_M / BIN_M)):
         links = sum(row[f"links_{index}"] for row in rows)
@@ -270,7 +275,7 @@ def judge_r1(curve: Sequence[Row]) -> Outcome:
         "least reception in the connected region": min(connected, default=None),
         "most reception in the disconnected region": max(disconnected, default=None),
         "lost at the sensitivity, packets of 20 bytes": sensitivity_loss,
-        "links neither good nor bad (10 to 90 %), at most": max(row["mixed_links"] for row in curve),
+        "links neither good nor bad (10 to 90 %), maximum": max(row["mixed_links"] for row in curve),
     }
     return R1.judge(parts, figures)
 

@@ -23,7 +23,7 @@ from roamcast.lab.summary import write_json
 def write_findings(
     folder: Path, experiment: Experiment, findings: Findings, about: Mapping[str, Any]
 ) -> None:
-    """Write `metrics/`, `figures/` and, last of all, `outcomes.json`, which begins with `about`."""
+    """Write `metrics/`, `figures/`, and last `outcomes.json`, which begins with `about`."""
     for name in ("metrics", "figures"):
         (folder / name).mkdir(exist_ok=True)
     for name, rows in findings.tables.items():
@@ -43,7 +43,7 @@ def drawn(draw: Callable[[Figure], None]) -> Figure:
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> list[Path]:
-    """Write a table in two formats: for programs, and for people with a spreadsheet."""
+    """Write a table as Parquet for programs and as CSV for people."""
     file = path.with_name(f"{path.name}.parquet")
     pq.write_table(pa.table({name: pa.array(values) for name, values in _cells(rows).items()}), file)
     return [file, write_csv(path, rows)]

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 Row = dict[str, Any]
-"""Name to a plain value: text, number, truth value or None."""
+"""Column name to a plain value: text, number, truth value or None."""
 
 
 def where(rows: Iterable[Row], **wanted: object) -> list[Row]:
@@ -41,7 +41,7 @@ def grouped(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list[Ro
 
 
 def distinct(rows: Iterable[Row], column: str) -> list[Any]:
-    """The values of a column, in the order in which they first appear."""
+    """Return the values of a column in order of first appearance."""
     return list(dict.fromkeys(row[column] for row in rows))
 
 
@@ -57,7 +57,7 @@ def is_number(value: object) -> bool:
 
 
 def cell(value: object) -> str:
-    """A value as a person reads it."""
+    """Format a value for people."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -70,9 +70,9 @@ def cell(value: object) -> str:
 
 
 def leaves(figures: Mapping[str, Any], above: str = "") -> list[tuple[str, object]]:
-    """Nested figures as rows of a table: each value with the names that lead to it.
+    """Flatten nested figures into table rows: each value with the names that lead to it.
 
-    A list of values is one row; in a list of figures each has its number in the names.
+    A list of values is one row; the elements of a list of figures are numbered.
     """
     rows: list[tuple[str, object]] = []
     for key, value in figures.items():

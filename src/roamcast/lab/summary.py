@@ -61,10 +61,10 @@ NEIGHBOUR_FIGURES = ("hit", "hit_activating", "miss", "copies", "activated")
 
 
 def neighbour_figures(network: Network) -> dict[str, int]:
-    """How good the neighbour graph was, over all brokers; nothing under a protocol that has none.
+    """Return the quality of the neighbour graph over all brokers; nothing under a protocol without one.
 
-    Of the clients that came from elsewhere: those whose context was here and active, was being made
-    active, or was missing. And how often a context was copied to a neighbour, or made active there.
+    It counts clients that arrived from another broker: whether their context was active here, was being
+    activated, or was missing. It also counts copies of contexts to neighbours and their activations.
     """
     found: Counter[str] = Counter()
     for broker in network.brokers.values():

@@ -1,6 +1,6 @@
 """Wang et al. 2007, section 5: multi-hop handoff beside sub-unsub and home broker. Claims W1 to W7.
 
-What the paper leaves open, chosen once and kept for all three protocols:
+Where the paper leaves something open, one choice is made for all three protocols:
 
 - The minimum spanning tree is not unique: the seed draws one, the same for every protocol, so the
   intervals over seeds are over trees, workloads and moves together.
@@ -57,7 +57,7 @@ PUBLISH_EVERY_S = 300.0
 SELECTIVITY = 0.0625
 DISCONNECT_S = 300.0
 EDGE_S = 100.0
-"""Below this connection period the paper sees sub-unsub climb, above it home broker."""
+"""Connection period below which the paper sees sub-unsub climb, and above which it sees home broker climb."""
 
 WARM_UP_CYCLES = 2
 WINDOW_CYCLES = 2
@@ -67,7 +67,7 @@ WINDOW_MIN_S = 2400.0
 def job(
     side: int, protocol: str, connect_s: float, seed: int, *, routing: str = "", workload: str = "groups"
 ) -> ScenarioJob:
-    """One run in the setting of section 5.1."""
+    """Return one run in the setting of section 5.1."""
     cycle_s = connect_s + DISCONNECT_S
     warm_up_s = WARM_UP_CYCLES * cycle_s
     scenario = Scenario(
@@ -92,7 +92,7 @@ def compared() -> list[str]:
 
 
 def missing(curves: Mapping[str, Curve], needed: Sequence[str]) -> str:
-    """What cannot be compared, or nothing."""
+    """Say which protocols have no runs; "" if none is missing."""
     absent = [name for name in needed if name not in curves]
     return f"no runs of {', '.join(absent)}" if absent else ""
 
@@ -113,13 +113,15 @@ W2 = Claim(
 )  # fmt: skip
 
 CLIMB_MIN = 1.25
-"""A climb is at least a quarter, several times what seeds scatter."""
+"""A climb is at least a quarter, several times the scatter between seeds."""
 LINEAR_POWERS = (0.9, 1.1)
-"""Of what is added to the overhead at the shortest period: 1 is linear, 0.5 a root, 2 a square."""
+"""Exponents that count as linear, of the overhead in addition to that at the shortest period: 0.5 is a root,
+2 a square.
+"""
 LOW_MAX = 1.25
-"""Low: never more than a quarter above the cheaper of the other two, and …"""
+"""Multi-hop handoff is low if it costs at most a quarter more than the cheaper of the other two, and …"""
 LOW_SPREAD_MAX = 1.5
-"""… its own dearest period at most half above its cheapest; the others' double at least."""
+"""… if its costliest period costs at most half more than its cheapest one; the others at least double."""
 FAR_MIN = 2.0
 """Far above: at least twice the delay, at every point."""
 NEAR_MAX = 1.2
@@ -128,7 +130,7 @@ FLAT_MAX = 1.25
 """Flat over four decades of the period: the slowest point is at most a quarter above the fastest."""
 
 PERIODS_S = (1.0, 4.64, 21.5, 100.0, 464.0, 2154.0, 10_000.0)
-"""Evenly spaced on the paper's logarithmic axis."""
+"""Connection periods, evenly spaced on the paper's logarithmic axis."""
 PERIODS_QUICK_S = (1.0, 10.0, 100.0, 1000.0, 3000.0)
 
 
@@ -174,7 +176,7 @@ def about(measured: Mapping[str, Curve]) -> str:
 
 
 def delay_panel(delay: Curves, across: Mapping[str, str], rows: Sequence[Row] = ()) -> Panel:
-    """The delays, and beside them how long the distances in these rows take, there and back."""
+    """Draw the delays, and beside them the time of a round trip over the distances in these rows."""
 
     def draw(axes: Axes) -> None:
         curves(delay, PENS, scale=1000)(axes)
@@ -201,9 +203,9 @@ def judge_w1(curves: Mapping[str, Curve]) -> Outcome:
     figures = {
         "sub-unsub, shortest period / 100 s": sub_unsub.at(shortest_s) / sub_unsub.at(EDGE_S),
         "home broker, longest period / 100 s": home.at(longest_s) / home.at(EDGE_S),
-        "home broker, power of what is added above 100 s": power(*map(list, zip(*added, strict=True))),
-        "MHH, dearest / cheapest period": mhh.spread,
-        "MHH / cheaper of the others, at worst": max(
+        "home broker, exponent of its growth above 100 s": power(*map(list, zip(*added, strict=True))),
+        "MHH, costliest / cheapest period": mhh.spread,
+        "MHH / cheaper of the others, maximum": max(
             mhh.at(x) / min(sub_unsub.at(x), home.at(x)) for x in mhh.xs
         ),
     }
@@ -225,11 +227,11 @@ def judge_w2(curves: Mapping[str, Curve]) -> Outcome:
     mhh, sub_unsub, home = (curves[name] for name in COMPARED)
     between = [home.at(x) / mhh.at(x) for x in mhh.xs]
     figures = {
-        "sub-unsub / slower of the others, at least": min(
+        "sub-unsub / slower of the others, minimum": min(
             sub_unsub.at(x) / max(mhh.at(x), home.at(x)) for x in mhh.xs
         ),
-        "home broker / MHH, at most": max(between),
-        "home broker / MHH, at least": min(between),
+        "home broker / MHH, maximum": max(between),
+        "home broker / MHH, minimum": min(between),
         "MHH, slowest / fastest period": mhh.spread,
         "home broker, slowest / fastest period": home.spread,
     }
@@ -266,9 +268,11 @@ PENS_NESTED = {
 }
 
 FOLLOWS_MIN_S = 0.010
-"""A handoff that follows a distance crosses it once at least: 10 ms for each hop more."""
+"""Minimum slope of a delay that follows a distance: it crosses each additional hop once, which
+takes 10 ms.
+"""
 FOLLOWS_NOT_MAX_S = 0.003
-"""… and one that does not follow it is hardly slower for a hop more: less than a third of one crossing."""
+"""Maximum slope of a delay that does not follow it: less than a third of a crossing per additional hop."""
 
 
 def fig6_jobs(quick: bool) -> list[ScenarioJob]:
@@ -350,10 +354,10 @@ def judge_w3(curves: Mapping[str, Curve], signalling: Mapping[str, Curve]) -> Ou
 
 
 def judge_w4(rows: Sequence[Row], curves: Mapping[str, Curve]) -> Outcome:
-    """What one hop more of mean distance, and of diameter, adds to the delay.
+    """Judge W4 by how much one more hop of mean distance, and of diameter, adds to the delay.
 
-    Both grow with the network, but at different rates from tree to tree; least squares over all runs
-    tells them apart.
+    Both distances grow with the network, but at different rates from tree to tree; least squares over all
+    runs separates them.
     """
     if note := missing(curves, COMPARED):
         return W4.open(note)
@@ -423,7 +427,9 @@ W6 = Claim("W6", "exact", f"the PQlists of section 4.3: {', then '.join(PQ_LISTS
 PQ_NAMES = {
     ("bo", "in"): "PQ1", ("bn", "own"): "PQ2", ("bn", "in"): "PQ3", ("b2", "own"): "PQ4", ("b2", "in"): "PQ5",
 }  # fmt: skip
-"""PQ1 is the old broker's; new ones have PQ2 and PQ4 for what arrives, PQ3 and PQ5 for what immigrates."""
+"""PQ1 is the old broker's queue; new brokers have PQ2 and PQ4 for what arrives, PQ3 and PQ5 for what
+immigrates.
+"""
 
 # The client acknowledges one by one, so that it can leave before everything has immigrated.
 FREQUENT_MOVES = """
@@ -440,7 +446,7 @@ TWO_STAYS = ONE_STAY + "at 20.0 c1 attach b2\nat 20.08 c1 leave\nat 20.2 p publi
 
 
 def pq_list(network: Network, client: str) -> list[tuple[str, str]]:
-    """The queues of a client in the order in which they will be read: (broker, in or own)."""
+    """Return the queues of a client in reading order, as (broker, in or own)."""
     protocols = {id: broker.protocol for id, broker in network.brokers.items()}
 
     def expand(references: Sequence[Reference]) -> Iterator[tuple[str, str]]:
@@ -492,7 +498,7 @@ W7 = Claim(
 FIXED_PER_BROKER = 2
 MOVERS_PER_BROKER = 2
 MOVES_EVERY_S = (0.15, 0.6, 2.5)
-"""How long the movers stay, in turn: long enough for a handoff, and not."""
+"""Durations of the movers' stays, in turn: some long enough for a handoff, some not."""
 AWAY_S = 0.3
 SETTLED_S = 5.0
 TOGETHER_S = 40.0
@@ -500,7 +506,7 @@ TOGETHER_S = 40.0
 
 @dataclass(frozen=True)
 class TogetherJob(Job):
-    """The same network twice: all movers leave and attach at the same moments, and nobody moves."""
+    """The same network run twice: once all movers leave and attach at the same moments, once nobody moves."""
 
     protocol: str
     routing: str
@@ -514,7 +520,7 @@ class TogetherJob(Job):
 
 
 def move_together(job: TogetherJob) -> Row:
-    """Compare, delivery by delivery, what those receive who do not move."""
+    """Compare, delivery by delivery, what the clients that do not move receive."""
     topology = parse_topology(f"grid:{job.side}", random.Random(f"{job.seed}/topology"))
     deliveries: list[dict[str, list[tuple[float, str, int]]]] = []
     for moving in (False, True):
@@ -548,7 +554,9 @@ def move_together(job: TogetherJob) -> Row:
 
 
 def together_actions(job: TogetherJob, topology: Topology, moving: bool) -> list[Action]:
-    """Fixed clients publish and subscribe; movers subscribe to the same, or to part of it."""
+    """Yield the actions: fixed clients publish and subscribe; movers subscribe to the same filters or to
+    parts of them.
+    """
     rng = random.Random(f"{job.seed}/together")
     fixed = [f"fixed{n:03}" for n in range(FIXED_PER_BROKER * len(topology.brokers))]
     movers = [f"mover{n:03}" for n in range(MOVERS_PER_BROKER * len(topology.brokers))]

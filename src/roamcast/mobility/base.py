@@ -306,11 +306,15 @@ class MobilityProtocol:
         """Refuse settings that this protocol cannot work with."""
 
     def configure(self, settings: Settings) -> None:
-        """Apply settings at a start or reload; a reload changes only the model of where clients go."""
-        model = settings.neighbour_graph
-        if model != self.settings.neighbour_graph:
-            self.settings = msgspec.structs.replace(self.settings, neighbour_graph=model)
-            self.take_model(model)
+        """Apply settings at a start, or the model of where clients go at a reload."""
+        before, self.settings = self.settings, settings
+        if settings != before:
+            self.take_settings(settings)
+        if settings.neighbour_graph != before.neighbour_graph:
+            self.take_model(settings.neighbour_graph)
+
+    def take_settings(self, settings: Settings) -> None:
+        """Apply settings that are not read from `self.settings` when they are needed."""
 
     def take_model(self, model: str) -> None:
         """Use this model from now on, together with observed moves; "" is none."""

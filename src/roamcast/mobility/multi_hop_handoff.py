@@ -330,7 +330,8 @@ class MultiHopHandoff(MobilityProtocol):
             case SubMigration(session=session):
                 key, hop = (session.client, session.number), self.host.next_hop(message.destination)
                 is_here = message.destination == self.host.id
-                if key in self.passes or session.client in self.holds or hop == sender:
+                is_neighbour = self.host.next_hop(sender) == sender
+                if key in self.passes or session.client in self.holds or hop == sender or not is_neighbour:
                     return False
                 return (is_here or hop != self.host.id) and _is_counted(message.base, message.granted)
             case SubMigrationAck(client, number):
@@ -727,7 +728,10 @@ class MultiHopHandoffUnacknowledged(MultiHopHandoff):
 
     name = "multi_hop_handoff:unacknowledged"
     is_as_published = True
-    summary = "waits for no acknowledgement: loses what is on the air, and what a temporary queue gets late"
+    summary = (
+        "waits for no acknowledgement: loses messages in transit to the client, and late arrivals for a "
+        "temporary queue"
+    )
 
     __state__ = State("multi-hop-handoff-published")
 

@@ -111,11 +111,7 @@ class NeighbourGraph:
         directed: bool = False,
         online: bool = True,
     ) -> None:
-        self.neighbours_max = neighbours_max
-        self.timeout_s = timeout_s if online else None
-        self.directed = directed
-        self.online = online
-        """True if moves change the edges; otherwise the loaded edges stay."""
+        self.configure(neighbours_max, timeout_s, directed, online)
         self._loaded: list[str] = []
         """Initial neighbours, the most probable first, until the graph is first used."""
         self._is_changed = False
@@ -127,6 +123,15 @@ class NeighbourGraph:
         self._moves: deque[tuple[float, bool]] = deque(maxlen=EVENTS_KEPT_MAX)
         """Time of each move to or from here, and whether it made a new edge."""
         self._removed: deque[Removed] = deque(maxlen=EVENTS_KEPT_MAX)
+
+    def configure(
+        self, neighbours_max: int | None, timeout_s: float | None, directed: bool, online: bool
+    ) -> None:
+        self.neighbours_max = neighbours_max
+        self.timeout_s = timeout_s if online else None
+        self.directed = directed
+        self.online = online
+        """True if moves change the edges; otherwise the loaded edges stay."""
 
     def load(self, row: Mapping[str, float]) -> None:
         """Load initial neighbours; if there are too many, the most probable. Their age counts from first use.

@@ -173,6 +173,15 @@ class Proactive(MobilityProtocol):
         graph = parse_graph(model) if model else {}
         self.graph.load(neighbours_of(graph, self.host.id, self.settings.neighbours_directed))
 
+    def take_settings(self, settings: Settings) -> None:
+        self.graph.configure(
+            settings.neighbours_max,
+            settings.neighbour_timeout_s,
+            settings.neighbours_directed,
+            settings.neighbours_online,
+        )
+        self.failures.configure(settings)
+
     def take_model(self, model: str) -> None:
         self._load(model)
         self.predictor.take(self.host.id, model)
@@ -643,7 +652,7 @@ class Proactive(MobilityProtocol):
             self.serve_readers(store)
 
     def serve_readers(self, store: Store) -> None:
-        """Tell the readers that have acknowledged, and so miss nothing more, that they are complete."""
+        """Tell the readers that have acknowledged that they are complete: they miss nothing more."""
         if not store.complete:
             return
         stay = self.current.get(store.client)

@@ -144,6 +144,13 @@ class Failures:
             ContextMissing: self.on_context_missing,
         }
 
+    def configure(self, settings: Settings) -> None:
+        """Apply settings. Whether there are heartbeats stays as stores and copies were made."""
+        if (settings.heartbeat_period_s is None) == (self.period_s is None):
+            self.period_s = settings.heartbeat_period_s
+            self.missed_max = settings.heartbeats_missed_max
+            self.orphans_after_s = settings.context_timeout_s
+
     @staticmethod
     def check(settings: Settings) -> None:
         period_s, missed_max = settings.heartbeat_period_s, settings.heartbeats_missed_max

@@ -99,10 +99,13 @@ class SubUnsub(MobilityProtocol):
     def __init__(self, host: Host, settings: Settings) -> None:
         super().__init__(host, settings)
         self.check(settings)
-        self.bound_s = settings.delay_bound_s or 0.0
-        self.marks_kept_s = MARKS_KEPT_BOUNDS * self.bound_s
+        self.take_settings(settings)
         self.stays: dict[tuple[str, int], Stay] = {}
         self.current: dict[str, Stay] = {}
+
+    def take_settings(self, settings: Settings) -> None:
+        self.bound_s = settings.delay_bound_s or 0.0
+        self.marks_kept_s = MARKS_KEPT_BOUNDS * self.bound_s
 
     @classmethod
     def check(cls, settings: Settings) -> None:
@@ -228,7 +231,7 @@ class SubUnsub(MobilityProtocol):
 class SubUnsubPublished(SubUnsub):
     name = "sub_unsub:published"
     is_as_published = True
-    summary = "as published: the old broker waits one longest delay, and may miss what is still on its way"
+    summary = "as published: the old broker waits one longest delay, and may miss messages on their way"
     waits_bounds = 1
 
     __state__ = State("sub-unsub-published")

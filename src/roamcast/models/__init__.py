@@ -1,5 +1,5 @@
-"""The analytic parts of the seeds: messaging cost, where moving clients are, and fitted curves.
+"""Analytic models of the research documents: messaging cost, positions of moving clients, and fitted curves.
 
-Every module is formulas only. They are independent of simulator and broker, so that they can validate
+Every module holds formulas only. They are independent of simulator and broker, so that they can validate
 simulations.
 """

@@ -1,13 +1,12 @@
-"""What mobility costs in messages, scheme by scheme (Gaddah 3.4).
+"""Message cost of mobility for each scheme (Gaddah 3.4).
 
-A subscriber is in one of four states: S0 connected, S1 disconnected, S2 handing off to a neighbour
-of its broker, S3 handing off elsewhere. The list that opens section 3.4 has S2 and S3 the other way
-round; matrix 3.9, the text after it and table 3.1 agree with each other, and are followed here.
+A subscriber is in one of four states: S0 connected, S1 disconnected, S2 handing off to a neighbour of its
+broker, S3 handing off elsewhere. The list at the beginning of section 3.4 exchanges S2 and S3; this module
+follows matrix 3.9, the text after it and table 3.1, which agree with each other.
 
-Symbols are the thesis's: `alpha_ij` is the probability of going from Si to Sj, xi_n the cost of
-buffering at neighbours, xi_m that of fetching from the old broker, xi_n3 that of storing at every
-broker, xi_s that of control messages. Matrix 3.9 also has a xi_b, which equation 3.11 makes equal
-to xi_n.
+Symbols are the thesis's: `alpha_ij` is the probability of going from Si to Sj, xi_n the cost of buffering at
+neighbours, xi_m that of fetching from the old broker, xi_n3 that of storing at every broker, xi_s that of
+control messages. Matrix 3.9 also has a xi_b, which equation 3.11 makes equal to xi_n.
 """
 
 import math
@@ -27,7 +26,7 @@ def _above_zero(name: str, value: float, unit: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Roaming:
-    """Where a subscriber goes from S0 (the first three) and from S1 (the others)."""
+    """Probabilities of the next state, from S0 (the first three) and from S1 (the others)."""
 
     alpha_01: float
     alpha_02: float
@@ -47,7 +46,7 @@ class Roaming:
 
 @dataclass(frozen=True, slots=True)
 class Handoffs:
-    """How long a handoff takes on average: 1/lambda2 to a neighbour, 1/lambda3 elsewhere."""
+    """Mean duration of a handoff: 1/lambda2 to a neighbour, 1/lambda3 elsewhere."""
 
     neighbour_s: float
     elsewhere_s: float
@@ -76,7 +75,7 @@ HANDOFFS: dict[str, Handoffs] = {
 
 
 class States(NamedTuple):
-    """The share of time in S0, S1, S2 and S3."""
+    """Share of time in S0, S1, S2 and S3."""
 
     connected: float
     disconnected: float
@@ -86,7 +85,7 @@ class States(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a subscriber moves, and how long it stays in each state under each scheme."""
+    """Moves of a subscriber, and the duration of each state under each scheme."""
 
     roaming: Roaming
     connect_s: float
@@ -128,7 +127,7 @@ class Costs(NamedTuple):
 
 
 def state_probabilities(setting: Setting, scheme: str) -> States:
-    """The stationary distribution of matrix 3.7 (equation 3.15)."""
+    """Return the stationary distribution of matrix 3.7 (equation 3.15)."""
     if scheme not in SCHEMES:
         raise InputError(f"scheme {scheme!r}: valid are {', '.join(SCHEMES)}")
     roaming, handoffs = setting.roaming, setting.handoffs[scheme]
@@ -150,7 +149,7 @@ def state_probabilities(setting: Setting, scheme: str) -> States:
 
 
 def bound_against_reactive(setting: Setting) -> float:
-    """R1 (equation 3.16): pro-active costs less than reactive while xi_n / xi_m is below it."""
+    """Return R1 (equation 3.16): pro-active costs less than reactive if xi_n / xi_m is below it."""
     reactive = state_probabilities(setting, "reactive")
     proactive = state_probabilities(setting, "proactive")
     saved = reactive.to_neighbour + reactive.elsewhere - proactive.elsewhere
@@ -161,7 +160,9 @@ def bound_against_reactive(setting: Setting) -> float:
 
 
 def bound_against_durable(setting: Setting, fetch_to_buffer: float) -> float:
-    """R2 (equation 3.17) for a given xi_m / xi_n: pro-active costs less while xi_n / xi_n3 is below it."""
+    """Return R2 (equation 3.17) for a given xi_m / xi_n: pro-active costs less if xi_n / xi_n3 is
+    below it.
+    """
     if not 0.0 <= fetch_to_buffer < math.inf:
         raise InputError(f"ratio of fetching to buffering must be a number from 0, not {fetch_to_buffer}")
     proactive = state_probabilities(setting, "proactive")
@@ -170,16 +171,16 @@ def bound_against_durable(setting: Setting, fetch_to_buffer: float) -> float:
 
 
 def buffer_to_fetch(sends: Sends, disconnect_s: float, elsewhere_s: float = 3.29) -> float:
-    """The estimate of xi_n / xi_m that table 3.2 shows: N1 lambda1 / (N2 lambda3)."""
+    """Return the estimate of xi_n / xi_m in table 3.2: N1 lambda1 / (N2 lambda3)."""
     _above_zero("disconnect time", disconnect_s, "seconds")
     _above_zero("handoff elsewhere", elsewhere_s, "seconds")
     return sends.buffering * elsewhere_s / (sends.fetching * disconnect_s)
 
 
 def average_costs(setting: Setting, sends: Sends, control: float = 0.0) -> Costs:
-    """What each scheme costs for each published message, `control` being xi_s.
+    """Return each scheme's cost per published message; `control` is xi_s.
 
-    xi_m is taken to be the same for the reactive and the pro-active scheme, as for equation 3.13.
+    xi_m is assumed to be equal for the reactive and the pro-active scheme, as for equation 3.13.
     """
     if not 0.0 <= control < math.inf:
         raise InputError(f"control cost must be a number from 0, not {control}")
@@ -196,7 +197,7 @@ def average_costs(setting: Setting, sends: Sends, control: float = 0.0) -> Costs
 
 
 def _leaving(mean_s: float, step_s: float) -> float:
-    """The probability of leaving a state within one sampling step (p_i, after matrix 3.7)."""
+    """Return the probability of leaving a state within one sampling step (p_i, after matrix 3.7)."""
     # Not 1 - exp(-x): the steps are short, and nothing would be left of their small difference.
     # What is too small for a number is not zero either: the caller divides by it, and then says so.
     return -math.expm1(-step_s / mean_s) or math.ulp(0.0)

@@ -1,8 +1,8 @@
-"""Where moving clients are in the long run: continuous-time Markov chains (Gaddah chapter 6).
+"""Positions of moving clients in the long run: continuous-time Markov chains (Gaddah chapter 6).
 
 A client is connected to a broker, disconnected from it, or handing off to another (figure 6.1).
-`random_chain` is section 6.3, where a handoff leads to any broker, and `neighbouring_chain` section
-6.4, where it leads along the neighbour graph; both take any network.
+`random_chain` is that of section 6.3, where a handoff leads to any broker, and `neighbouring_chain` that of
+section 6.4, where it leads along the neighbour graph; both accept any network.
 """
 
 import math
@@ -40,9 +40,9 @@ class MeanTimes:
 
 @dataclass(frozen=True, slots=True)
 class Forks:
-    """How likely a handoff is when a client leaves a broker, and when it ends being disconnected.
+    """Probability of a handoff when a client leaves a broker, and when a disconnection ends.
 
-    Otherwise it is disconnected next, and reconnects to the same broker. Figure 6.1 has even forks.
+    Otherwise the client is disconnected next, or reconnects to the same broker. Figure 6.1 has even forks.
     """
 
     connect_to_handoff: float = 0.5
@@ -61,7 +61,7 @@ class Forks:
 
 
 class State(NamedTuple):
-    """`broker` is None where one state stands for all brokers."""
+    """A state; `broker` is None for a state that all brokers share."""
 
     kind: str
     broker: str | None
@@ -69,7 +69,9 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """States and the rates between them: `generator[i, j]` from state i to j, each row adding up to 0."""
+    """States and the rates between them: `generator[i, j]` is the rate from state i to j; each row adds up to
+    0.
+    """
 
     states: tuple[State, ...]
     generator: Any
@@ -77,7 +79,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """The probability that a client is connected to each broker, disconnected, or handing off."""
+    """Probability that a client is connected to each broker, disconnected, or handing off."""
 
     connect: dict[str, float]
     disconnect: float
@@ -85,18 +87,20 @@ class Presence:
 
 
 def published_forks(broker_count: int) -> Forks:
-    """The forks of the rate matrix in section 6.3: from disconnect, all N + 1 targets are equally likely.
+    """Return the forks of the rate matrix in section 6.3: from disconnect, all N + 1 targets are equally
+    likely.
 
-    Figure 6.1 and the text of section 6.2 say 1/2 instead, which is what `Forks()` is.
+    Figure 6.1 and the text of section 6.2 say 1/2 instead, as in `Forks()`.
     """
     return Forks(0.5, 1.0 / (broker_count + 1))
 
 
 def random_chain(brokers: Iterable[str], times: MeanTimes, forks: Forks | None = None) -> Chain:
-    """Section 6.3: one connect state for each broker, one disconnect and one handoff state for all.
+    """Return the chain of section 6.3: a connect state for each broker, and one disconnect and one handoff
+    state for all.
 
-    The two shared states forget where the client was, so it returns from them to any broker, where
-    figure 6.1 has it reconnect to the same one or hand off to another. All brokers being alike, that
+    The two shared states do not know where the client was, so it returns from them to any broker, whereas in
+    figure 6.1 it reconnects to the same one or hands off to another. Since all brokers are alike, this
     changes which clients are at a broker but not how many.
     """
     forks = forks or Forks()
@@ -119,7 +123,7 @@ def random_chain(brokers: Iterable[str], times: MeanTimes, forks: Forks | None =
 def neighbouring_chain(
     neighbours: Mapping[str, Iterable[str]], times: MeanTimes, forks: Forks | None = None
 ) -> Chain:
-    """Section 6.4: a connect, a disconnect and a handoff state for each broker.
+    """Return the chain of section 6.4: a connect, a disconnect and a handoff state for each broker.
 
     Edges may lead one way only, as long as every broker can be reached from every other.
     """
@@ -145,7 +149,7 @@ def neighbouring_chain(
 def movement_chain(
     movement: str, neighbours: Mapping[str, Iterable[str]], times: MeanTimes, forks: Forks | None = None
 ) -> Chain:
-    """The chain of a movement pattern by its name; random movement does not look at the edges."""
+    """Return the chain of a movement pattern by its name; random movement ignores the edges."""
     if movement == "NBR":
         return neighbouring_chain(neighbours, times, forks)
     if movement == "RND":
@@ -158,7 +162,7 @@ def movement_chain(
 
 
 def presence(chain: Chain) -> Presence:
-    """Where a client of this chain is, in the long run."""
+    """Return the probability of each position of a client in the long run."""
     connect: dict[str, float] = {}
     away = {"disconnect": 0.0, "handoff": 0.0}
     for state, probability in zip(chain.states, stationary(chain.generator).tolist(), strict=True):
@@ -170,16 +174,16 @@ def presence(chain: Chain) -> Presence:
 
 
 def expected_clients(probability: float, clients: int) -> float:
-    """Equations 6.10 to 6.12 and 6.17."""
+    """Return the expected number of clients in each state (equations 6.10 to 6.12 and 6.17)."""
     _check_binomial(probability, clients)
     return clients * probability
 
 
 def client_bounds(probability: float, clients: int, confidence: float = 0.95) -> Bounds | None:
-    """Between which numbers of clients a state holds at a random moment (section 6.6.1).
+    """Return bounds on the number of clients in a state at a random moment (section 6.6.1).
 
-    The normal approximation to the binomial distribution; None where it may not be used, which is
-    where two standard deviations from the mean leave the range from none to all clients.
+    The bounds use the normal approximation to the binomial distribution; None where it is not valid, because
+    two standard deviations from the mean exceed the range from none to all clients.
     """
     _check_binomial(probability, clients)
     mean = clients * probability
@@ -223,7 +227,9 @@ def _check_ways(graph: Mapping[str, Sequence[str]]) -> None:
         missed = [broker for broker, number in numbers.items() if number not in reached]
         if missed:
             way = text.format(next(iter(graph)), missed[0])
-            raise InputError(f"the neighbour graph has no way {way}; clients must get everywhere")
+            raise InputError(
+                f"the neighbour graph has no way {way}; clients must be able to reach every broker"
+            )
 
 
 def _check_binomial(probability: float, clients: int) -> None:

@@ -1,7 +1,7 @@
-"""Curves through measured points, and their confidence bounds (Gaddah 6.5).
+"""Curves fitted to measured points, and their confidence bounds (Gaddah 6.5).
 
-A polynomial fitted by least squares says what to expect at a number of clients that was not, or
-could not be, measured; bounds from the t distribution say how surely.
+A polynomial fitted by least squares predicts the value at a number of clients that was not measured; bounds
+from the t distribution state the confidence.
 """
 
 import math
@@ -19,11 +19,11 @@ from roamcast.models.intervals import Bounds, t_factor
 Vector = npt.NDArray[np.float64]
 
 DEGREE_PUBLISHED = 3
-"""Section 6.5."""
+"""Degree of the curve in section 6.5."""
 ROUNDING = 1e-12
 """Tolerance for rounding errors of a computed value."""
 DEGREE_MAX = 12
-"""Beyond it a polynomial through measured points follows their errors."""
+"""Maximum degree; a polynomial of a higher one follows the errors of the points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ THROUGHPUT_PUBLISHED = Curve((1.7111, 12.362, -0.2256, 0.0019))
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted polynomial, made by `fit`."""
+    """A fitted polynomial, returned by `fit`."""
 
     curve: Curve
     points: int
@@ -85,15 +85,15 @@ class Fit:
 
     @property
     def leading_t(self) -> float:
-        """How many of its standard errors the highest coefficient is away from 0."""
+        """Return by how many of its standard errors the highest coefficient differs from 0."""
         # R is upper triangular, so its last entry alone relates that coefficient to the points.
         return float(self._scaled.coef[-1] * self._triangle[-1, -1]) / (self.deviation or math.ulp(0.0))
 
     def predict(self, x: float, confidence: float = 0.95) -> Prediction:
-        """The curve at `x`, with its bounds."""
+        """Return the curve's value at `x`, with its bounds."""
         factor = t_factor(confidence, self.freedom)
         if not math.isfinite(x):
-            raise InputError(f"a place to predict at must be a number, not {x}")
+            raise InputError(f"the x of a prediction must be a number, not {x}")
         with np.errstate(all="ignore"):
             y = float(self._scaled(x))
             offset, scale = self._scaled.mapparms()
@@ -109,7 +109,7 @@ class Fit:
 
 
 def fit(x: Sequence[float], y: Sequence[float], degree: int = DEGREE_PUBLISHED) -> Fit:
-    """The polynomial of this degree with the least sum of squared errors."""
+    """Return the polynomial of this degree with the least sum of squared errors."""
     xs, ys = _checked_points(x, y)
     _check_degree(degree, xs)
     with np.errstate(all="ignore"):
@@ -138,11 +138,11 @@ def fit(x: Sequence[float], y: Sequence[float], degree: int = DEGREE_PUBLISHED) 
 def best_fit(
     x: Sequence[float], y: Sequence[float], degrees: Iterable[int] = (1, 2, 3), confidence: float = 0.95
 ) -> Fit:
-    """The highest degree that the points ask for; degrees that they cannot carry are left out.
+    """Return the fit with the highest significant degree; degrees with too few points are skipped.
 
-    The thesis compared curves by their error alone. That falls with every degree added, needed or
-    not, and what was not needed does harm where a curve is extrapolated. So a degree is taken only if
-    its highest coefficient is not 0 with the given confidence; the lowest degree needs no reason.
+    The thesis compared curves by their error alone. That error falls with every added degree, needed or not,
+    and an unneeded degree harms extrapolation. So a degree is accepted only if its highest coefficient
+    differs from 0 with the given confidence; the lowest degree is always accepted.
     """
     candidates = sorted({*degrees})
     if not candidates:
@@ -192,7 +192,9 @@ def _carries(xs: Vector, degree: int) -> bool:
 
 
 def _least_squares(xs: Vector, ys: Vector, degree: int) -> tuple[Polynomial, Vector]:
-    """The polynomial on a scale of its own, and the triangle R of the points' QR factors on that scale."""
+    """Return the polynomial on a scale of its own, and the triangle R of the points' QR factors on that
+    scale.
+    """
     # Powers of x itself differ by many orders of magnitude; on -1 to 1 they do not.
     domain = [xs.min(), xs.max()] if degree else [-1.0, 1.0]
     offset, scale = Polynomial([0.0], domain).mapparms()

@@ -1,4 +1,4 @@
-"""Bounds that hold a figure with a given confidence (Gaddah 6.6.1)."""
+"""Confidence intervals (Gaddah 6.6.1)."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class Bounds(NamedTuple):
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Bounds:
-    """Bounds of the mean of a few runs, by the t distribution."""
+    """Return bounds of the mean of a few runs, by the t distribution."""
     if len(values) < 2:
         raise InputError(f"bounds of a mean need two values or more, not {len(values)}")
     if not all(map(math.isfinite, values)):
@@ -28,12 +28,12 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Bounds:
 
 
 def bounds_of(values: Sequence[float]) -> Bounds:
-    """Bounds of the mean with 95 % confidence; a single value stands for itself."""
+    """Return 95 % bounds of the mean; those of a single value are the value itself."""
     return mean_interval(values) if len(values) > 1 else Bounds(values[0], values[0])
 
 
 def share_interval(counted: int, total: int, confidence: float = 0.95) -> Bounds:
-    """Bounds of a probability by Clopper and Pearson, where `counted` of `total` were counted."""
+    """Return bounds of a probability by Clopper and Pearson, if `counted` of `total` were counted."""
     if not 0 <= counted <= total or not total:
         raise InputError(f"bounds of a share need 0 to {total} of one or more, not {counted}")
     _check_confidence(confidence)
@@ -44,13 +44,13 @@ def share_interval(counted: int, total: int, confidence: float = 0.95) -> Bounds
 
 
 def t_factor(confidence: float, freedom: int) -> float:
-    """How many standard errors to each side, where the error itself was estimated from the sample."""
+    """Return the number of standard errors to each side, if the error was estimated from the sample."""
     _check_confidence(confidence)
     return float(stdtrit(freedom, 0.5 + confidence / 2.0))
 
 
 def normal_factor(confidence: float) -> float:
-    """How many standard deviations to each side, where the deviation is known."""
+    """Return the number of standard deviations to each side, if the deviation is known."""
     _check_confidence(confidence)
     return float(ndtri(0.5 + confidence / 2.0))
 

@@ -1,11 +1,11 @@
 """Predicts where clients go next and when: order-k models with back-off, residence times, and their quality.
 
-A model is a chain of contexts, from one that is always known (nothing at all) to one that is rarely known
-(this client, where it was, where it is). The counts of each context are mixed with what the one before it
-says, the more so the more often the context was left for somewhere new (Witten and Bell 1991). Residence
-times are those that were measured, stays that had not ended included (Kaplan and Meier 1958).
+A model is a chain of contexts, from one that is always known (empty) to one that is rarely known (this
+client, its last broker, its present broker). The counts of each context are mixed with the probabilities of
+the one before it; the more often a context was left for a new broker, the more the one before it counts
+(Witten and Bell 1991). Residence times include stays that had not ended (Kaplan and Meier 1958).
 
-Everything is learned from the first part of the time and judged on the rest.
+All models are learned from the first part of the time and judged on the rest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Move(NamedTuple):
 
     client: str
     recent: tuple[str, ...]
-    """Brokers that the client visited, up to the one that it leaves, the last one last."""
+    """Brokers that the client visited, in order, up to the one that it leaves."""
     target: str
     at_s: float
 
@@ -125,7 +125,9 @@ class NextBroker:
 
 
 class LastUsed:
-    """The last used destinations of each broker (Gaddah 3.3): learns on, and knows no probabilities."""
+    """The last used destinations of each broker (Gaddah 3.3): it continues to learn, and has no
+    probabilities.
+    """
 
     def __init__(self) -> None:
         self._used: dict[str, list[str]] = {}
@@ -151,7 +153,7 @@ class Judged:
     hits: Counter[int] = field(default_factory=Counter)
     """Number of hits by k: how often the next broker was among the first k."""
     bits: float = 0.0
-    """Log loss: what it takes to be told the next broker, in bits for each move; 0 where none is known."""
+    """Log loss: bits needed per move to state the next broker; 0 for a model without probabilities."""
 
     def row(self) -> dict[str, float | None]:
         rates: dict[str, float | None] = {f"hit_{k}": self.hits[k] / self.moves for k in KS}
@@ -160,7 +162,8 @@ class Judged:
 
 def judge(models: Mapping[str, Model], moves: Sequence[Move], at_s: float) -> dict[str, Judged]:
     """Let models learn from moves before `at_s`, and judge them on the rest; only `LastUsed` continues to
-    learn."""
+    learn.
+    """
     judged = {name: Judged() for name in models}
     brokers = len({move.target for move in moves} | {move.recent[-1] for move in moves})
     for move in moves:
@@ -187,10 +190,11 @@ def _judge_one(judged: Judged, model: Model, move: Move, brokers: int) -> None:
 
 
 def predictability_bound(moves: Iterable[Move]) -> float | None:
-    """The mean over clients of what no predictor of their next broker exceeds (Song et al. 2010).
+    """Return the upper bound of the hit rate of any predictor, as the mean over clients (Song et al. 2010).
 
-    From the entropy of each client's own way, estimated from how soon it does something new (Lempel and Ziv).
-    What others do is not in it: a model that learns from all clients may be better.
+    It follows from the entropy of each client's own moves, estimated from how soon they show something new
+    (Lempel and Ziv). Moves of other clients are not considered: a model that learns from all clients may
+    exceed it.
     """
     ways: dict[str, list[str]] = {}
     for move in moves:
@@ -216,7 +220,7 @@ def _entropy_bits(way: Sequence[str]) -> float:
 
 
 def _most_predictable(entropy_bits: float, brokers: int) -> float:
-    """The probability at which Fano's inequality meets this entropy."""
+    """Return the probability at which Fano's inequality gives this entropy."""
 
     def needed_bits(hit: float) -> float:
         unsure = -sum(share * math.log2(share) for share in (hit, 1 - hit) if share > 0)
@@ -236,14 +240,14 @@ def _most_predictable(entropy_bits: float, brokers: int) -> float:
 
 @dataclass(frozen=True)
 class Survival:
-    """How long stays last: the share that lasts longer than each time."""
+    """Survival curve of stays: the share that lasts longer than each time."""
 
     times_s: tuple[float, ...]
     shares: tuple[float, ...]
 
     @classmethod
     def of(cls, stays: Iterable[tuple[float, bool]]) -> Survival:
-        """From stays with whether they had ended (Kaplan and Meier)."""
+        """Estimate the curve from stays, each with whether it had ended (Kaplan and Meier)."""
         ended: Counter[float] = Counter()
         left: Counter[float] = Counter()
         for stay_s, is_over in stays:
@@ -269,7 +273,7 @@ class Survival:
         return 1 - self.lasts_longer(since_s + horizon_s) / still if still else 1.0
 
     def quantiles(self, shares: Sequence[float]) -> list[float | None]:
-        """Time within which each share of the stays ends; None where too few ended."""
+        """Return the times within which given shares of the stays end; None where too few ended."""
         return [
             next(
                 (time for time, left in zip(self.times_s, self.shares, strict=True) if left <= 1 - share),
@@ -283,9 +287,11 @@ HORIZON_S = 300.0
 
 
 def calibration(visits: Iterable[Visit], at_s: float, horizon_s: float = HORIZON_S) -> list[dict[str, float]]:
-    """Predictions of who leaves within the horizon, by how sure they were, against how many did.
+    """Compare predicted and actual shares of clients that leave within the horizon, grouped by the predicted
+    probability.
 
-    A prediction is made for each stay of the later part when it begins, from the earlier stays at its broker.
+    A prediction is made at the beginning of each stay of the later part, from the earlier stays at its
+    broker.
     """
     visits = list(visits)
     learned: dict[str, list[tuple[float, bool]]] = {}
@@ -315,7 +321,7 @@ def calibration(visits: Iterable[Visit], at_s: float, horizon_s: float = HORIZON
 
 
 def evaluate(visits: Sequence[Visit], learn_share: float = 0.7) -> dict[str, object]:
-    """Every model on one trace, beside the last used destinations and the bound."""
+    """Judge every model on one trace, and add the last used destinations and the bound."""
     from_s = min(visit.attach_s for visit in visits)
     until_s = max(visit.leave_s or visit.attach_s for visit in visits)
     at_s = from_s + learn_share * (until_s - from_s)
@@ -333,7 +339,7 @@ def evaluate(visits: Sequence[Visit], learn_share: float = 0.7) -> dict[str, obj
 
 
 def read_visits(lines: Iterable[str]) -> Iterator[Visit]:
-    """Visits of a trace: `client,broker,attach_s,leave_s`, behind a line with these names."""
+    """Read the visits of a trace: rows `client,broker,attach_s,leave_s` after a line with these names."""
     for line in list(lines)[1:]:
         client, broker, attach, leave = line.rstrip("\n").rsplit(",", 3)
         yield Visit(client, broker, float(attach), float(leave) if leave else None)

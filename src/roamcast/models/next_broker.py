@@ -1,7 +1,7 @@
-"""Where clients go next, as probabilities: counted moves made into a neighbour graph of bounded degree.
+"""Probabilities of the next broker: counted moves, as a neighbour graph of bounded degree.
 
-The form is that of the neighbour graph which `proactive` begins with (Gaddah 3.3): it needs to know, for
-every broker, the few others at which a copy of a client's context is worth its cost.
+The form is that of the neighbour graph with which `proactive` begins (Gaddah 3.3): it names, for every
+broker, the few others at which a copy of a client's context is worth its cost.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 from roamcast.errors import InputError
 
 BEFORE_MAX = 2
-"""Brokers before the one where a client is that are looked at: third order."""
+"""Number of brokers before the present one that are considered: third order."""
 WAYS_MAX = 10_000
-"""Contexts of one broker in a model file, at most: the shortest, and of these the most frequent."""
+"""Maximum contexts of one broker in a model file: the shortest ones, and of these the most frequent."""
 MODEL_VERSION = 1
 """Version of the model file; a reader refuses later versions."""
 
 
 class Edge(NamedTuple):
-    """Moves from one broker to another: how many, and when the last one was."""
+    """Moves from one broker to another: their number, and the time of the last one."""
 
     source: str
     target: str
@@ -31,7 +31,9 @@ class Edge(NamedTuple):
 
 
 def count_moves(visits: Iterable[Iterable[tuple[str, float]]]) -> list[Edge]:
-    """The edges of some clients' visits: for each client, in order, where it attached and when."""
+    """Return the edges of some clients' visits: for each client, in order, its brokers and the times of
+    attach.
+    """
     counted: dict[tuple[str, str], Edge] = {}
     for of_client in visits:
         for (source, _), (target, at_s) in pairwise(of_client):
@@ -51,9 +53,10 @@ def check_bounds(degree: int | None, mass: float) -> None:
 def bounded_graph(
     edges: Iterable[Edge], until_s: float, degree: int | None = None, mass: float = 1.0
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Broker to its next ones, the most probable first: at most `degree`, and no more than make up `mass`.
+    """Return, by broker, its next brokers with the most probable first: at most `degree`, and no more than
+    make up `mass`.
 
-    Probabilities are those of all moves, so what a bound leaves out is missing from their sum.
+    Probabilities are shares of all moves, so they add up to less than 1 where the bounds leave brokers out.
     """
     check_bounds(degree, mass)
     rows: dict[str, list[Edge]] = {}
@@ -90,7 +93,7 @@ def graph_document(
 
 
 def learned_document(visits: Iterable[Iterable[tuple[str, float]]], until_s: float) -> dict[str, Any]:
-    """The model file of some clients' visits: the graph, and where clients go that came by the same way."""
+    """Return the model file of some clients' visits: the graph, and next brokers by the previous ones."""
     kept = [list(of_client) for of_client in visits]
     counted: Counter[tuple[str, ...]] = Counter()
     for of_client in kept:
@@ -101,9 +104,9 @@ def learned_document(visits: Iterable[Iterable[tuple[str, float]]], until_s: flo
 
 
 def contexts_of(counted: Mapping[tuple[str, ...], int]) -> dict[str, list[dict[str, Any]]]:
-    """By the broker where clients are: where they had been before, and how many went where.
+    """Return, by the present broker: the previous brokers, and how many clients went where.
 
-    Counted are moves by the brokers up to the one that is left, as far as they are known, and the next one.
+    Moves are counted by the known brokers up to the one that is left, and by the next one.
     """
     found: dict[str, dict[tuple[str, ...], Counter[str]]] = {}
     for (*way, here, target), moves in sorted(counted.items()):

@@ -1,8 +1,8 @@
-"""Movement fitted to what was measured: the Markov chain of Gaddah's chapter 6 with rates of each broker.
+"""Movement fitted to measurements: the Markov chain of Gaddah's chapter 6 with rates for each broker.
 
-His chain draws every time from the same three exponential distributions and every next broker evenly. Here
-each broker has the mean times, forks and next brokers that were counted there, and a test says whether the
-times can be exponential at all.
+The thesis's chain uses the same three exponential distributions everywhere and chooses every next broker with
+equal probability. Here each broker has the mean times, forks and next brokers that were counted there, and a
+test says whether the times can be exponential.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _STEPHENS = ((0.15, 0.926), (0.10, 0.990), (0.05, 1.094), (0.025, 1.190), (0.01,
 
 
 class ExponentialTest(NamedTuple):
-    """Result of a test whether times come from an exponential distribution with their mean."""
+    """Result of a test whether times are exponentially distributed with their mean."""
 
     samples: int
     distance: float
-    """Kolmogorov's: the largest gap between the distribution that was measured and the fitted one."""
+    """Kolmogorov's distance: the largest gap between the measured distribution and the fitted one."""
     statistic: float
     """The distance, corrected for the number of samples and the estimated mean."""
     p_max: float
-    """So probable is a statistic as large as this, at most, if the times are exponential."""
+    """Upper bound of the probability of such a statistic if the times are exponential."""
     rejected: bool
     """True if the hypothesis is rejected at 5 %."""
 
 
 def exponential_test(distance: float, samples: int) -> ExponentialTest:
-    """Judge the distance of Kolmogorov between times and the exponential distribution of their mean."""
+    """Judge Kolmogorov's distance between times and the exponential distribution with their mean."""
     if samples < 1 or not 0.0 <= distance <= 1.0:
         raise InputError(f"{samples} times at a distance of {distance}: valid is 1 or more, and 0 to 1")
     root = math.sqrt(samples)
@@ -55,7 +55,7 @@ class Stays:
     """Statistics of one broker: time of clients in each state, and the next states."""
 
     total_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
-    """State to the time that clients spent in it, together."""
+    """State to the total time of clients in it."""
     left: dict[tuple[str, str, str], int] = field(default_factory=dict)
     """Transitions from one state to another state of a broker, with their counts."""
 
@@ -65,11 +65,10 @@ class Stays:
 
 
 def fitted_chain(stays: Mapping[str, Stays]) -> Chain:
-    """The chain whose rates are the most likely ones for what was counted.
+    """Return the chain whose rates make the counts most likely.
 
-    A rate is the number of times that something happened, divided by the time in which it could have. Only
-    brokers of the largest part in which everything leads to everything else remain: a chain that can be
-    left for good says nothing about the long run.
+    A rate is a count of events, divided by the time in which they could have happened. Only brokers of the
+    largest strongly connected part remain: a chain that can be left for good has no long run.
     """
     states = tuple(State(kind, broker) for kind in KINDS for broker in stays)
     place = {state: number for number, state in enumerate(states)}
@@ -83,7 +82,7 @@ def fitted_chain(stays: Mapping[str, Stays]) -> Chain:
     matrix = sparse.coo_array((rates, (rows, columns)), shape=(len(states),) * 2).tocsr()
     kept = _largest_part(matrix)
     if len(kept) < 2:
-        raise InputError("no two brokers between which clients went there and back: there is no chain to fit")
+        raise InputError("no two brokers have moves in both directions between them: no chain can be fitted")
     inner = matrix[kept][:, kept]
     generator = inner - sparse.diags_array(np.asarray(inner.sum(axis=1)).ravel())
     return Chain(tuple(states[number] for number in kept), generator.tocsr())
@@ -98,7 +97,9 @@ def _largest_part(matrix: sparse.csr_array) -> Sequence[int]:
 
 
 def presence_error(expected: Mapping[str, float], measured: Mapping[str, float]) -> float:
-    """Total variation between two shares of clients over brokers, each made to add up to 1; 0 if equal."""
+    """Return the total variation between two distributions of clients over brokers, each scaled to 1; 0 if
+    equal.
+    """
     brokers = sorted({**expected, **measured})
     sums = sum(expected.values()), sum(measured.values())
     if not all(sums):

@@ -1,4 +1,4 @@
-"""An overlay for the brokers of a trace: the shortest tree that joins their places."""
+"""An overlay for the brokers of a trace: the shortest tree between their positions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 from roamcast.errors import InputError
 
 BROKERS_MAX = 5_000
-"""All distances are held at once."""
+"""Maximum number of brokers, because all distances are in memory."""
 
 Position = tuple[float, float]
 
@@ -18,7 +18,7 @@ Position = tuple[float, float]
 def spanning_tree(
     positions: Mapping[str, Position], distance: Callable[[Position, Position], float]
 ) -> list[tuple[str, str]]:
-    """The edges of the tree; brokers at one place are joined, too."""
+    """Return the edges of the tree; brokers at the same position are joined, too."""
     names = sorted(positions)
     if not 2 <= len(names) <= BROKERS_MAX:
         raise InputError(f"an overlay of {len(names)} brokers: valid is 2 to {BROKERS_MAX}")

@@ -14,17 +14,16 @@ from roamcast.errors import InputError
 Vector = npt.NDArray[np.float64]
 
 ROW_SUM_TOLERANCE = 1e-9
-"""How far from zero a row of a generator may add up to, relative to its rates: room for rounding."""
+"""Tolerated sum of a row of a generator, relative to its rates, because of rounding."""
 DENSE_ADVANTAGE = 50
-"""How many rates of a full matrix are changed in the time that one in dicts takes, measured roughly."""
+"""Number of rates changed in a full matrix in the time of changing one in dicts, roughly measured."""
 
 
 def stationary(generator: Any) -> Vector:
     """The stationary distribution of a generator, given as rows of rates or as a sparse matrix.
 
-    States that are left for good have probability 0. A chain in which more than one part, or a
-    single state, is never left again has no answer that does not depend on its beginning, or only
-    a trivial one, and is refused.
+    States that are left for good have probability 0. A chain with several parts that are never left is
+    refused, because its distribution depends on its beginning; so is a chain that ends in a single state.
     """
     rates = _checked_generator(generator)
     members = _lasting_states(rates)
@@ -42,11 +41,11 @@ def stationary(generator: Any) -> Vector:
 
 
 def _weights(rates: Any) -> Vector:
-    """Numbers in proportion to the stationary distribution of states that all lead to each other.
+    """Return numbers proportional to the stationary distribution of states that all lead to each other.
 
-    States are taken out one by one, each replaced by direct rates between those around it, and put
-    back in reverse order (Grassmann, Taksar and Heyman 1985). Nothing is ever subtracted, so even
-    shares of 1e-100 come out with nearly all their digits, which those of an LU solver do not.
+    States are removed one by one, each replaced by direct rates between its neighbours, and added back in
+    reverse order (Grassmann, Taksar and Heyman 1985). Nothing is ever subtracted, so even shares of 1e-100
+    have nearly all their digits, unlike those of an LU solver.
     """
     network = _Network(rates)
     removed = []
@@ -61,7 +60,7 @@ def _weights(rates: Any) -> Vector:
 
 
 def _dense_weights(rates: Vector) -> Vector:
-    """The same for a full matrix; its diagonal is not looked at."""
+    """Return the weights for a full matrix; its diagonal is ignored."""
     size = len(rates)
     for state in range(size - 1, 0, -1):
         rates[:state, state] /= rates[state, :state].sum()
@@ -73,7 +72,7 @@ def _dense_weights(rates: Vector) -> Vector:
 
 
 class _Network:
-    """The rates between states, as long as each state has few others around it."""
+    """The rates between states, while each state has few neighbours."""
 
     def __init__(self, rates: Any) -> None:
         size = rates.shape[0]
@@ -91,11 +90,11 @@ class _Network:
         heapq.heapify(self.waiting)
 
     def work(self, state: int) -> int:
-        """How many rates there are to change when a state is removed."""
+        """Return the number of rates to change when a state is removed."""
         return len(self.into[state]) * len(self.out[state])
 
     def cheapest(self) -> int | None:
-        """The next state to remove, or None when a full matrix is the faster way."""
+        """Return the next state to remove, or None when a full matrix is faster."""
         while True:
             work, state = self.waiting[0]
             if state in self.out and work == self.work(state):
@@ -105,7 +104,7 @@ class _Network:
             heapq.heappop(self.waiting)
 
     def remove(self, state: int) -> dict[int, float]:
-        """Let what would have come through this state go directly; gives each source's part in its weight."""
+        """Replace paths through this state by direct rates; return each source's part in its weight."""
         out, into = self.out.pop(state), self.into.pop(state)
         for target in out:
             del self.into[target][state]
@@ -132,7 +131,7 @@ class _Network:
 
 
 def _lasting_states(rates: Any) -> npt.NDArray[np.intp]:
-    """The states of the one part of the chain that is not left again."""
+    """Return the states of the only part of the chain that is never left."""
     moves = rates - sparse.diags_array(rates.diagonal())
     moves.eliminate_zeros()
     count, part_of = csgraph.connected_components(moves, directed=True, connection="strong")

@@ -95,16 +95,19 @@ class ReplicaStream:
 
     def arrived(self, connection: PeerConnection, frames: bytes) -> None:
         messages: list[AnyMessage] = []
-        at = 0
+        view, at = memoryview(frames), 0
         try:
             while at < len(frames):
                 start = at + LENGTH_BYTES
                 at = start + int.from_bytes(frames[at:start], "big")
-                self._pieces.append(frames[start + 1 : at])
-                if frames[start : start + 1] == _LAST:
-                    data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+                piece = view[start + 1 : at]
+                if frames[start : start + 1] != _LAST:
+                    self._pieces.append(bytes(piece))
+                elif not self._pieces:
+                    messages.append(decode(piece))
+                else:
+                    messages.append(decode(b"".join((*self._pieces, piece))))
                     self._pieces = []
-                    messages.append(decode(data))
         except msgspec.MsgspecError:
             raise LinkError("invalid message from a replica") from None
         if messages:

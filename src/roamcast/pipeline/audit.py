@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,8 +26,7 @@ import pyarrow.parquet as pq
 from roamcast.filters.selector import parse
 from roamcast.pipeline import audit_sql as sql
 from roamcast.pipeline.audit_sql import CLIENT, COUNTS, INCARNATION, NODE, ROW
-from roamcast.pipeline.dialects import DUCKDB
-from roamcast.pipeline.engines import KEPT, Desk, Engine, duck_engine
+from roamcast.pipeline.engines import DUCKDB, KEPT, Desk, Engine, duck_engine
 from roamcast.pipeline.matching import filter_table, problem_of_filter
 from roamcast.pipeline.output import results
 from roamcast.pipeline.places import Place
@@ -68,7 +68,7 @@ def audit(engine: Engine, made: Path, clock_error_s: float = 0.0) -> dict[str, A
     with steps.step("verdicts"):
         _judge(engine, names, clock_error_s, health.has_bursts)
     with steps.step("findings"):
-        _find(engine)
+        _find(engine, health.has_bursts)
         desk.write("findings", made / "findings")
     with steps.step("tables"):
         clients, handoffs = _write_tables(desk, names, made)
@@ -197,21 +197,23 @@ def _breaks(engine: Engine, health: Health) -> pa.Table:
 class Names:
     """Clients, publishers and subscriptions of a log, with a number for every name.
 
-    The numbers are given here, so they are the same wherever they are used.
+    The numbers are assigned once, so they are equal in all tables and queries.
     """
 
     clients: pa.Table
     """`run`, `client` and `client_id` of everyone who ever subscribed."""
     publishers: pa.Table
-    """`run`, `publisher`, `incarnation`, `publisher_id` and `incarnation_rank`; how much was published."""
+    """`run`, `publisher`, `incarnation`, `publisher_id` and `incarnation_rank`, and the number of
+    publishes.
+    """
     held: pa.Table
-    """Subscriptions by `client_id`, with the times at which they were issued, settled and taken back."""
+    """Subscriptions by `client_id`, with the times at which they were issued, settled and withdrawn."""
     unreadable_rows: int
     """Rows with a filter that cannot be read."""
 
     @property
     def misnumbered(self) -> int:
-        """Incarnations of publishers whose numbers do not follow each other, one by one."""
+        """Incarnations of publishers whose numbers have gaps or repetitions."""
         return sum(
             row["published"] != row["last"] - row["first"] + 1
             or row["sum"] != (row["first"] + row["last"]) * row["published"] // 2
@@ -286,7 +288,7 @@ def _with_own(held: pa.Table, publishers: pa.Table, terms: Sequence[Mapping[str,
 
 
 def _publishers(found: pa.Table) -> pa.Table:
-    """Publishers numbered by name, and the incarnations of each by their order."""
+    """Return publishers numbered by name, and each one's incarnations in order."""
     found = found.sort_by([(name, "ascending") for name in INCARNATION])
     ids: list[int] = []
     ranks: list[int] = []
@@ -314,7 +316,7 @@ def _rows_with(desk: Desk, filters: list[str]) -> int:
 
 
 def _judge(engine: Engine, names: Names, clock_error_s: float, has_bursts: bool) -> None:
-    """Make the table `verdicts`."""
+    """Create the table `verdicts`."""
     desk = engine.desk
     witnesses, lives = desk.fetch(sql.WITNESSES), desk.fetch(sql.LIVES)
     asks_brokers = bool(pc.any(pc.not_equal(witnesses.column("witness"), sql.WHOLE)).as_py())
@@ -346,19 +348,19 @@ def _judge(engine: Engine, names: Names, clock_error_s: float, has_bursts: bool)
     )
 
 
-def _find(engine: Engine) -> None:
+def _find(engine: Engine, has_bursts: bool) -> None:
     """Make the table `findings`: read the log again, but only for suspicious streams."""
     desk = engine.desk
     suspicions = desk.fetch(sql.SUSPICIONS).to_pylist()[0]
     if suspicions["came"]:
         engine.share("suspicious", desk.fetch(sql.SUSPICIOUS))
-        engine.gather("suspects", sql.suspects(engine.dialect))
+        engine.gather("suspects", sql.suspects(engine.dialect, has_bursts))
     else:
         desk.keep("suspects", sql.NONE_FOUND)
     asked_for = desk.fetch(sql.ASKED_FOR)
     if asked_for.num_rows:
         engine.share("asked_for", asked_for)
-        engine.gather("published_ones", sql.published_ones(engine.dialect))
+        engine.gather("published_ones", sql.published_ones(engine.dialect, has_bursts))
     else:
         desk.keep("published_ones", sql.NONE_FOUND)
     desk.keep("visits", sql.visits("rare WHERE kind = 'moved'"))
@@ -390,7 +392,7 @@ def _write_tables(desk: Desk, names: Names, made: Path) -> tuple[pa.Table, pa.Ta
 
 
 def _count_of(key: tuple[str, ...], *tables: pa.Table) -> int:
-    """How many there are in any of the tables."""
+    """Return the total of a count over the tables."""
     columns = list(key)
     together = pa.concat_tables(one.select(columns) for one in tables)
     return int(together.group_by(columns).aggregate([]).num_rows)
@@ -404,3 +406,43 @@ def _by_protocol(clients: pa.Table) -> dict[str, dict[str, int]]:
     protocols = pa.array([protocol_of(run) for run in clients.column("run").to_pylist()], pa.string())
     names = sorted(set(protocols.to_pylist()))
     return {name: _totals(clients.filter(pc.equal(protocols, name))) for name in names}
+
+
+# --- compared with another observer ---
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    run: str
+    what: str
+    audit: int
+    other: int
+
+
+def counts_by_run(out: Path) -> dict[str, Counter[str]]:
+    """Return the counts of each run from the tables of an audit."""
+    counts: dict[str, Counter[str]] = {}
+    streams = pq.read_table(out / "streams").group_by("run").aggregate([(name, "sum") for name in COUNTS])
+    for row in streams.to_pylist():
+        counts[row["run"]] = Counter({name: row[f"{name}_sum"] for name in COUNTS})
+    publishers = pq.read_table(out / "publishers.parquet")
+    for row in publishers.group_by("run").aggregate([("published", "sum")]).to_pylist():
+        counts.setdefault(row["run"], Counter())["published"] = row["published_sum"]
+    for run in pq.read_table(out / "handoffs.parquet", columns=["run"]).column("run").to_pylist():
+        counts.setdefault(run, Counter())["handoffs"] += 1
+    return counts
+
+
+def disagreements(out: Path, verdicts: Mapping[str, Mapping[str, int]]) -> list[Disagreement]:
+    """Return the differences between the audit and these verdicts (run to name to count), including
+    missing runs."""
+    counts = counts_by_run(out)
+    # Whoever saw the run would not know of what was never published.
+    known = {run: {"invented": 0, **verdict} for run, verdict in verdicts.items()}
+    strange = {run: dict.fromkeys(of_run, 0) for run, of_run in counts.items() if run not in known}
+    return [
+        Disagreement(run, what, counts.get(run, Counter())[what], count)
+        for run, verdict in {**known, **strange}.items()
+        for what, count in verdict.items()
+        if counts.get(run, Counter())[what] != count
+    ]

@@ -1,17 +1,17 @@
 """The audit as SQL that Spark and DuckDB both run: one text, so that one set of rules decides.
 
-Queries over `log` run in the engine. Their results have the size of the network (nodes, subscriptions, moves,
-streams, findings), and all other queries run at the desk (see engines.py).
+Queries over `log` run in the engine. Their results are as large as the network (nodes, subscriptions, moves,
+streams, findings); all other queries run at the desk (see engines.py).
 
-Everything that joins or sorts millions of rows does so by numbers: client and publisher are one (`stream`),
-incarnation and number of a notification another (`place`), counted down, so that the later comes first.
+Joins and sorts of millions of rows use numbers: client and publisher form one number (`stream`), incarnation
+and number of a notification form another (`place`), which decreases, so that later ones sort first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from roamcast.pipeline.dialects import DUCKDB, Dialect
+from roamcast.pipeline.engines import DUCKDB, Dialect
 from roamcast.pipeline.matching import FilterTable, pairs_sql
 from roamcast.protocol.records import (
     FREQUENT_KINDS,
@@ -31,7 +31,7 @@ BLOCK_BITS = 5
 """32 rows of a node are checked together: one bit per row fits into a number."""
 
 MUST, MAY = 2, 1
-"""Whether a matching subscription must or may get the notification; the higher value wins."""
+"""Whether a matching subscription must or may receive the notification; the higher value wins."""
 ACKNOWLEDGED, EXCUSED, APART = 3, 4, 5
 """Further marks of a notification, all below zero: its broker has the client's acknowledgement; its broker
 dropped it as MQTT requires; the client got it outside the promise of exactly once and in order."""
@@ -60,7 +60,7 @@ LEFT = "left"
 """The reason of a `moved` row of a client that disconnected."""
 
 LONG_AGO = -1e300
-"""When a subscription was issued of which only that is known: before the log began."""
+"""Issue time of a subscription that was issued before the log began."""
 EDGES = ("issued", "settled", "ending", "ended")
 """Events of a subscription in order; each has a position in the log, or none."""
 PLACE = ("time", "node", "sequence")
@@ -80,7 +80,7 @@ KINDS_OF_FINDINGS = {
 }
 """Kind of finding to the column that counts it."""
 COUNTS = ("expected", "delivered", *KINDS_OF_FINDINGS.values())
-"""What the tables count, and the figures."""
+"""Counts in the tables and figures."""
 
 
 # --- one row ---
@@ -179,11 +179,12 @@ SELECT run, node, CAST(sum(rows) AS BIGINT) AS rows, CAST(sum(bad) AS BIGINT) AS
     bool_or(went_back) AS went_back, max(longest) AS longest, max(last) AS last
 FROM seen GROUP BY run, node
 """
-"""What is known of each node's log: its rows, how many are bad, there again or missing, its clock.
+"""State of each node's log: its rows, how many are invalid, repeated or missing, and its clock.
 
-One bit for each row is all it takes to know exactly what is missing or there twice, and blocks can be made
-where the rows are: no row has to travel. A clock that went back is seen if some row is earlier than the first
-of its block or than one of an earlier block: not always, if it is right again within 32 rows."""
+One bit per row is enough to know exactly what is missing or repeated, and blocks can be built where the rows
+are, so that no row is moved. A clock that went back is detected if a row is earlier than the first of its
+block or than a row of an earlier block: not always, if the clock is right again within 32 rows.
+"""
 
 
 def breaks(dialect: Dialect, rows: str) -> str:
@@ -214,13 +215,13 @@ RARE_ROWS = f"SELECT {', '.join(RARE_COLUMNS)} FROM rows WHERE {usable(*RARE)}"
 
 
 def subscriptions(dialect: Dialect, rare: str = "rare") -> str:
-    """Every subscription of every client, once for each time that it was issued.
+    """Return every subscription of every client, once for each time that it was issued.
 
     When a session ends, so do its subscriptions: what was published since the client went away is owed to
-    nobody. A client may have begun another session, elsewhere, before the old one is over: what it subscribed
-    to after it went away belongs to that. What comes before a subscription was first issued belongs to one
-    the log does not know, until a broker that starts says that it holds it: to that is owed whatever was
-    published since. Of what the log knows already this says nothing new.
+    nobody. A client may have begun another session elsewhere before the old one is over: subscriptions made
+    after it went away belong to the new session. Rows before a subscription was first issued belong to a
+    subscription unknown to the log, until a starting broker reports that it holds it: everything published
+    since then is owed to it. Such a report adds nothing about subscriptions that the log knows.
     """
     place = dialect.struct(PLACE)
     edges = {
@@ -308,15 +309,16 @@ FROM clients AS c LEFT JOIN (
 LEFT JOIN nodes AS own ON own.run = c.run AND own.node = c.client
 LEFT JOIN of_client AS l ON l.run = c.run AND l.client = c.client
 """
-"""Clients, what there is of their own word, and whether a session of theirs ever ended. Clients of the
-simulator write under their own name."""
+"""Clients, the kind of records they kept, and whether a session of theirs ever ended. Clients of the
+simulator write under their own name.
+"""
 
 LIVES = f"""
 SELECT run, node, CAST(row_number() OVER (PARTITION BY run, client ORDER BY node) AS BIGINT) AS life
 FROM (SELECT DISTINCT run, client, node FROM rare WHERE kind = 'moved'
     AND substr(node, 1, length(client) + 1) = client || '{LIFE_MARK}') AS told
 """
-"""The processes of each client, in order: each counts its rows from 1."""
+"""Processes of each client, in order: each numbers its rows from 1."""
 
 
 # --- what was owed, and what came ---
@@ -331,11 +333,11 @@ SELECT /*+ BROADCAST(p) */ r.run AS run, node, sequence, time, publisher_id, inc
     notifications, attributes
 FROM published AS r JOIN publishers AS p ON {_OF_PUBLISHER} WHERE number > 0
 """
-"""Publishes that are promised to subscribers: only those with a number."""
+"""Publishes that must reach subscribers: only numbered ones."""
 
 
 def owed(table: FilterTable, dialect: Dialect, clock_error_s: float) -> str:
-    """`stream`, `place` and `notifications` of what a client must or may get, and how it stands."""
+    """Return `stream`, `place` and `notifications` of what a client must or may receive, and its standing."""
     kept = (
         "run", "node", "sequence", "time", "publisher_id", "incarnation_rank", "number", "notifications",
     )  # fmt: skip
@@ -349,11 +351,11 @@ WHERE standing IS NOT NULL
 
 
 def standing(clock_error_s: float, is_own: str = "coalesce(own_id = publisher_id, false)") -> str:
-    """MUST, MAY or null: whether the subscription of a pair entitles its client to the notification.
+    """Return MUST, MAY or null: whether the subscription of a pair entitles its client to the notification.
 
-    Between two rows of one node their sequence tells which was first; between nodes their times do,
-    as far as clocks can be trusted. What is not certainly before or after may be either. Of one's own
-    notifications a subscription with "no local" entitles to none.
+    Two rows of one node are ordered by their sequence; rows of different nodes by their times, as far as
+    clocks can be trusted. What is not certainly before or after may be either. A subscription with "no local"
+    gives no right to the client's own notifications.
     """
 
     def is_after(edge: str) -> str:
@@ -374,7 +376,7 @@ STRANGERS = 64
 
 
 def told(has_lives: bool, asks_brokers: bool) -> str:
-    """Deliveries: from clients' own records, or from brokers for clients without complete records.
+    """Return deliveries: from clients' own records, or from brokers for clients without complete records.
 
     `came` is the position among the client's own rows, over all of its processes.
     """
@@ -402,7 +404,7 @@ SELECT /*+ BROADCAST(c), BROADCAST(p) */ r.kind AS kind, r.run AS run, r.client 
     sequence, published_at, reason, came, publisher_id, incarnation_rank, {_STREAM} AS stream
 FROM told AS r LEFT JOIN clients AS c ON {_OF_CLIENT} LEFT JOIN publishers AS p ON {_OF_PUBLISHER}
 """
-"""These deliveries with the numbers of client and publisher, if they are known."""
+"""These deliveries, with the numbers of client and publisher if they are known."""
 
 CAME = f"""
 SELECT coalesce(stream, -1 - (sequence & {STRANGERS - 1})) AS stream,
@@ -424,17 +426,17 @@ WHERE r.kind = 'dropped' AND number > 0 AND notifications IS NOT NULL
 def verdicts(
     sides: Sequence[str], dialect: Dialect, *, has_bursts: bool, has_lives: bool, asks_brokers: bool
 ) -> str:
-    """Every notification that is worth a second look, and (without a place) the rest of each stream.
+    """Return every notification that needs a closer look, and (without a place) the rest of each stream.
 
-    A verdict says how the notification stands (null: the client was not entitled to it), how many
-    `deliveries` there were, the `first` of them, and whether it was `overtaken`: a later one was delivered
-    before it. `expected` and `delivered` count what is behind the row.
+    A verdict holds the standing of the notification (null: the client was not entitled to it), the number of
+    `deliveries`, the `first` of them, and whether it was `overtaken`: a later one was delivered before it.
+    `expected` and `delivered` count what the row represents.
 
-    What is on its way when a session ends is owed to nobody, and no row tells how far it was. So a client
-    whose sessions end has lost a notification if its broker has the acknowledgement, or if one process of the
-    client got what was before it and what was behind it.
+    What is in transit when a session ends is owed to nobody, and no row shows how far it came. So a client
+    whose sessions end has lost a notification only if its broker has the acknowledgement, or if one process
+    of the client received earlier and later ones.
 
-    Rows travel once, to where their stream is judged: all that follows is grouped by the stream.
+    Rows are moved once, to where their stream is judged: all later steps group by the stream.
     """
     of_entitled = "CASE WHEN standing IS NOT NULL THEN first END"
     before = "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING"
@@ -494,7 +496,7 @@ FROM judged GROUP BY stream, CASE WHEN suspicion IS NOT NULL THEN place END
 
 
 SUSPICIONS = "SELECT count(*) AS came FROM verdicts WHERE suspicion IN ('again or late', 'unwanted')"
-"""Suspicious cases to look for, in streams that have them."""
+"""Suspicious cases to search for, in streams that have them."""
 
 
 # --- from what looks wrong to the rows that are ---
@@ -511,9 +513,14 @@ NONE_FOUND = f"SELECT {_ALL_NULL} WHERE false"
 """No suspects, and no published notifications, with their columns."""
 
 
-def published_ones(dialect: Dialect) -> str:
+def _each_number(dialect: Dialect, has_bursts: bool) -> str:
+    """The numbers of a row's notifications, one by one."""
+    return dialect.unnest_range("number", "number + notifications - 1") if has_bursts else "number"
+
+
+def published_ones(dialect: Dialect, has_bursts: bool) -> str:
     """Select the published notifications, one per row, that the table `asked_for` names."""
-    number = dialect.unnest_range("number", "number + notifications - 1")
+    number = _each_number(dialect, has_bursts)
     return f"""
 SELECT e.* FROM (
     SELECT *, {_PLACE} AS place FROM (
@@ -546,14 +553,14 @@ WHERE place IS NOT NULL AND NOT {_MISSING}
 """
 
 
-def suspects(dialect: Dialect) -> str:
+def suspects(dialect: Dialect, has_bursts: bool) -> str:
     """Return the rows of repeated, late or unwanted deliveries."""
-    number = dialect.unnest_range("number", "number + notifications - 1")
     return f"""
 WITH one_by_one AS (
     SELECT kind AS told_by, run, client, publisher, incarnation, time, broker, node, sequence, published_at,
-        came, stream, publisher_id, incarnation_rank, {number} AS number
+        came, stream, publisher_id, incarnation_rank, {_each_number(dialect, has_bursts)} AS number
     FROM known WHERE reason IS NULL
+        AND (stream IS NULL OR stream IN (SELECT stream FROM suspicious))
 ), placed AS (SELECT *, {_PLACE} AS place FROM one_by_one),
 compared AS (
     SELECT p.*, CASE
@@ -580,16 +587,18 @@ WHERE f.kind <> 'unexpected' OR real.place IS NOT NULL OR number >= p.first OR N
     SELECT 1 FROM held AS h JOIN clients AS c ON c.client_id = h.client_id
     WHERE c.run = f.run AND c.client = f.client AND issued_time <= {LONG_AGO!r} AND settled_time IS NOT NULL)
 """
-"""Separates unwanted notifications that were published from those that nobody published. What was published
-before the log began may come to clients that had subscribed before."""
+"""Separates unwanted notifications that were published from those that nobody published. Notifications
+published before the log began may arrive at clients that had subscribed before.
+"""
 
 
 def visits(moves: str, turn: str = "sequence") -> str:
-    """One row for each visit of a client; what happened at the same time is in the order of its `turn`.
+    """Return one row for each visit of a client; events at the same time are ordered by `turn`.
 
-    `left_at` is when the client left the broker before (null if it did not say so), `attached_at` when it
-    went to this one, `until` when it left that (null: it is there still). `handoff` counts the visits that
-    began with a handoff, one that came from another broker; `is_handoff` tells which do.
+    `left_at` is the time at which the client left the previous broker (null if it did not report that),
+    `attached_at` the time at which it went to this one, `until` the time at which it left this one (null: it
+    is still there). `handoff` counts the visits that began with a handoff from another broker; `is_handoff`
+    marks them.
     """
     return f"""
 SELECT run, client, broker, came_from, left_at, attached_at, until, is_handoff, handoff FROM (
@@ -621,9 +630,10 @@ FROM details AS f LEFT JOIN visits AS v ON v.run = f.run AND v.client = f.client
 LEFT JOIN reasons AS d ON d.run = f.run AND d.client = f.client AND d.publisher = f.publisher
     AND d.incarnation = f.incarnation AND d.number = f.number
 """
-"""One row for each thing that is wrong with what clients got.
+"""One row for each wrong delivery or loss.
 
-It says to which handoff of its client it belongs, whether the client was away, and a broker's excuse."""
+It names the client's handoff that it belongs to, whether the client was away, and a broker's excuse.
+"""
 
 
 # --- tables ---
@@ -658,7 +668,8 @@ FROM named AS n FULL JOIN faults AS f
     ON f.run = n.run AND f.client = n.client AND f.publisher = n.publisher
 """
 """What each client was owed, received and missed from each publisher. Unknown clients and publishers have
-only findings."""
+findings only.
+"""
 
 
 def sums(*key: str) -> str:
@@ -674,11 +685,11 @@ SELECT v.run AS run, v.client AS client, broker, came_from, left_at, attached_at
 FROM visits AS v LEFT JOIN faults AS f ON f.run = v.run AND f.client = v.client AND f.handoff = v.handoff
 WHERE is_handoff ORDER BY v.run, v.client, v.handoff
 """
-"""Every handoff, and what went wrong from the moment its client left the broker before."""
+"""Every handoff, and what went wrong since its client left the previous broker."""
 
 CLIENTS = f"""
 SELECT s.*, CASE WHEN w.witness IN ({TORN}, {UNTOLD}) THEN 'brokers' ELSE 'records' END AS judged_by
 FROM ({sums(*CLIENT)}) AS s LEFT JOIN witnesses AS w ON w.run = s.run AND w.client = s.client
 ORDER BY s.run, s.client
 """
-"""What each client was owed, received and missed, and which records say so."""
+"""What each client was owed, received and missed, and which records show it."""

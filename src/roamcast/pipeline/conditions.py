@@ -1,10 +1,9 @@
 """A filter as conditions that Spark can evaluate: intervals of sortable bytes.
 
-Every value of an attribute has one place in one order, whatever its type: it is written as bytes that sort as
-the values do, behind a letter for its type, and an attribute that is missing is written as no bytes at all.
-So every comparison, range, list or prefix becomes "these bytes lie in this interval", and a filter becomes a
-union of boxes, each a few intervals. Patterns that no interval can express (a wildcard in the middle) are
-regular expressions.
+All values of all types have one common order: a value is encoded as a letter for its type and bytes that sort
+as the values do; a missing attribute is encoded as no bytes. So every comparison, range, list or prefix
+becomes "these bytes lie in this interval", and a filter becomes a union of boxes, each a few intervals.
+Patterns that no interval can express (a wildcard in the middle) are regular expressions.
 
 The parser gives the structure of a filter; its meaning is implemented again here, so that the pipeline can
 find errors of the brokers' implementation.
@@ -92,7 +91,7 @@ class Derived:
 
     @property
     def column(self) -> str:
-        """Its name among those of attributes, which have no null character."""
+        """Name of its column among those of attributes, whose names contain no null character."""
         return f"{self.name}\0{self.region.text}"
 
     def encoded(self, value: Value | None) -> bytes:
@@ -114,9 +113,9 @@ def leaves_of(expression: Expression) -> Iterator[Expression]:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A regular expression that must (or, if negative, must not) fit the whole string.
+    """A regular expression that the whole string must match (or, if negative, must not match).
 
-    Java, RE2 and Python read it alike, but for atomic groups, which RE2 does not know.
+    Java, RE2 and Python interpret it alike, except for atomic groups, which RE2 does not support.
     """
 
     regex: str
@@ -168,7 +167,9 @@ def _tidied(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def _without(whole: Interval, intervals: Iterable[Interval]) -> tuple[Interval, ...]:
-    """What is left of an interval. A condition of a type says nothing of other types, negated or not."""
+    """Return what remains of an interval. A condition on one type says nothing about other types, negated or
+    not.
+    """
     left, start = [], whole[0]
     for low, high in _tidied(intervals):
         left.append((start, low))
@@ -232,7 +233,9 @@ def _like(pattern: LikePattern, negative: bool) -> Allowed:
 
 
 def _topic(pattern: TopicPattern, negative: bool) -> Allowed:
-    """MQTT 4.7: a final `#` also stands for the level above; wildcards in front leave `$` topics out."""
+    """Convert a topic filter. MQTT 4.7: a final `#` also stands for the level above; leading wildcards do not
+    match `$` topics.
+    """
     levels = pattern.levels
     fixed = levels[:-1] if levels[-1] == "#" else levels
     if "+" not in fixed:
@@ -251,7 +254,8 @@ def _topic(pattern: TopicPattern, negative: bool) -> Allowed:
 
 
 def java_quoted(text: str) -> str:
-    r"""Text as itself in a regular expression of Java's; `\E` alone would end a quotation."""
+    r"""Return a Java regular expression that matches this text literally; `\E` alone would end a
+    quotation."""
     return "".join(f"\\{sign}" if sign in r"\^$.|?*+()[]{}-/" else sign for sign in text)
 
 

@@ -10,34 +10,95 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from roamcast.pipeline.dialects import DUCKDB, Dialect
-from roamcast.pipeline.log_files import find_log_files
 from roamcast.pipeline.matching import Asked, decoded, unreadable_in
-from roamcast.pipeline.places import ArrowFiles, Place
+from roamcast.pipeline.places import ArrowFiles, Place, find_log_files
 from roamcast.protocol.records import COLUMNS
 
 if TYPE_CHECKING:
     import duckdb
 
+
+@dataclass(frozen=True)
+class Dialect:
+    """The differences between the SQL of Spark and of DuckDB; all other text is shared."""
+
+    blob: Callable[[bytes], str]
+    """A literal of bytes."""
+    text: Callable[[str], str]
+    """A literal of text with any characters."""
+    unnest: Callable[[Sequence[str]], str]
+    """One row for each of these values."""
+    unnest_range: Callable[[str, str], str]
+    """One row for each number of a range, both ends included."""
+    every: Callable[[str, str, str], str]
+    """True if the condition holds for each element (list, name of the element, condition)."""
+    any: Callable[[str, str, str], str]
+    fits: Callable[[str, str], str]
+    """Condition that a regular expression matches the bytes of an encoded value."""
+    struct: Callable[[Sequence[str]], str]
+    """These columns as one value, compared from left to right."""
+    last_known: Callable[[str], str]
+    """Window function for the last value that is not null."""
+    once: Callable[[str, Sequence[str]], str]
+    """A query for the rows of a table, one for each value of the key."""
+
+
+SPARK = Dialect(
+    blob=lambda value: f"X'{value.hex()}'",
+    text=lambda value: f"CAST(X'{value.encode().hex()}' AS STRING)",
+    unnest=lambda values: f"explode(array({', '.join(values)}))",
+    unnest_range=lambda first, last: f"explode(sequence({first}, {last}))",
+    every=lambda items, name, condition: f"forall({items}, {name} -> {condition})",
+    any=lambda items, name, condition: f"exists({items}, {name} -> {condition})",
+    fits=lambda value, regex: f"regexp_like(CAST({value} AS STRING), {regex})",
+    struct=lambda names: f"struct({', '.join(names)})",
+    last_known=lambda value: f"last_value({value}, true)",
+    once=lambda table, key: (
+        f"SELECT found.* FROM (SELECT any_value(struct(*)) AS found FROM {table} GROUP BY {', '.join(key)})"
+    ),
+)
+
+DUCKDB = Dialect(
+    blob=lambda value: f"from_hex('{value.hex()}')" if value else "''::BLOB",
+    text=lambda value: f"decode(from_hex('{value.encode().hex()}'))",
+    unnest=lambda values: f"unnest([{', '.join(values)}])",
+    unnest_range=lambda first, last: f"unnest(generate_series({first}, {last}))",
+    every=lambda items, name, condition: (
+        f"coalesce(list_bool_and(list_transform({items}, lambda {name}: {condition})), true)"
+    ),
+    any=lambda items, name, condition: (
+        f"coalesce(list_bool_or(list_transform({items}, lambda {name}: {condition})), false)"
+    ),
+    # Only strings are text; RE2 needs no atomic groups, and knows none.
+    fits=lambda value, regex: (
+        f"(CASE WHEN {value} >= 's'::BLOB AND {value} < 't'::BLOB"
+        f" THEN regexp_matches(decode({value}), replace({regex}, '(?>', '(?:')) ELSE false END)"
+    ),
+    struct=lambda names: f"struct_pack({', '.join(f'{name} := {name}' for name in names)})",
+    last_known=lambda value: f"last_value({value} IGNORE NULLS)",
+    once=lambda table, key: f"SELECT DISTINCT ON ({', '.join(key)}) * FROM {table}",
+)
+
 MEMORY_SHARE = 0.5
-"""Share of the machine's memory; beyond it DuckDB uses the disk."""
+"""Share of the machine's memory for DuckDB; beyond it DuckDB uses the disk."""
 KEPT = ".kept"
-"""Within the folder of unfinished results; names with a dot are no part of them."""
+"""Folder for kept tables within that of unfinished results; names with a dot are not part of the results."""
 _TYPES = {"string": "VARCHAR", "binary": "BLOB", "float64": "DOUBLE", "int64": "BIGINT", "int32": "INTEGER"}
 
 
 class Desk(Protocol):
-    """Tables as large as the network, in DuckDB: a row for each client, subscription, move or finding."""
+    """Tables of the size of the network, in DuckDB: a row for each client, subscription, move or finding."""
 
     def define(self, name: str, query: str) -> None:
-        """Name a query: it is computed wherever it is used."""
+        """Define a named query, which is computed at each use."""
 
     def keep(self, name: str, query: str) -> None:
         """Compute a query once, and keep the result."""
@@ -51,7 +112,7 @@ class Desk(Protocol):
 
 
 class Engine(Protocol):
-    """Queries over the rows of a log, and a desk for what comes of them."""
+    """Queries over the rows of a log, and a desk for their results."""
 
     dialect: Dialect
 
@@ -62,16 +123,16 @@ class Engine(Protocol):
         """Name a query over the log."""
 
     def fetch(self, query: str) -> pa.Table:
-        """A result that has one row for each client, publisher or node, or fewer."""
+        """Return a result with at most one row for each client, publisher or node."""
 
     def gather(self, name: str, query: str) -> None:
-        """Compute a query over the log once; the desk and later queries have the result under this name."""
+        """Compute a query over the log once; the result has this name at the desk and in later queries."""
 
     def share(self, name: str, table: pa.Table) -> None:
         """Make a table of the desk available to queries over the log."""
 
     def define_values(self, name: str, query: str, names: Sequence[Asked]) -> None:
-        """The rows of a query with the values of these of their attributes (see matching.py)."""
+        """Define the rows of a query with the values of these of their attributes (see matching.py)."""
 
     def unreadable(self) -> int:
         """Return how many rows had unreadable attributes; call it after they have been used."""
@@ -80,7 +141,7 @@ class Engine(Protocol):
         """Return the engine's resource counters since its start, by name, as far as they are known."""
 
     def processes(self) -> list[int]:
-        """The processes of this machine that do the work."""
+        """Return the ids of the processes on this machine that do the work."""
 
 
 class DuckEngine:
@@ -136,7 +197,7 @@ class DuckEngine:
 
 @contextmanager
 def duck_desk(memory_mb: int | None, scratch: Path) -> Iterator[DuckEngine]:
-    """DuckDB in this process, without tables; what does not fit its memory goes to the folder `scratch`."""
+    """Open DuckDB in this process, without tables; data beyond its memory goes to the folder `scratch`."""
     import duckdb
 
     memory = memory_mb or int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20)
@@ -148,7 +209,7 @@ def duck_desk(memory_mb: int | None, scratch: Path) -> Iterator[DuckEngine]:
 
 @contextmanager
 def duck_engine(log: Place, scratch: Path, memory_mb: int | None = None) -> Iterator[DuckEngine]:
-    """The embedded engine with the rows of a log as the table `log`."""
+    """Open the embedded engine with the rows of a log as the table `log`."""
     with duck_desk(memory_mb, scratch) as engine:
         if isinstance(log, Path):
             engine.define("log", log_query(list(find_log_files(log))))
@@ -158,7 +219,7 @@ def duck_engine(log: Place, scratch: Path, memory_mb: int | None = None) -> Iter
 
 
 def log_query(files: Sequence[Path]) -> str:
-    """Every row of these files as it was written; columns that an older schema lacks are null."""
+    """Return a query for every row of these files as written; columns missing in an older schema are null."""
     names = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
     columns = ", ".join(f"{name}::{_TYPES[kind]} AS {name}" for name, kind in COLUMNS.items())
     empty = ", ".join(f"NULL::{_TYPES[kind]} AS {name}" for name, kind in COLUMNS.items())

@@ -1,8 +1,8 @@
 """Turns GPS points into attachments: each point belongs to the broker of its place.
 
-A broker serves a cell of H3's hexagonal grid, or a site of a list has everything that is nearest to it. A
-point that could only have been reached at an impossible speed is dropped; if the points after it agree with
-it, the earlier ones were wrong, and the point counts.
+A broker serves a cell of H3's hexagonal grid, or the area nearest to a site of a list. A point that could
+only have been reached at an impossible speed is dropped; if the points after it are consistent with it, the
+earlier ones were wrong and it is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as fn
 
 from roamcast.errors import InputError
-from roamcast.pipeline.trace_files import seconds_of
+from roamcast.pipeline.sightings import seconds_of
 from roamcast.pipeline.visits import Rows, map_groups
 
 COLUMNS: Mapping[str, str] = {
@@ -27,7 +27,7 @@ COLUMNS: Mapping[str, str] = {
     "latitude": "latitude",
     "longitude": "longitude",
 }
-"""Those of the Austin bus data, which the importer reads if it is told no others."""
+"""Columns of the Austin bus data, the default of the importer."""
 
 POINTS = "client string, at_s double, latitude double, longitude double"
 SIGHTINGS = "client string, at_s double, broker string"
@@ -42,7 +42,7 @@ Position = tuple[float, float]
 
 
 def points(table: DataFrame) -> DataFrame:
-    """Rows that are points of the earth, one for each client and moment."""
+    """Return the rows that are points on the earth, one for each client and time."""
     return (
         table.select(
             fn.concat(fn.lit("v"), fn.regexp_replace("client", r"[\s,]+", "-")).alias("client"),
@@ -94,7 +94,7 @@ def _speed_m_s(one: tuple[float, float, float], other: tuple[float, float, float
 
 
 def distance_between_m(one: Position, other: Position) -> float:
-    """Along the surface of the earth."""
+    """Return the distance along the surface of the earth."""
     lat_1, lon_1, lat_2, lon_2 = map(math.radians, (*one, *other))
     half = math.sin((lat_2 - lat_1) / 2) ** 2
     half += math.cos(lat_1) * math.cos(lat_2) * math.sin((lon_2 - lon_1) / 2) ** 2
@@ -105,7 +105,7 @@ def distance_between_m(one: Position, other: Position) -> float:
 
 
 def by_cell(rows: DataFrame, resolution: int) -> DataFrame:
-    """Each point with the H3 cell that it is in."""
+    """Add the H3 cell of each point."""
     if resolution not in RESOLUTIONS:
         raise InputError(f"--cells {resolution}: valid is 0 (largest cells) to 15")
     _h3()
@@ -139,7 +139,7 @@ def _h3() -> Any:
 
 
 def by_site(rows: DataFrame, sites: Mapping[str, Position]) -> DataFrame:
-    """Each point with the site that is nearest."""
+    """Add the nearest site of each point."""
     names = list(sites)
     places = [_on_sphere(sites[name]) for name in names]
 
@@ -157,14 +157,16 @@ def by_site(rows: DataFrame, sites: Mapping[str, Position]) -> DataFrame:
 
 
 def _on_sphere(position: Position) -> tuple[float, float, float]:
-    """In space, where the nearest on the sphere is the nearest in a straight line, across any meridian."""
+    """Return the position in space: the nearest one there is also the nearest on the sphere, across any
+    meridian.
+    """
     latitude, longitude = math.radians(position[0]), math.radians(position[1])
     flat = math.cos(latitude)
     return flat * math.cos(longitude), flat * math.sin(longitude), math.sin(latitude)
 
 
 def read_sites(file: Path) -> dict[str, Position]:
-    """A CSV file with the columns broker, latitude, longitude."""
+    """Read sites from a CSV file with the columns broker, latitude, longitude."""
     sites: dict[str, Position] = {}
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:

@@ -33,7 +33,7 @@ LOCK_WITHIN_S = 30.0
 """How long the reader of a stopped query may take to end."""
 
 _FRAME = struct.Struct("<II")
-"""Length and CRC-32 of what follows."""
+"""Length and CRC-32 of the data that follows."""
 
 
 class Received(NamedTuple):
@@ -69,7 +69,7 @@ class _Segment:
 
 
 class Inbox:
-    """A folder of notifications; one process has it at a time."""
+    """A folder of notifications; only one process uses it at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -125,9 +125,9 @@ class Inbox:
     # --- writing ---
 
     def append(self, arrived: Sequence[tuple[Received, bool]]) -> int:
-        """Store arrivals, and return how many were new when they are on the disk.
+        """Store arrivals; return how many were new, once they are on the disk.
 
-        Each comes with the broker's mark whether it may have been sent before.
+        Each arrival has the broker's mark whether it may have been sent before.
         """
         with self._guard:
             new = [one for one, is_again in arrived if not self._repeated.has(one, is_again)]
@@ -218,11 +218,12 @@ class Inbox:
 
 
 class _Repetition:
-    """What comes again after a restart, because its acknowledgement did not reach the broker.
+    """Recognises notifications that are repeated after a restart because their acknowledgement did not reach
+    the broker.
 
-    Acknowledgements go out in order, so these are the last ones that were kept: the broker sends them first,
-    marked as sent before, in the same order and up to the very last. Anything else is new: to keep one twice
-    is better than to lose one.
+    Acknowledgements are sent in order, so these are the last ones that were stored: the broker sends them
+    first, marked as sent before, in the same order and up to the very last. Anything else is new: storing one
+    twice is better than losing one.
     """
 
     def __init__(self, last: list[tuple[object, ...]]) -> None:
@@ -243,7 +244,7 @@ class _Repetition:
 
 
 def _bodies(data: bytes) -> Iterator[bytes]:
-    """Every whole record, up to the first that is not."""
+    """Yield every complete record, up to the first incomplete one."""
     place = 0
     while place + _FRAME.size <= len(data):
         length, checksum = _FRAME.unpack_from(data, place)
@@ -259,7 +260,7 @@ def _unusable(folder: Path, error: OSError) -> InputError:
 
 
 def _locked(file: Path) -> int:
-    """A lock that lasts as long as the process; the one before may take a moment to end."""
+    """Take a lock that lasts as long as the process; the previous process may take a moment to end."""
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     end = time.monotonic() + LOCK_WITHIN_S
     while True:

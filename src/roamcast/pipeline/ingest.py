@@ -17,10 +17,9 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import StringType, StructType
 
 from roamcast.pipeline.audit_sql import NODE, ROW
-from roamcast.pipeline.log_files import spark_schema
 from roamcast.pipeline.matching import problem_of_filter
 from roamcast.pipeline.output import results
-from roamcast.pipeline.places import Files, Place, Store, rows_in, url_of
+from roamcast.pipeline.places import Files, Place, Store, rows_in, spark_schema, url_of
 from roamcast.pipeline.spark_engine import files_of, problem, read_log, with_values
 from roamcast.protocol.records import COLUMNS
 
@@ -29,8 +28,9 @@ LAYOUT = {
     "date": "date_format(timestamp_seconds(CASE WHEN abs(time) < 1e11 THEN time ELSE 0 END), 'yyyy-MM-dd')",
     "at_broker": "coalesce(broker, node, 'none')",
 }
-"""Folders of a clean log: a day, and within it a broker, can be read alone. Clients' rows are with the broker
-that they name."""
+"""Folders of a clean log, so that a day, and within it a broker, can be read alone. Rows of clients are with
+the broker that they name.
+"""
 TAKEN = "another row of the node has this sequence"
 UNREADABLE_ATTRIBUTES = "attributes cannot be read"
 
@@ -129,12 +129,12 @@ def _known(
 
 
 def _values_of(folder: str) -> tuple[str, ...]:
-    """What the names of folders within folders, such as date=2026-11-18/at_broker=a, say."""
+    """Return the values in the names of nested folders, such as date=2026-11-18/at_broker=a."""
     return tuple(unquote(level.partition("=")[2]) for level in folder.split("/"))
 
 
 def _written(rows: DataFrame, url: str) -> DataFrame:
-    """The rows as they were written."""
+    """Return the rows as they are stored."""
     columns = {name: fn.expr(text) for name, text in LAYOUT.items()}
     rows.withColumns(columns).write.partitionBy(*LAYOUT).parquet(url)
     return rows.sparkSession.read.schema(rows.schema).parquet(url)

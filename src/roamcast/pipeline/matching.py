@@ -1,15 +1,15 @@
 """Which notifications match which subscriptions: the pipeline's own evaluation of the filters, as SQL.
 
-Subscriptions are few and notifications many, so the subscriptions are sent to wherever the notifications are.
+There are few subscriptions and many notifications, so subscriptions are sent to where the notifications are.
 There each notification is joined with the subscriptions that require one of its values (their equality
-constraint, the key), and the rest of each filter is evaluated on these pairs alone.
+constraint, the key), and the rest of each filter is evaluated on these pairs only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -28,18 +28,20 @@ from roamcast.pipeline.conditions import (
     encode,
     leaves_of,
 )
-from roamcast.pipeline.dialects import Dialect
+
+if TYPE_CHECKING:
+    from roamcast.pipeline.engines import Dialect
 
 KEYS_MAX = 16
-"""A list of more values than this does not become the key of a box."""
+"""Maximum length of a list of values that becomes the key of a box."""
 REMEMBERED_MAX = 65_536
 NO_KEY = b""
 SLOT_BYTES = 2
-"""In front of a value that is a key, so that equal values of two attributes are two keys."""
+"""Bytes before a value that is a key, so that equal values of two attributes are different keys."""
 
 
 Asked = str | Derived
-"""An attribute by its name, or what follows from one."""
+"""An attribute by its name, or a value derived from one."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +49,20 @@ class FilterTable:
     """Filters in the form that SQL evaluates."""
 
     names: tuple[str, ...]
-    """Attributes that any of them speaks of; the place of a name is its slot."""
+    """Attributes in the filters; the position of a name is its slot."""
     boxes: pa.Table
     """One row for each box and key: the filter's text, the key, the hull of every slot, the rest."""
     keys: tuple[int, ...]
-    """Slots by whose value boxes are found."""
+    """Slots whose value selects boxes."""
     has_keyless: bool
     unboxed: Mapping[str, Expression]
-    """Filters that would need too many boxes."""
+    """Filters that would need too many boxes, evaluated directly."""
     derived: Mapping[str, Derived]
     """Names that stand for values computed from an attribute."""
 
     @property
     def values(self) -> tuple[Asked, ...]:
-        """What a notification's attributes are asked for, by slot."""
+        """Return the values to read from a notification's attributes, by slot."""
         return tuple(self.derived.get(name, name) for name in self.names)
 
 
@@ -138,7 +140,7 @@ def _structs(allowed: Allowed) -> list[dict[str, bytes]]:
 
 
 def _patterns(allowed: Allowed) -> list[dict[str, Any]]:
-    """They are compared with the encoded value, so the letter of strings comes first."""
+    """Return patterns for the encoded value, which begins with the letter of strings."""
     return [
         {"regex": rf"(?s)\As(?:{pattern.regex})\z", "negative": pattern.negative}
         for pattern in allowed.patterns
@@ -158,11 +160,13 @@ def _box_schema(slots: int) -> pa.Schema:
 
 
 Values = tuple[bytes | bool, ...]
-"""The bytes of each attribute, and whether they could be read."""
+"""Encoded values of attributes, and whether they could be read."""
 
 
 def decoder(names: tuple[Asked, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Adds the sortable bytes of the named attributes (`value0`, …), and whether they could be read."""
+    """Return a function that adds the sortable bytes of the named attributes (`value0`, …), and whether they
+    could be read.
+    """
     added = [*(f"value{slot}" for slot in range(len(names))), "readable"]
     types = [*(pa.binary() for _ in names), pa.bool_()]
 
@@ -185,7 +189,7 @@ def decoder(names: tuple[Asked, ...]) -> Callable[[Iterator[pa.RecordBatch]], It
 
 
 def decoded(rows: pa.Table, names: Sequence[Asked]) -> pa.Table:
-    """The same of a table in memory."""
+    """Return the same columns for a table in memory."""
     added = [*((f"value{slot}", pa.binary()) for slot in range(len(names))), ("readable", pa.bool_())]
     schema = pa.schema([*rows.schema, *(pa.field(*one) for one in added)])
     return pa.Table.from_batches(decoder(tuple(names))(iter(rows.to_batches())), schema)
@@ -218,11 +222,11 @@ def pairs_sql(
     table: FilterTable, dialect: Dialect, kept: Sequence[str], others: Sequence[str], notifications: str,
     wanted: str, held: str,
 ) -> str:  # fmt: skip
-    """A query for every notification with every subscription of its run whose filter it matches.
+    """Return a query for every notification with every subscription of its run whose filter it matches.
 
     `notifications` have the values of `decoder`; `held` has `run` and `filter`, and `wanted` is `held` joined
-    with the boxes of the filters. `kept` are the columns that are wanted of notifications, `others` those of
-    `held`. A pair may come several times.
+    with the boxes of the filters. `kept` are the columns to keep of notifications, `others` those of `held`.
+    A pair may occur several times.
     """
     keys = [f"{dialect.blob(slot.to_bytes(SLOT_BYTES))} || value{slot}" for slot in table.keys]
     if table.has_keyless or not keys:

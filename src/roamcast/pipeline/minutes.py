@@ -1,10 +1,9 @@
 """Counts owed, delivered, duplicate and lost notifications, and handoff delays, by the minute.
 
-The rows of a network that runs come in pieces, and not in order. They wait until the watermark has passed
-their minute (no row that is `late` behind the newest is expected any more), and are then judged once: a
-subscriber's balance of each notification is opened when what was published is judged, and settled when it is
-delivered. What is delivered after its minute was closed corrects that minute: a subscriber may be away for
-hours, and what it gets then was not lost.
+Rows of a running network arrive in pieces, and out of order. They wait until the watermark has passed their
+minute (no row more than `late` older than the newest is expected any more), and are then judged once: a
+publish opens a balance for each subscriber, and its delivery settles the balance. A delivery after its minute
+was closed corrects that minute: a subscriber may be away for hours, and what it receives then was not lost.
 
 Only clients with their own records are judged: the deliveries of others are unknown.
 """
@@ -19,10 +18,10 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
 from roamcast.pipeline.audit_sql import MUST, standing, subscriptions
-from roamcast.pipeline.dialects import SPARK
-from roamcast.pipeline.log_files import spark_schema
+from roamcast.pipeline.engines import SPARK
 from roamcast.pipeline.matching import filter_table, problem_of_filter
-from roamcast.pipeline.measures import delays
+from roamcast.pipeline.metrics import delays
+from roamcast.pipeline.places import spark_schema
 from roamcast.pipeline.spark_engine import (
     OWN_WORD,
     matching_pairs,
@@ -45,7 +44,7 @@ STEPS = ("moved", "attached", "handoff_started", "handoff_finished")
 CLIENT = ["run", "client"]
 NOTIFICATION = [*CLIENT, "publisher", "incarnation", "number"]
 OF_CLIENT, OF_BROKER = ("run", "node"), ("run", "node", "client")
-"""Whose steps follow each other: those of a client, and what a broker says of one."""
+"""Keys of rows that follow each other: those of a client, and those of a broker about one client."""
 COUNTS = ("expected", "delivered", "served", "duplicates", "unexpected")
 DELAYS = ("handoff_delay", "transfer")
 
@@ -72,18 +71,18 @@ class MinutesState:
     open: DataFrame
     """Rows of minutes that are not closed."""
     changes: DataFrame
-    """Rows that say who subscribes to what, and who tells of itself."""
+    """Rows about subscriptions, and about which clients keep records."""
     steps: DataFrame
-    """The last step of each client and of each handoff, which the next one may end."""
+    """The last step of each client and of each handoff, which later rows may complete."""
     balances: DataFrame
-    """Every notification that a client may or must get, and how often it did."""
+    """Notifications that a client must or may receive, and how often it did."""
     minutes: DataFrame
     samples: DataFrame
-    """How long each handoff took."""
+    """Durations of handoffs."""
     frozen: DataFrame
-    """Minutes so old that nothing corrects them any more, as they are shown."""
+    """Minutes so old that nothing can correct them, as they are shown."""
     seen: DataFrame
-    """Which rows were here already: for each 64 rows of a node, one bit each, and the time of the newest."""
+    """Rows already seen: one bit each for every 64 rows of a node, and the time of the newest."""
 
 
 NAMES = tuple(field.name for field in fields(MinutesState))
@@ -138,7 +137,9 @@ def close(
 
 
 def _open_minutes(frozen: DataFrame, of_minutes: DataFrame) -> DataFrame:
-    """Without what would correct minutes that are frozen: those of the run up to its last one."""
+    """Return open minutes, without rows that would correct frozen minutes: those of the run up to its last
+    one.
+    """
     last = frozen.groupBy("run").agg(fn.max(fn.unix_seconds("minute")).alias("frozen_until"))
     return (
         of_minutes.join(last, "run", "left")
@@ -195,7 +196,7 @@ def _needed(spark: SparkSession, changes: DataFrame, oldest_s: int) -> DataFrame
 
 
 def _first(rows: DataFrame, key: Sequence[str], *order: str | Column) -> DataFrame:
-    """The first row of each key."""
+    """Return the first row of each key."""
     in_order = Window.partitionBy(*key).orderBy(*order)
     return rows.withColumn("place", fn.row_number().over(in_order)).where("place = 1").drop("place")
 
@@ -225,7 +226,7 @@ def _came(ripe: DataFrame) -> DataFrame:
 
 
 def _judged(balances: DataFrame, owed: DataFrame, came: DataFrame) -> DataFrame:
-    """Old and new balances beside what came; what came without a balance has no standing."""
+    """Combine old and new balances with arrivals; arrivals without a balance have no standing."""
     opened = owed.select(*NOTIFICATION, "minute", "standing", fn.lit(0).cast("long").alias("deliveries"))
     # The same rows may be published twice: in a file that came late, after its minute was judged.
     is_new = fn.lit(True).alias("is_new")
@@ -242,7 +243,7 @@ def _balances(judged: DataFrame) -> DataFrame:
 
 
 def _summed(minutes: DataFrame, judged: DataFrame) -> DataFrame:
-    """The minutes with what is new: what is owed counts for the minute in which it was published."""
+    """Add the new counts to the minutes; what is owed counts for the minute of its publish."""
     is_owed, is_must = fn.col("standing").isNotNull(), fn.col("standing") == MUST
     had, got = fn.col("deliveries"), fn.col("came")
     again = fn.greatest(had + got - 1, fn.lit(0)) - fn.greatest(had - 1, fn.lit(0))
@@ -273,8 +274,9 @@ def _transfer_steps(steps: DataFrame) -> DataFrame:
 
 
 def _delays(steps: DataFrame) -> DataFrame:
-    """`handoff_delay`: from attaching elsewhere to the first notification that waited; `transfer`: what the
-    new broker took to fetch the session."""
+    """Return samples: `handoff_delay` is the time from attaching elsewhere to the first notification that
+    waited; `transfer` the time in which the new broker fetched the session.
+    """
     kind = fn.col("kind")
     told, moved = _handoff_steps(steps), _transfer_steps(steps)
     first = delays(told, is_handoff(), kind == "delivered", OF_CLIENT, "sequence")

@@ -1,4 +1,4 @@
-"""Pictures of what was learned about movement."""
+"""Pictures of learned movement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRID = "#e3e8ec"
 
 
 def save_figures(about: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draw hit rates, residence times, the chain and the hot spots; gives the files."""
+    """Draw hit rates, residence times, the chain and the hot spots; return the files."""
     files: list[Path] = []
     for name, draw in (
         ("hit_rates", draw_hit_rates), ("residence_times", draw_residence), ("presence", draw_presence),

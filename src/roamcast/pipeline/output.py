@@ -1,10 +1,10 @@
 """Results in a folder: each part is replaced atomically.
 
-Everything is first written beside its place, under a name that readers pass over, and then changes places
-with what was there. Readers see the old part or the new one; an earlier failure leaves no trace.
+Everything is first written beside its final place, under a name that readers skip, and then exchanged with
+what was there. Readers see the old part or the new one; an earlier failure leaves nothing behind.
 
-A store cannot let folders change places. There the files of a new part are added before those of the old one
-are removed, and the figures (JSON) come last: after an interruption both parts may be present, never none.
+A store cannot exchange folders. There the files of a new part are added before those of the old one are
+removed, and the figures (JSON) come last: after an interruption both parts may be present, never none.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Output:
         return url_of(self.shared / name)
 
     def local(self, name: str) -> Path:
-        """The folder of a part that Spark wrote, as the driver can read it."""
+        """Return the local folder of a part that Spark wrote."""
         if isinstance(self.shared, Path):
             return self.shared / name
         folder = self.folder / FETCHED / name
@@ -127,7 +127,9 @@ def replace_parts(made: Path, out: Path) -> list[str]:
 
 
 def _is_partitioned(part: Path) -> bool:
-    """True for a table whose rows lie in folders named after values; each folder is a part of its own."""
+    """Return true for a table whose rows lie in folders named after values; each folder is a part
+    of its own.
+    """
     return part.is_dir() and all("=" in entry.name for entry in part.iterdir() if is_part(entry.name))
 
 
@@ -147,7 +149,7 @@ def replace_part(new: Path, place: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two folders change places at once; False where that is not possible."""
+    """Exchange two folders atomically; return False where that is not possible."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False

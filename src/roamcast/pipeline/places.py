@@ -1,23 +1,162 @@
-"""Where logs lie and results go: a folder of this machine, or a folder of a store that has a URL.
+"""Places of logs and results: a folder on this machine, or a folder in a store with a URL.
 
 Stores are reached through Arrow's file systems where DuckDB does the work, and through Hadoop's where Spark
-does (spark_engine.py): any store with a Spark connector works.
+does (spark_engine.py): any store with a Spark connector works. The files of a log are checked by their
+footers before Spark reads the first of them: Spark would report damage late, with a page of stack traces.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as fs
+import pyarrow.parquet as pq
 
 from roamcast.errors import InputError, empty_log
-from roamcast.pipeline.log_files import arrow_schema, check_file, find_log_files, is_log_file
+from roamcast.protocol.records import COLUMNS, SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+VERSION_KEY = b"roamcast.schema_version"
+"""Key of the schema version in a file's metadata."""
+UNVERSIONED = 0
+"""Version assumed for a file without one: another tool rewrote it."""
+
+ROW_COLUMNS = ("run", "sequence", "time", "node", "kind")
+"""Columns that every version of the schema has."""
+
+_SPARK_TYPES = {
+    "string": "string", "binary": "binary", "float64": "double", "int64": "bigint", "int32": "int",
+}  # fmt: skip
+# Which Arrow types hold what the schema asks for without loss: other tools write other ones.
+_ARROW_TYPES: dict[str, tuple[pa.DataType, ...]] = {
+    "string": (pa.string(), pa.large_string()),
+    "binary": (pa.binary(), pa.large_binary()),
+    "float64": (pa.float64(),),
+    "int64": (pa.int64(), pa.int32()),
+    "int32": (pa.int32(),),
+}
+
+
+def spark_schema() -> StructType:
+    """The columns of a log, in the order of the contract."""
+    from pyspark.sql.types import StructType
+
+    columns = ", ".join(f"{name} {_SPARK_TYPES[kind]}" for name, kind in COLUMNS.items())
+    return cast("StructType", StructType.fromDDL(columns))
+
+
+def arrow_schema() -> pa.Schema:
+    """Return the columns of a log as an Arrow schema."""
+    return pa.schema([(name, _ARROW_TYPES[kind][0]) for name, kind in COLUMNS.items()])
+
+
+def schema_problem(schema: pa.Schema) -> str | None:
+    """Return why a file with this schema is not a readable log; None if it is."""
+    told = (schema.metadata or {}).get(VERSION_KEY)
+    problem = version_problem(None if told is None else told.decode(errors="replace"), schema.names)
+    if problem is not None:
+        return problem
+    for name, kind in COLUMNS.items():
+        if name in schema.names and _plain(schema.field(name).type) not in _ARROW_TYPES[kind]:
+            return f"is no event log: column {name!r} is {schema.field(name).type}, valid is {kind}"
+    return None
+
+
+def version_problem(told: str | None, names: Collection[str]) -> str | None:
+    """Why a file of this version, with these columns, is no log that this program can read.
+
+    Later versions add columns; a file of this program's own version has them all.
+    """
+    told = str(UNVERSIONED) if told is None else told
+    if not told.isdigit() or int(told) > SCHEMA_VERSION:
+        return f"has schema version {told}: this program reads up to {SCHEMA_VERSION}"
+    needed = COLUMNS if int(told) == SCHEMA_VERSION else ROW_COLUMNS
+    missing = [name for name in needed if name not in names]
+    return f"is no event log: it has no column {missing[0]!r}" if missing else None
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """A dictionary is but a way to store its values."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+# --- files ---
+
+PASSED_OVER = (".", "_")
+"""Names of unfinished files begin with a dot, those of a tool's own files with an underscore."""
+READERS = 8
+"""Number of files checked concurrently: the disk or the network is the bottleneck."""
+
+
+def find_log_files(folder: Path) -> dict[Path, int]:
+    """Every Parquet file below the folder, checked, and how many rows it holds.
+
+    The logs of several runs may lie side by side.
+    """
+    try:
+        files = sorted(_files_below(folder))
+    except OSError as error:
+        raise InputError(f"log folder {error.filename}: {_reason(error)}") from None
+    if not files:
+        raise empty_log(folder)
+    with ThreadPoolExecutor(READERS) as pool:
+        rows = dict(zip(files, pool.map(check_file, files), strict=True))
+    if not any(rows.values()):
+        raise InputError(f"log folder {folder}: its files hold no rows")
+    return rows
+
+
+def has_files(folder: Path) -> bool:
+    """Return whether there is a Parquet file below the folder."""
+    return folder.is_dir() and any(True for _ in _files_below(folder))
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(PASSED_OVER):
+                continue
+            if entry.is_dir():
+                yield from _files_below(Path(entry.path))
+            elif entry.name.endswith(".parquet"):
+                yield Path(entry.path)
+
+
+def is_log_file(names: Sequence[str]) -> bool:
+    """Whether this is a file of a log: the names of the folders down to it, and its own."""
+    return names[-1].endswith(".parquet") and not any(name.startswith(PASSED_OVER) for name in names)
+
+
+def check_file(file: Path | str, filesystem: fs.FileSystem | None = None) -> int:
+    """How many rows a file holds, if it is whole and a log."""
+    try:
+        with pq.ParquetFile(file, filesystem=filesystem) as parquet:
+            problem = schema_problem(parquet.schema_arrow)
+            rows: int = parquet.metadata.num_rows
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, PermissionError):
+            raise InputError(f"log file {file}: {_reason(error)}") from None
+        raise InputError(f"log file {file}: is no whole Parquet file (truncated or damaged)") from None
+    if problem is not None:
+        raise InputError(f"log file {file} {problem}")
+    return rows
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or type(error).__name__).lower()
+
 
 HADOOP_ALIASES = {"s3a": "s3", "s3n": "s3"}
 """Hadoop's names of stores, with Arrow's names."""
@@ -27,7 +166,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 @dataclass(frozen=True)
 class Store:
-    """A folder in a store. What follows a question mark is for Arrow alone."""
+    """A folder in a store. Only Arrow uses the part after a question mark."""
 
     url: str
 
@@ -52,7 +191,7 @@ Place = Path | Store
 
 
 def place_of(text: str) -> Place:
-    """The folder that a path or a URL names."""
+    """Return the folder that a path or a URL names."""
     found = _SCHEME.match(text)
     if not found:
         return Path(text)
@@ -70,26 +209,26 @@ class Files(Protocol):
     """Access to the files of stores."""
 
     def log_files(self, log: Store) -> dict[str, int]:
-        """Every Parquet file below, checked, and how many rows it holds."""
+        """Check every Parquet file below the folder; return the files with their numbers of rows."""
 
     def listed(self, folder: Store) -> list[str]:
-        """The files below a folder, by their paths within it; none if there is no such folder."""
+        """Return the files below a folder, by their paths within it; none if there is no such folder."""
 
     def put(self, file: Path, place: Store) -> None:
-        """Copy a file of this machine."""
+        """Copy a file from this machine."""
 
     def get(self, place: Store, file: Path) -> None:
         """Copy a file to this machine."""
 
     def move(self, old: Store, new: Store) -> None:
-        """Give a file another name."""
+        """Rename a file."""
 
     def remove(self, place: Store) -> None:
-        """Remove a file, or a folder with all that is in it; nothing happens if it is not there."""
+        """Remove a file, or a folder with its content; do nothing if it does not exist."""
 
 
 class ArrowFiles:
-    """Stores as Arrow reaches them, with the credentials of the environment."""
+    """Stores accessed by Arrow, with the credentials of the environment."""
 
     def log_files(self, log: Store) -> dict[str, int]:
         filesystem, path = _reach(log)
@@ -129,7 +268,7 @@ class ArrowFiles:
             filesystem.delete_file(path)
 
     def dataset(self, log: Store) -> ds.Dataset:
-        """The rows of all log files; columns that an older schema lacks are null."""
+        """Return the rows of all log files; columns missing in an older schema are null."""
         files = list(self.log_files(log))
         return ds.dataset(files, arrow_schema(), format="parquet", filesystem=_reach(log)[0])
 
@@ -146,11 +285,11 @@ def _reach(place: Store) -> tuple[fs.FileSystem, str]:
 
 class CountRows(Protocol):
     def __call__(self, file: str, /) -> int:
-        """How many rows a file holds, if it is whole and a log."""
+        """Return the number of rows of a file, if it is complete and a log."""
 
 
 def checked_log(log: Store, files: dict[str, str], count: CountRows) -> dict[str, int]:
-    """Those of the files (path to path within the log) that belong to a log, and how many rows each holds."""
+    """Return the files (path to path within the log) that belong to a log, with their numbers of rows."""
     found = {file: count(file) for file, name in files.items() if is_log_file(name.split("/"))}
     if not found:
         raise empty_log(log)
@@ -160,7 +299,7 @@ def checked_log(log: Store, files: dict[str, str], count: CountRows) -> dict[str
 
 
 def rows_in(log: Place, files: Files | None = None) -> int:
-    """How many rows a log holds; its files are looked at."""
+    """Return the number of rows in a log, after checking its files."""
     found = find_log_files(log) if isinstance(log, Path) else (files or ArrowFiles()).log_files(log)
     return sum(found.values())
 

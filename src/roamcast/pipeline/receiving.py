@@ -10,7 +10,7 @@ from threading import Event, Thread
 from roamcast.client import Client, Notification
 from roamcast.errors import InputError
 from roamcast.pipeline.inbox import Inbox, Received
-from roamcast.pipeline.source_options import PEEK_MAX, RECEIVE_MAX, Options
+from roamcast.pipeline.source_format import PEEK_MAX, RECEIVE_MAX, Options
 
 STOP_WITHIN_S = 5.0
 LOOK_EVERY_S = 0.05
@@ -19,7 +19,7 @@ QUIET_WITHIN_S = 60.0
 
 
 class Receiver:
-    """Keeps a lasting session attached, and takes from it as much as fits into the inbox."""
+    """Keeps a lasting session attached, and takes as many notifications from it as fit into the inbox."""
 
     def __init__(self, options: Options, inbox: Inbox) -> None:
         self._options, self._inbox = options, inbox
@@ -37,7 +37,9 @@ class Receiver:
             raise InputError(f"{self._options.client_id}: {self._failure}")
 
     def wait_until_quiet(self) -> None:
-        """Wait until nothing has arrived for a while: the session's stored messages are then here."""
+        """Wait until nothing has arrived for a while: the session's stored messages have then been
+        received.
+        """
         self.check()
         self._arrived_at = max(self._arrived_at, time.monotonic())
         end = time.monotonic() + QUIET_WITHIN_S
@@ -91,8 +93,9 @@ def received(one: Notification, at_s: float) -> Received:
 
 
 async def waiting_for(options: Options) -> list[Received]:
-    """Return the notifications that the broker keeps for the session. They stay there: nothing is
-    acknowledged."""
+    """Return the notifications that the broker stores for the session. They stay there: none is
+    acknowledged.
+    """
     async with options.client(clean=False, receive_maximum=PEEK_MAX) as client:
         await subscribe(client, options)
         count, quiet_since = 0, time.monotonic()
@@ -123,7 +126,9 @@ async def retained(options: Options, where: str | None) -> list[Received]:
 
 
 def as_rows(notifications: Iterable[Received], position: int | None) -> Iterable[tuple[object, ...]]:
-    """As the columns of the source, see source.py; positions count up from the first one's."""
+    """Return the columns of the source (see source.py); positions count up from that of the first
+    notification.
+    """
     from datetime import UTC, datetime
 
     for index, one in enumerate(notifications):

@@ -1,8 +1,8 @@
-"""One page of what came out: the answer first, then pictures, claims and details. It needs no other file.
+"""A page with results: the answer first, then pictures, claims and details. It needs no other file.
 
-What is shown is what the other commands left in their folders: `outcomes.json` of a lab experiment,
-`summary.json` of a simulated run, JSON of an audit, metrics, a stream or a model, pictures, and tables as CSV
-or Parquet. Pictures of audits, metrics and streams are drawn for the page (report_figures.py).
+It shows what other commands left in their folders: `outcomes.json` of a lab experiment, `summary.json` of a
+simulated run, JSON of an audit, metrics, a stream or a model, pictures, and tables as CSV or Parquet.
+Pictures of audits, metrics and streams are drawn for the page (report_figures.py).
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from roamcast.pipeline.report_answer import (
 )
 
 ROWS_MAX = 200
-"""Rows shown of a table: a page is for people."""
+"""Maximum rows shown of a table, because a page is for people."""
 NAMES_MAX = 8
-"""What has more parts of one kind is a table, not a list of facts."""
+"""A value with more parts of one kind is shown as a table instead of a list of facts."""
 FILES_MAX = 500
 FINDINGS_MAX = 100_000
 """Findings read of one file; audits of large logs write samples."""
 COLUMNS_MAX = 7
-"""Columns of a table: more do not fit on a page. Wider tables continue below."""
+"""Maximum columns of a table that fit on a page. Wider tables continue below."""
 WORD_MAX, TEXT_MIN = 28, 48
-"""Characters: longer words may be broken anywhere, and cells with longer text need room."""
+"""Lengths in characters: longer words may be broken anywhere, and cells with longer text need space."""
 WORST_MAX = 12
 INTERNAL = ("steps",)
-"""Tables of how a result was made rather than of the result: they are among the details."""
+"""Tables about how a result was computed: they are shown among the details."""
 BYTES_MAX = 20_000_000
-"""Size of a file: larger ones are no figure or table of a report."""
+"""Maximum size of a file with figures or a table of a report."""
 NOT_SHOWN = {"logs", "log", "records", "quarantine", "streams", "traces", "state", "checkpoint"}
-"""Folders of rows that are too many for people, or of no use to them."""
+"""Folders with rows that are too many for people, or useless to them."""
 SHOWN_SUFFIXES = (".png", ".svg", ".csv", ".json", ".parquet")
 WORST_FIRST = ("lost", "duplicates", "out_of_order", "unexpected", "invented")
 
@@ -94,9 +94,9 @@ class Part:
     pictures: list[Path] = field(default_factory=list)
     claims: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Content of JSON files by name."""
+    """Content of JSON files, by name."""
     tables: dict[str, tuple[list[str], list[list[str]], int]] = field(default_factory=dict)
-    """Name to columns, the first rows, and how many there are."""
+    """By name: columns, the first rows, and the number of rows."""
     minutes: list[Path] = field(default_factory=list)
     """Minutes of a stream."""
     clients: pa.Table | None = None
@@ -171,7 +171,7 @@ def _read_table(file: Path) -> tuple[list[str], list[list[str]], int]:
 
 
 def _read_parquet(place: Path) -> tuple[list[str], list[list[str]], int]:
-    """A file, or a folder of files; the worst rows first, if rows can be bad."""
+    """Read a file, or a folder of files; the worst rows come first, if rows can be bad."""
     try:
         table = ds.dataset(place, format="parquet").to_table()
     except (pa.ArrowException, OSError):
@@ -211,7 +211,7 @@ CAPTIONS = {
 
 
 def page(title: str, parts: Iterable[Part], lead: str = "", captions: Mapping[str, str] = CAPTIONS) -> str:
-    """The whole page as text. `lead` says what was done; `captions` what is on a picture, by its name."""
+    """Return the page as text. `lead` says what was done; `captions` describe pictures, by name."""
     parts = list(parts)
     body = [f"<h1>{escape(title)}</h1>"]
     body += [f'<p class="lead">{escape(text)}</p>' for text in lead.split("\n\n") if text]
@@ -299,7 +299,7 @@ def _answer_table(first: str, answers: list[Answer]) -> str:
 def _without_answers(
     columns: list[str], rows: list[list[str]], names: list[str], answered: set[str]
 ) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows; what the answer says of these names already is not said again."""
+    """Return columns and rows, without what the answers say already."""
     plain = [name.rpartition(": ")[2] for name in answered]
     if not names or not all(
         any(one == name or one.startswith(f"{name}-") for one in plain) for name in names
@@ -382,7 +382,7 @@ def flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, objec
 
 
 def is_table(value: Mapping[str, Any]) -> bool:
-    """Whether it holds several things of one kind by their names, such as brokers."""
+    """Return whether the value holds several things of one kind by name, such as brokers."""
     parts = [one for one in value.values() if isinstance(one, dict)]
     if not parts or len(parts) < len(value):
         return False
@@ -400,7 +400,7 @@ def _facts(facts: Mapping[str, Any]) -> str:
 
 
 def _tables_in(facts: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]], list[str]]]:
-    """What has rows of one kind: its name, columns and rows, and what the rows are called."""
+    """Yield the values with rows of one kind: name, columns, rows, and the word for a row."""
     for key, value in facts.items():
         if isinstance(value, dict) and key == "groups":
             # Metrics: a table of measures for each group of runs.
@@ -416,13 +416,13 @@ def _tables_in(facts: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[
 
 
 def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The names of what is in any of the rows; what is itself a table has no place in a cell."""
+    """Return the names in any of the rows; values that are tables do not fit into a cell."""
     names = dict.fromkeys(name for row in rows for name, one in row.items() if not isinstance(one, dict))
     return list(names)
 
 
 def _comparison(parts: list[Part]) -> str:
-    """The numbers that all folders have, side by side."""
+    """Return the numbers that all folders have, side by side."""
     known = [dict(item for facts in part.facts.values() for item in flat(facts)) for part in parts]
     shared = [name for name in known[0] if all(is_number(one.get(name)) for one in known)]
     if not shared:
@@ -433,7 +433,7 @@ def _comparison(parts: list[Part]) -> str:
 
 
 def _table(name: str, columns: list[str], rows: list[list[str]], count: int) -> str:
-    """A table, in parts if it is wide; what is the same in all rows is said once."""
+    """Return a table, in parts if it is wide; values equal in all rows are stated once."""
     if not rows:
         return ""
     rows = rows[:ROWS_MAX]
@@ -477,7 +477,7 @@ def _cell(value: str, name: str) -> str:
 
 
 def _td(name: str, text: object, kind: str = "") -> str:
-    """A cell that says its column's name on narrow screens, where rows are drawn as cards."""
+    """Return a cell that names its column on narrow screens, where rows are drawn as cards."""
     shown = str(text)
     kind += " long" * any(len(word) > WORD_MAX for word in shown.split()) + " text" * (len(shown) > TEXT_MIN)
     marked = f' class="{kind.strip()}"' if kind else ""
@@ -485,7 +485,7 @@ def _td(name: str, text: object, kind: str = "") -> str:
 
 
 def _heading(name: str) -> str:
-    """`audit/audit` is one thing: a name is not said twice."""
+    """Return a heading in which no name is repeated: `audit/audit` becomes `audit`."""
     words = list(dict.fromkeys(_words(name).split(": ")))
     return ": ".join(words)
 
@@ -499,7 +499,7 @@ def _words(name: str) -> str:
 
 
 def write_page(file: Path, text: str) -> None:
-    """Never half of it under its name."""
+    """Write the page atomically."""
     unfinished = file.with_name(f".{file.name}.unfinished")
     try:
         unfinished.write_text(text, encoding="utf-8")

@@ -21,9 +21,9 @@ WRONG = {
     "unexpected": "unexpected",
     "invented": "invented",
 }
-"""Column of an audit to its word."""
+"""Columns of an audit, with the words for them."""
 UNIX_S = 1e8
-"""Times below are virtual: seconds since the run began."""
+"""Times below this are virtual: seconds since the run began."""
 REASONS_MAX = 3
 
 Findings = list[Mapping[str, Any]]
@@ -39,7 +39,7 @@ class Answer:
     """Counts by column of an audit."""
     clients: int | None = None
     affected: int = 0
-    """Number of clients with an error; known if `clients` is."""
+    """Number of clients with an error; known only if `clients` is."""
     since: str = ""
     why: str = ""
 
@@ -86,7 +86,7 @@ def worst_clients(clients: pa.Table, findings: Findings, most: int) -> tuple[lis
 
 
 def answers_of_figures(name: str, figures: Mapping[str, Any]) -> Iterator[Answer]:
-    """Verdicts from the figures of a run, or of several by name."""
+    """Return verdicts from the figures of a run, or of several runs by name."""
     if isinstance(figures.get("expected"), int) and "lost" in figures:
         yield Answer(
             str(figures.get("protocol") or name), figures["expected"], _wrong(figures), why=_excuses(figures)
@@ -118,7 +118,7 @@ def _grouped(findings: Findings, keys: tuple[str, ...]) -> dict[tuple[str, ...],
 
 
 def since_and_why(findings: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
-    """When the first of them was published, and the commonest reasons."""
+    """Say when the first affected notification was published, and name the most common reasons."""
     findings = list(findings)
     times = [one.get("published_at") or one.get("time") for one in findings]
     known = [float(time) for time in times if time is not None]
@@ -138,14 +138,14 @@ def reason_of(finding: Mapping[str, Any]) -> str:
 
 
 def moment(time: float) -> str:
-    """Virtual time is counted from the beginning of the run."""
+    """Format a time; virtual time is counted from the beginning of the run."""
     if time < UNIX_S:
         return f"{time:,.1f}\N{NO-BREAK SPACE}s"
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def sentence(answers: list[Answer]) -> str:
-    """The answer in one sentence."""
+    """Return the answer as a sentence."""
     owed = sum(answer.owed for answer in answers)
     runs = f"{len(answers)} runs" if len(answers) > 1 else f"run {answers[0].name}"
     bad = [answer for answer in answers if not answer.is_good]

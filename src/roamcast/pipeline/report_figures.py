@@ -1,4 +1,4 @@
-"""Pictures for the page, of results that come without: audits, metrics and streams."""
+"""Pictures for the page, for results without pictures: audits, metrics and streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roamcast.pipeline.report import Part
 
 WRONG = {"lost": LOST, "duplicates": ARRIVED, "out_of_order": QUIET, "unexpected": INK}
 MEASURES = ("handoff_delay", "latency", "overhead_per_handoff", "delivery_rate")
-"""Of all that is measured, what a reader looks at first."""
+"""Measures that a reader looks at first."""
 GROUPS_MAX = 24
 MINUTES_MAX = 1_440
 GRID = "#e3e8ec"
@@ -26,7 +26,7 @@ Draw = Callable[[Figure], None]
 
 
 def draw_into(part: Part, out: Path, prefix: str = "") -> list[Path]:
-    """Draw what there is to draw, as PNG and SVG; the PNG files."""
+    """Draw the results as PNG and SVG; return the PNG files."""
     pictures = []
     for name, draw in _drawings(part):
         with mpl.rc_context(STYLE):
@@ -53,7 +53,7 @@ def _with(draw: Callable[[Figure, Any], None], facts: Any) -> Draw:
 
 
 def draw_audit(figure: Figure, facts: Mapping[str, Any]) -> None:
-    """What went wrong in each group of runs, as a share of what was owed."""
+    """Draw what went wrong in each group of runs, as a share of what was owed."""
     groups = dict(list(facts["protocols"].items())[:GROUPS_MAX])
     figure.set_size_inches(11, 1.8 + 0.45 * max(len(groups), 3))
     axes = figure.subplots()
@@ -71,7 +71,9 @@ def draw_audit(figure: Figure, facts: Mapping[str, Any]) -> None:
 
 
 def draw_metrics(figure: Figure, groups: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-    """For each measure and group: the mean with its interval over runs, and where most samples are."""
+    """Draw, for each measure and group, the mean with its interval over runs, and the range of
+    most samples.
+    """
     shown = [name for name in MEASURES if any(name in measures for measures in groups.values())]
     names = list(groups)[:GROUPS_MAX]
     figure.set_size_inches(11, 1.8 + 0.35 * max(len(names), 4))
@@ -95,11 +97,11 @@ def draw_metrics(figure: Figure, groups: Mapping[str, Mapping[str, Mapping[str, 
 
 
 def draw_minutes(figure: Figure, rows: list[Mapping[str, Any]]) -> None:
-    """Above what was owed and lost in each minute, below how long handoffs took."""
+    """Draw what was owed and lost in each minute, and below it the duration of handoffs."""
     above, below = figure.subplots(2, 1, sharex=True)
     times = [row["minute"] for row in rows]
     width = 50 / 86_400
-    """Of a day: almost a minute."""
+    """Width of a bar in days: almost a minute."""
     above.bar(times, [row["expected"] for row in rows], width, color=GRID, label="owed")
     above.bar(times, [row["lost"] for row in rows], width, color=LOST, label="lost")
     above.plot(times, [row["duplicates"] for row in rows], color=ARRIVED, label="came again", linewidth=1)

@@ -1,4 +1,4 @@
-"""How long clients stay, and where they are: residence times, hot spots, and what a Markov chain needs."""
+"""Residence times, hot spots, and the counts that a Markov chain needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def within(visits: DataFrame, from_s: float, until_s: float) -> DataFrame:
 
 
 def counted_stays(visits: DataFrame, from_s: float, until_s: float, handoff_s: float) -> dict[str, Stays]:
-    """For each broker, the time in each state of the chain and what came next (figure 6.1).
+    """Return, for each broker, the time in each state of the chain, and the next states (figure 6.1).
 
     A client that attaches to another broker within `handoff_s` hands off; otherwise it is disconnected.
     """
@@ -77,7 +77,7 @@ def residence_times(visits: DataFrame) -> DataFrame:
 
 
 def exponential_tests(times: DataFrame, samples_min: int) -> dict[str, ExponentialTest]:
-    """The test for each broker with enough visits: Kolmogorov's distance, taken in Spark."""
+    """Test each broker with enough visits; Spark computes Kolmogorov's distance."""
     by_broker = Window.partitionBy("broker")
     ranked = times.select(
         "broker", "stay_s",
@@ -100,7 +100,7 @@ def exponential_tests(times: DataFrame, samples_min: int) -> dict[str, Exponenti
 
 
 def residence_summary(times: DataFrame) -> dict[str, object]:
-    """All residence times together; for an exponential distribution the variation is 1."""
+    """Return a summary of all residence times; for an exponential distribution the variation is 1."""
     row = times.agg(
         fn.count("*").alias("visits"),
         fn.avg("stay_s").alias("mean_s"),
@@ -124,7 +124,7 @@ def residence_summary(times: DataFrame) -> dict[str, object]:
 
 
 def hot_spots(visits: DataFrame, from_s: float, until_s: float) -> DataFrame:
-    """Brokers by the time that clients spent there, with the most clients at once."""
+    """Return brokers by the total time of clients there, with the maximum number of concurrent clients."""
     inside = within(visits, from_s, until_s)
     spent = inside.groupBy("broker").agg(
         fn.count("*").alias("visits"),

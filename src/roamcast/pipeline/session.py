@@ -1,4 +1,4 @@
-"""Starts and stops Spark without output, with settings that fit the machine.
+"""Starts and stops Spark without output, with settings that fit the machine; masters, and a Java for them.
 
 The output of Java goes into a file: users do not need it, and if Spark does not start, the file says why.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -15,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from zlib import crc32
 
 import pyspark
@@ -24,7 +28,112 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from roamcast.errors import InputError
-from roamcast.pipeline.master import LOCAL, check_master, find_java, is_on_this_machine, is_one_process
+
+LOCAL = "local[*]"
+"""Every core of this machine, in one process."""
+
+ANSWER_WITHIN_S = 5.0
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+_IN_ONE_PROCESS = re.compile(r"local(\[(\*|[1-9]\d*)(,\s*[1-9]\d*)?\])?")
+_IN_PROCESSES = re.compile(r"local-cluster\[\s*[1-9]\d*\s*,\s*[1-9]\d*\s*,\s*[1-9]\d*\s*\]")
+_STANDALONE = re.compile(r"spark://(?P<hosts>[^\s/,]+:\d+(,[^\s/,]+:\d+)*)")
+_KUBERNETES = re.compile(r"k8s://(?P<url>\S+)")
+
+VALID = "local[*], local[N], local-cluster[N,CORES,MB], spark://HOST:PORT, k8s://https://HOST:PORT and yarn"
+
+
+def is_one_process(master: str) -> bool:
+    """Return whether driver and executors share one process, and its memory."""
+    return _IN_ONE_PROCESS.fullmatch(master) is not None
+
+
+def is_on_this_machine(master: str) -> bool:
+    return is_one_process(master) or _IN_PROCESSES.fullmatch(master) is not None
+
+
+def check_master(master: str) -> None:
+    """Refuse what is no master's URL, and one under which nobody answers."""
+    if is_on_this_machine(master) or master == "yarn":
+        return
+    addresses = list(_addresses(master))
+    problems = [_connect(host, port) for host, port in addresses]
+    if all(problems):
+        raise InputError(f"--master {master}: nobody answers there ({problems[0]})")
+
+
+def _addresses(master: str) -> list[tuple[str, int]]:
+    """The places of which one must answer."""
+    standalone, kubernetes = _STANDALONE.fullmatch(master), _KUBERNETES.fullmatch(master)
+    try:
+        if standalone:
+            return [_address(f"spark://{one}") for one in standalone["hosts"].split(",")]
+        if kubernetes:
+            url = kubernetes["url"]
+            return [_address(url if "://" in url else f"https://{url}")]
+    except ValueError:
+        pass  # A port out of range, or a bracket that is not closed.
+    raise InputError(f"--master {master!r}: is no Spark master; valid are {VALID}")
+
+
+def _address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    port = parts.port or DEFAULT_PORTS.get(parts.scheme)
+    if not parts.hostname or not port:
+        raise ValueError(url)
+    return parts.hostname, port
+
+
+def _connect(host: str, port: int) -> str:
+    """Why there is no connection; "" if there is one."""
+    try:
+        with socket.create_connection((host, port), timeout=ANSWER_WITHIN_S):
+            return ""
+    except OSError as error:
+        return f"{host}:{port}: {(error.strerror or str(error)).lower()}"
+
+
+# --- Java ---
+
+SUPPORTED = (17, 21)
+"""Java versions that PySpark 4 supports."""
+JVM_FOLDER = Path("/usr/lib/jvm")
+
+
+def find_java(jvm_folder: Path = JVM_FOLDER) -> Path:
+    """The home of a Java that Spark runs on: the one of JAVA_HOME, of the PATH, or any that is installed."""
+    for java in _candidates(jvm_folder):
+        if version_of(java) in SUPPORTED:
+            return java.resolve().parent.parent
+    versions = " or ".join(map(str, SUPPORTED))
+    raise InputError(
+        f"Spark needs Java {versions} and none was found; install one"
+        " (Debian: apt-get install openjdk-17-jre-headless) or name it in JAVA_HOME"
+    )
+
+
+def _candidates(jvm_folder: Path) -> Iterator[Path]:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        yield Path(home, "bin", "java")
+    found = shutil.which("java")
+    if found:
+        yield Path(found)
+    for version in SUPPORTED:
+        yield from sorted(jvm_folder.glob(f"*-{version}-*/bin/java"))
+
+
+def version_of(java: Path) -> int | None:
+    """The major version of a java command; None if it does not start or does not say."""
+    try:
+        answer = subprocess.run(
+            [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    return int(found[1]) if found else None
+
 
 HEAP_SHARE = 0.5
 """Share of the machine's memory; the rest is for Python's workers, the system and its file cache."""
@@ -35,18 +144,24 @@ ROWS_PER_ARROW_BATCH = 16_384
 OPEN_COST_BYTES = 1 << 18
 ROWS_PER_PARTITION = 250_000
 PARTITIONS_MIN, PARTITIONS_MAX = 4, 1_000
+PARTITION_BYTES = "8m"
+"""Spark joins small partitions up to this size, compressed: a row of ten bytes takes a hundred in memory."""
 
 _NO_EARLY_COLLECTIONS = "-XX:MetaspaceSize=192m -XX:NewSize=192m"
-"""Spark's classes alone make Java collect garbage several times before a job begins."""
+"""Prevents early garbage collections: loading Spark's classes alone would cause several before a
+job begins.
+"""
 SMALL_JAVA = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {_NO_EARLY_COLLECTIONS}"
-"""Half of the time of a small job goes into compiling what then runs for a moment."""
+"""Options for small jobs: otherwise half of the time would be spent compiling code that runs only briefly."""
 LARGE_JAVA = f"-XX:+UseParallelGC {_NO_EARLY_COLLECTIONS}"
 
 NEW_CLASSES = "classes.jsa"
-"""In the scratch folder: Java writes it when it ends, if there is none yet for later starts."""
+"""Name in the scratch folder of the archive of classes; Java writes it at its end for later starts, if there
+is none yet.
+"""
 
 _scratch: dict[int, Path] = {}
-"""The folder of each session that runs, by the id of its context."""
+"""Folder of each running session, by the id of its context."""
 
 
 def start_spark(
@@ -58,9 +173,10 @@ def start_spark(
     settings: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> SparkSession:
-    """A session on that master. `settings` are Spark's own and win over what is chosen here.
+    """Start a session on that master. `settings` are Spark's own and override the defaults here.
 
-    A `small` job has a million rows or so: it gets a Java that is ready soon, not one that gets fast.
+    A `small` job has about a million rows: it gets a Java that starts quickly instead of one optimised for
+    long runs.
     """
     check_master(master)
     os.environ["JAVA_HOME"] = str(find_java())
@@ -70,7 +186,7 @@ def start_spark(
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
     chosen = _settings(master, memory_mb, small, scratch)
-    if small and is_one_process(master) and not any(key.startswith(OTHER_CLASSES) for key in settings or ()):
+    if is_one_process(master) and not any(key.startswith(OTHER_CLASSES) for key in settings or ()):
         chosen["spark.driver.extraJavaOptions"] += f" {_with_known_classes(scratch)}"
     for key, value in {**chosen, **(settings or {})}.items():
         conf.set(key, value)
@@ -89,7 +205,7 @@ def start_spark(
 
 
 def stop_spark(spark: SparkSession) -> None:
-    """End the session and its Java process, and remove what they left on the disk."""
+    """End the session and its Java process, and remove their files from the disk."""
     scratch = _scratch.pop(id(spark.sparkContext), None)
     spark.stop()
     _end_gateway()
@@ -99,11 +215,11 @@ def stop_spark(spark: SparkSession) -> None:
 
 
 OTHER_CLASSES = ("spark.jars", "spark.driver.extra")
-"""Settings with which Java reads other classes, or is started in another way."""
+"""Settings with which Java loads other classes, or is started in another way."""
 
 
 def _known_classes() -> Path:
-    """The archive of Spark's classes as Java has read them, once for each Spark and Java of this machine."""
+    """Return the path of the archive of Spark's classes, one for each Spark and Java of this machine."""
     home = Path(os.environ["JAVA_HOME"])
     made_of = f"{home} {(home / 'lib' / 'modules').stat().st_mtime_ns} {pyspark.__path__[0]}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roamcast"
@@ -111,7 +227,9 @@ def _known_classes() -> Path:
 
 
 def _with_known_classes(scratch: Path) -> str:
-    """Java ignores an archive that is damaged or does not fit."""
+    """Return the Java option that uses the archive. Java ignores an archive that is damaged or
+    does not fit.
+    """
     known = _known_classes()
     if known.exists():
         return f'-XX:SharedArchiveFile="{known}"'
@@ -139,9 +257,8 @@ def _start(conf: SparkConf, log: Path) -> SparkContext:
 
 @contextmanager
 def _home_of(master: str, scratch: Path) -> Iterator[None]:
-    """Executors of a cluster in processes of its own leave their files in Spark's home.
-
-    That is where PySpark is installed, so they get a home in the scratch folder, made of links.
+    """Create a Spark home in the scratch folder, made of links. Executors of a cluster in separate processes
+    leave their files in Spark's home, which is otherwise the installation of PySpark.
     """
     if is_one_process(master) or not is_on_this_machine(master):
         yield
@@ -160,7 +277,9 @@ def _home_of(master: str, scratch: Path) -> Iterator[None]:
 
 
 def _end_gateway() -> None:
-    """PySpark keeps its Java process for the next session; one with other settings needs another."""
+    """End PySpark's Java process, which would be reused by the next session; other settings need another
+    process.
+    """
     gateway: Any = SparkContext._gateway
     if gateway is None:
         return
@@ -194,6 +313,8 @@ def _settings(master: str, memory_mb: int | None, small: bool, scratch: Path) ->
     }
     if small:
         settings["spark.sql.shuffle.partitions"] = "2"
+    else:
+        settings["spark.sql.adaptive.advisoryPartitionSizeInBytes"] = PARTITION_BYTES
     for part in ("driver", "executor"):
         settings[f"spark.{part}.extraJavaOptions"] = SMALL_JAVA if small else LARGE_JAVA
     if is_on_this_machine(master):
@@ -205,17 +326,19 @@ def _settings(master: str, memory_mb: int | None, small: bool, scratch: Path) ->
 
 
 def fitting_partitions(rows: int) -> int:
-    """Number of partitions for a shuffle of this many rows: each costs the sender a file."""
+    """Return the number of partitions for a shuffle of this many rows; each costs the sender a file."""
     return max(PARTITIONS_MIN, min(PARTITIONS_MAX, rows // ROWS_PER_PARTITION))
 
 
 def fitting_heap_mb() -> int:
-    """A heap that leaves this machine, or the container we are in, room for everything else."""
+    """Return a heap size that leaves enough memory for everything else on this machine, or in this
+    container.
+    """
     return max(HEAP_MB_MIN, min(HEAP_MB_MAX, int(HEAP_SHARE * memory_mb())))
 
 
 def memory_mb() -> int:
-    """The machine's memory, or what a container lets us have of it."""
+    """Return the memory of the machine, or the limit of the container."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [machine]
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
@@ -233,7 +356,7 @@ LOOK_EVERY_S = 0.2
 
 @contextmanager
 def watched(spark: SparkSession, report: Callable[[int, int], None]) -> Iterator[None]:
-    """While the block runs, report the number of finished tasks and of known tasks."""
+    """Report the number of finished and of known tasks during the block."""
     done = threading.Event()
     watcher = threading.Thread(target=_watch, args=(spark, report, done), daemon=True)
     watcher.start()
@@ -247,7 +370,7 @@ def watched(spark: SparkSession, report: Callable[[int, int], None]) -> Iterator
 def _watch(spark: SparkSession, report: Callable[[int, int], None], done: threading.Event) -> None:
     tracker = spark.sparkContext.statusTracker()
     tasks: dict[int, tuple[int, int]] = {}
-    """Stage to its tasks that are done, and all of them."""
+    """By stage: the number of finished tasks, and of all its tasks."""
     while not done.wait(LOOK_EVERY_S):
         active = tracker.getActiveStageIds()
         for stage in active:

@@ -35,15 +35,23 @@ from roamcast.client import Client
 from roamcast.errors import InputError
 from roamcast.pipeline.inbox import Inbox, decode
 from roamcast.pipeline.receiving import Receiver, as_rows, retained, waiting_for
-from roamcast.pipeline.source_columns import as_column, attribute_columns, attributes_of, selector_of
-from roamcast.pipeline.source_options import FORMAT, RETAINED, Options, parse_options
+from roamcast.pipeline.source_format import (
+    FORMAT,
+    RETAINED,
+    Options,
+    as_column,
+    attribute_columns,
+    attributes_of,
+    parse_options,
+    selector_of,
+)
 
 COLUMNS = {
     "topic": "string", "payload": "binary", "qos": "int", "retain": "boolean",
     "properties": "map<string, string>", "content_type": "string", "publisher": "string",
     "incarnation": "bigint", "number": "bigint", "received_at": "timestamp", "position": "bigint",
 }  # fmt: skip
-"""The source's own; any other that a batch is asked for stands for an attribute."""
+"""Columns of the source itself; any other requested column stands for an attribute."""
 WRITABLE = {
     "topic": ("string",),
     "payload": ("binary", "string"),
@@ -87,7 +95,7 @@ class RoamcastSource(DataSource):
 
 @dataclass
 class Batch(InputPartition):
-    """Notifications as they are kept, and the position of the first."""
+    """Stored notifications, and the position of the first."""
 
     position: int
     bodies: list[bytes]
@@ -164,10 +172,10 @@ class SessionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class WaitingReader(DataSourceReader):
-    """What a broker keeps for a session, or the retained messages, as a table; all of it stays there.
+    """Reads what a broker stores for a session, or the retained messages, as a table; all of it stays there.
 
-    Filters on attributes go to the broker as a selector, but not those on what waits for a session: with
-    another selector, the session would be kept other notifications from then on.
+    Filters on attributes are sent to the broker as a selector, except for what is stored for a session: with
+    another selector, the broker would store other notifications for the session from then on.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:

@@ -1,4 +1,4 @@
-"""Spark as the engine of a job: its SQL, the stores it reaches, rows and filters on its frames."""
+"""Spark as the engine of a job: its SQL, access to stores, and rows and filters as data frames."""
 
 from __future__ import annotations
 
@@ -17,20 +17,31 @@ from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
 from roamcast.errors import InputError
 from roamcast.pipeline import audit_sql as sql
 from roamcast.pipeline.audit import audit
-from roamcast.pipeline.dialects import SPARK
-from roamcast.pipeline.engines import KEPT, DuckEngine, duck_desk
-from roamcast.pipeline.log_files import VERSION_KEY, find_log_files, spark_schema, version_problem
+from roamcast.pipeline.engines import KEPT, SPARK, DuckEngine, duck_desk
 from roamcast.pipeline.matching import Asked, FilterTable, decoded, decoder, pairs_sql, unreadable_in
 from roamcast.pipeline.output import Output, results
-from roamcast.pipeline.places import Files, Place, Store, checked_log, rows_in
+from roamcast.pipeline.places import (
+    VERSION_KEY,
+    Files,
+    Place,
+    Store,
+    checked_log,
+    find_log_files,
+    rows_in,
+    spark_schema,
+    version_problem,
+)
 from roamcast.protocol.records import KINDS, LIFE_MARK
 
 COLLECTED_ROWS = 2_000_000
-"""Rows of a log up to which results come to the driver at once; those of larger ones are written to files."""
+"""Maximum rows of a log whose results come to the driver directly; results of larger logs are written to
+files.
+"""
 DECODED_HERE_ROWS = 100_000
-"""Up to here the driver decodes all attributes before a Python worker would have started."""
+"""Up to this many rows the driver decodes the attributes itself, which is faster than starting a Python
+worker."""
 DESK_MB = 768
-"""Memory of the desk; beyond that it goes to the disk."""
+"""Memory of the desk; beyond it the desk uses the disk."""
 
 
 # --- stores ---
@@ -83,7 +94,9 @@ class HadoopFiles:
         return self._java.org.apache.hadoop.fs.Path(url)
 
     def _reach(self, place: Store) -> tuple[Any, Any]:
-        """The file system and the path; one line if Spark lacks it: connectors do not come with PySpark."""
+        """Return the file system and the path; the error is one line if Spark lacks it: PySpark comes without
+        connectors.
+        """
         try:
             path = self._path(place.hadoop_url)
             return path.getFileSystem(self._conf), path
@@ -117,7 +130,7 @@ class HadoopFiles:
 
 
 class SparkEngine:
-    """Spark for the rows of a log, and DuckDB at the desk of the driver for what comes of them."""
+    """Spark for the rows of a log, and DuckDB at the driver's desk for the results."""
 
     dialect = SPARK
 
@@ -130,7 +143,7 @@ class SparkEngine:
         self._is_tiny = rows <= DECODED_HERE_ROWS
         self._is_small = rows <= COLLECTED_ROWS
         self._is_observing = False
-        """Until a query has been written: what is fetched as Arrow tells no observer."""
+        """True once a query has been written: results fetched as Arrow reach no observer."""
         self._names: dict[str, None] = {}
 
     def define(self, name: str, query: str) -> None:
@@ -189,7 +202,7 @@ class SparkEngine:
         }
 
     def processes(self) -> list[int]:
-        """This one, and Java; Python's workers are small."""
+        """Return this process and Java; Python's workers are small."""
         context: Any = self.spark.sparkContext
         return [os.getpid(), context._gateway.proc.pid]
 
@@ -200,7 +213,9 @@ class SparkEngine:
 
 @contextmanager
 def spark_engine(log: DataFrame, output: Output, rows: int) -> Iterator[SparkEngine]:
-    """Spark with these rows as the table `log`; what is gathered goes beside the results meanwhile."""
+    """Open Spark with these rows as the table `log`; gathered results are stored beside the final ones
+    meanwhile.
+    """
     with duck_desk(DESK_MB, output.folder / KEPT) as desk:
         engine = SparkEngine(log.sparkSession, output, desk, rows)
         engine.name("log", log)
@@ -211,7 +226,7 @@ def spark_engine(log: DataFrame, output: Output, rows: int) -> Iterator[SparkEng
 
 
 def read_log(spark: SparkSession, log: Place) -> DataFrame:
-    """Every row below the folder as it was written; columns that an older schema lacks are null."""
+    """Return every row below the folder as written; columns missing in an older schema are null."""
     if isinstance(log, Store):
         files = list(HadoopFiles(spark).log_files(log))
     else:
@@ -223,7 +238,7 @@ def read_log(spark: SparkSession, log: Place) -> DataFrame:
 def audit_on_spark(
     spark: SparkSession, log: Place, out: Place, *, clock_error_s: float = 0.0
 ) -> dict[str, Any]:
-    """Audit a log; the tables go to `out`, the figures come back and are in `out/audit.json`."""
+    """Audit a log; write the tables to `out`, and return the figures, which are also in `out/audit.json`."""
     files = files_of(spark, log, out)
     rows = rows_in(log, files)
     with results(out, files) as output, spark_engine(read_log(spark, log), output, rows) as engine:
@@ -236,7 +251,7 @@ def files_of(spark: SparkSession, *places: Place) -> Files | None:
 
 
 def with_values(published: DataFrame, names: Sequence[Asked]) -> DataFrame:
-    """Adds the sortable bytes of the named attributes (`value0`, …), and whether they could be read."""
+    """Add the sortable bytes of the named attributes (`value0`, …), and whether they could be read."""
     added = [StructField(f"value{slot}", BinaryType()) for slot in range(len(names))]
     fields = [*published.schema.fields, *added, StructField("readable", BooleanType())]
     return published.mapInArrow(decoder(tuple(names)), StructType(fields))
@@ -245,7 +260,9 @@ def with_values(published: DataFrame, names: Sequence[Asked]) -> DataFrame:
 def matching_pairs(
     spark: SparkSession, notifications: DataFrame, subscriptions: DataFrame, table: FilterTable
 ) -> DataFrame:
-    """Every notification with every subscription of its run whose filter it matches (see `pairs_sql`)."""
+    """Return every notification with every subscription of its run whose filter it matches (see
+    `pairs_sql`).
+    """
     kept = [name for name in notifications.columns if not name.startswith("value")]
     others = [name for name in subscriptions.columns if name != "run"]
     query = pairs_sql(table, SPARK, kept, others, "{notifications}", "{wanted}", "{held}")
@@ -262,21 +279,23 @@ OWN_WORD = f"(node = client OR substr(node, 1, length(client) + 1) = client || '
 
 
 def problem(*kinds: str) -> Column:
-    """Why a row cannot be used, as a text; null if it can. `kinds` are those it can be of."""
+    """Return why a row cannot be used, as a text; null if it can. `kinds` are the possible kinds
+    of the row.
+    """
     return fn.expr(sql.problem(kinds or KINDS))
 
 
 def usable(rows: DataFrame, *kinds: str) -> DataFrame:
-    """The rows of these kinds that can be used."""
+    """Return the rows of these kinds that can be used."""
     return rows.where(sql.usable(*kinds))
 
 
 def without_repetitions(rows: DataFrame) -> DataFrame:
-    """Each row once, however often its file was copied or its node wrote it again after a crash."""
+    """Return each row once, even if its file was copied or its node wrote it again after a crash."""
     return rows.dropDuplicates(list(sql.ROW))
 
 
 def one_by_one(bursts: DataFrame) -> DataFrame:
-    """One row for each notification of a burst, with its own number."""
+    """Return one row for each notification of a burst, with its own number."""
     last = fn.col("number") + fn.col("notifications") - 1
     return bursts.withColumn("number", fn.explode(fn.sequence(fn.col("number"), last)))

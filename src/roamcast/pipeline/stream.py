@@ -25,17 +25,16 @@ from pyspark.sql import functions as fn
 from pyspark.sql.streaming.query import StreamingQuery
 
 from roamcast.errors import InputError
-from roamcast.pipeline.log_files import find_log_files, has_files, spark_schema
 from roamcast.pipeline.minutes import MINUTE_S, NAMES, MinutesState, close, empty_state, shown
 from roamcast.pipeline.output import read_text, write_file, write_text
-from roamcast.pipeline.places import ArrowFiles, Files, Place, url_of
+from roamcast.pipeline.places import ArrowFiles, Files, Place, find_log_files, has_files, spark_schema, url_of
 from roamcast.pipeline.spark_engine import files_of
 
 STATES, CHECKPOINT = "state", "checkpoint"
 TOTALS = ("expected", "delivered", "lost", "duplicates", "unexpected")
 FILES_PER_BATCH = 1_000
 FILE_AGE = "365d"
-"""Spark passes over files that are so much older than the newest it has seen."""
+"""Spark skips files that are older than the newest seen one by more than this."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,9 @@ class StreamSettings:
     """Times in seconds."""
 
     late_s: float = 60.0
-    """How far a row may be behind the newest one before its minute is closed."""
+    """How late a row may be, relative to the newest one, before its minute is closed."""
     forget_s: float = 86_400.0
-    """How long a closed minute can be corrected."""
+    """How long a closed minute can still be corrected."""
     clock_error_s: float = 0.0
     every_s: float = 10.0
     """Seconds between two scans for new files."""
@@ -120,7 +119,7 @@ def start_stream(
 
 
 class _Keeper:
-    """Leads from state to state."""
+    """Advances from state to state."""
 
     def __init__(self, out: Place, settings: StreamSettings, report: Report, files: Files) -> None:
         self._out = out.absolute() if isinstance(out, Path) else out

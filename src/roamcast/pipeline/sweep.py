@@ -21,11 +21,11 @@ J = TypeVar("J")
 Result = dict[str, Any] | Exception
 
 GROUPS_MAX = 64
-"""Jobs under way at a time, for which the driver keeps a thread each."""
+"""Maximum number of concurrent jobs, for each of which the driver keeps a thread."""
 
 
 class LostTask(Exception):
-    """Raised if an executor ended during a job, and so did the executors that repeated it."""
+    """Raised if executors ended during a job and during its repetitions."""
 
 
 def spread(
@@ -45,7 +45,7 @@ def spread(
 
 
 def _do(spark: SparkSession, function: Callable[[J], dict[str, Any]], job: J) -> Result:
-    """One job as a Spark job of one task."""
+    """Run one job as a Spark job with one task."""
     try:
         ((row, error),) = spark.sparkContext.parallelize([job], 1).map(_Caught(function)).collect()
     except Exception as problem:  # What Spark itself could not do: the executor is gone.
@@ -54,11 +54,11 @@ def _do(spark: SparkSession, function: Callable[[J], dict[str, Any]], job: J) ->
 
 
 class RemoteError(Exception):
-    """An error in an executor, as text: its class may not be known here."""
+    """An error of an executor, as text, because its class may not be known here."""
 
 
 class _Caught:
-    """Calls a function, and gives its row and no error, or no row and the error."""
+    """Calls a function; returns its row and no error, or no row and the error."""
 
     def __init__(self, function: Callable[[Any], dict[str, Any]]) -> None:
         self.function = function

@@ -36,16 +36,16 @@ def is_handoff() -> Column:
 
 
 def visits(moved: DataFrame, turn: str = "sequence") -> DataFrame:
-    """One row for each visit (see `audit_sql.visits`), from the `moved` rows."""
+    """Return one row for each visit (see `audit_sql.visits`), from the `moved` rows."""
     # A client's own rows are in the order of their sequence.
     return moved.sparkSession.sql(sql.visits("{moved}", turn), moved=moved)
 
 
 def visits_of_log(rows: DataFrame) -> DataFrame:
-    """Visits by run and client.
+    """Return the visits by run and client.
 
-    Clients that tell where they go are believed (`moved`); of others, such as those that speak plain
-    MQTT, there is what brokers saw of them (`attached`, `detached`).
+    Moves recorded by clients are used if there are any (`moved`); for other clients, such as plain MQTT
+    clients, what brokers recorded (`attached`, `detached`).
     """
     told = usable(rows, "moved")
     seen = usable(rows, "attached", "detached").where("node = broker")
@@ -57,7 +57,9 @@ def visits_of_log(rows: DataFrame) -> DataFrame:
 
 
 def _seen_by_brokers(seen: DataFrame) -> DataFrame:
-    """The same in the form of `moved` rows, without the end of visits that other visits have ended."""
+    """Return the same data in the form of `moved` rows, without the end of visits that another visit has
+    ended.
+    """
     is_end = fn.col("kind") == "detached"
     # Sequences of two brokers do not compare: at equal times an end comes last, because it may be late.
     steps = Window.partitionBy("run", "client").orderBy("time", "turn")
@@ -73,7 +75,7 @@ def _seen_by_brokers(seen: DataFrame) -> DataFrame:
 
 
 def check_trace(file: Path) -> None:
-    """Refuse what does not begin as a trace of visits does."""
+    """Refuse a file that does not begin like a trace of visits."""
     try:
         with file.open(encoding="utf-8") as lines:
             header = lines.readline().strip()
@@ -85,7 +87,7 @@ def check_trace(file: Path) -> None:
 
 
 def read_visits(spark: SparkSession, file: Path) -> DataFrame:
-    """A trace as the importers and the generator write it; its run is the file's name."""
+    """Read a trace in the format of the importers and the generator; its run is the file's name."""
     check_trace(file)
     rows = spark.read.schema(SCHEMA).csv(str(file.absolute()), header=True)
     wrong = rows.where("client is null or broker is null or attach_s is null or leave_s <= attach_s").first()
@@ -98,9 +100,9 @@ def read_visits(spark: SparkSession, file: Path) -> DataFrame:
 
 
 def moves(visits: DataFrame) -> DataFrame:
-    """Where before, where from, where now, where next; and how long between the last two.
+    """Return, for each move, the previous, present and next brokers, and the time between the last two.
 
-    Attaching again where one was is no move.
+    Attaching again at the same broker is no move.
     """
     order = Window.partitionBy("run", "client").orderBy("attach_s")
     arrived = visits.select(
@@ -126,8 +128,8 @@ def moves(visits: DataFrame) -> DataFrame:
 def map_groups(frame: DataFrame, order: list[str], rule: Callable[[Rows], Rows], schema: str) -> DataFrame:
     """Apply a rule to the rows of each value of the first column, sorted by the columns of `order`.
 
-    Rows are tuples, and so are those that the rule gives; `schema` says what is in them. Spark's own way
-    makes a frame of each group, which for clients with a few rows each takes longer than the rules do.
+    Rows are tuples, and so are the results of the rule, with the columns of `schema`. Spark's own method
+    creates a data frame for each group, which for clients with few rows takes longer than the rules do.
     """
     key = frame.columns[0]
     arrow_schema = to_arrow_schema(cast(StructType, StructType.fromDDL(schema)))

@@ -1,7 +1,7 @@
 """Associations with Wi-Fi access points, in snapshots of a controller, made into attachments.
 
-A snapshot lists a device at several access points at once: entries linger after it has gone, and one spot
-has two radios. What is taken for true:
+A snapshot lists a device at several access points at once: entries linger after it has gone, and one spot has
+two radios. These rules decide:
 
 1. The radios of a spot are one broker; so are the spots of a room, if rooms are asked for.
 2. Of several brokers in a snapshot, the device is at the one whose unbroken run of listings began last:
@@ -18,7 +18,7 @@ from typing import Literal
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as fn
 
-from roamcast.pipeline.trace_files import seconds_of
+from roamcast.pipeline.sightings import seconds_of
 from roamcast.pipeline.visits import Rows, map_groups
 
 By = Literal["spot", "room"]
@@ -31,14 +31,14 @@ COLUMNS: Mapping[str, str] = {
     "y": "y (ungefähr)",
     "client": "fortlaufende Gerätenummer",
 }
-"""Those of the re:publica 2013 data, which the importer reads if it is told no others."""
+"""Columns of the re:publica 2013 data, the default of the importer."""
 
 RADIO = r"-m\d+(?=-|$)"
-"""What tells the radios of a spot apart, in the name of an access point."""
+"""Part of an access point's name that distinguishes the radios of a spot."""
 
 
 def listings(table: DataFrame, by: By, radio: str = RADIO) -> DataFrame:
-    """Rows as they can be used: who, when, at which broker, and where that is; each once."""
+    """Return usable rows: client, time, broker and its position, each once."""
     name = fn.regexp_replace("access_point", radio, "") if by == "spot" else fn.col("room")
     return (
         table.select(
@@ -54,7 +54,7 @@ def listings(table: DataFrame, by: By, radio: str = RADIO) -> DataFrame:
 
 
 def snapshot_gap_s(listed: DataFrame) -> float:
-    """The usual time from one snapshot to the next."""
+    """Return the usual time between two snapshots."""
     times = listed.select("at_s").distinct()
     gap = fn.col("at_s") - fn.lag("at_s").over(Window.partitionBy().orderBy("at_s"))
     (row,) = times.select(gap.alias("gap_s")).agg(fn.percentile_approx("gap_s", 0.5)).collect()
@@ -62,7 +62,7 @@ def snapshot_gap_s(listed: DataFrame) -> float:
 
 
 def sightings(listed: DataFrame) -> DataFrame:
-    """One broker for each device and snapshot, by the rules above."""
+    """Return one broker for each device and snapshot, by the rules above."""
     times = listed.select("at_s").distinct()
     number = fn.row_number().over(Window.partitionBy().orderBy("at_s"))
     numbered = times.select("at_s", number.alias("snapshot"))
@@ -71,9 +71,9 @@ def sightings(listed: DataFrame) -> DataFrame:
 
 
 def choose(rows: Rows) -> Rows:
-    """One broker for each snapshot of a device; rows are (client, snapshot, at_s, broker)."""
+    """Choose one broker for each snapshot of a device; rows are (client, snapshot, at_s, broker)."""
     began: dict[str, tuple[int, int]] = {}
-    """Broker to the snapshot in which its run of listings began, and the last one that had it."""
+    """By broker: the snapshot in which its run of listings began, and the last one that listed it."""
     here = ""
     for snapshot, group in groupby(rows, key=lambda row: row[1]):
         listed = list(group)
@@ -88,6 +88,6 @@ def choose(rows: Rows) -> Rows:
 
 
 def positions(listed: DataFrame) -> dict[str, tuple[float, float]]:
-    """Broker to where it is; a room is in the middle of its spots."""
+    """Return the position of each broker; a room is in the middle of its spots."""
     rows = listed.groupBy("broker").agg(fn.avg("x").alias("x"), fn.avg("y").alias("y")).collect()
     return {row.broker: (row.x, row.y) for row in rows if row.x is not None and row.y is not None}

@@ -23,7 +23,7 @@ Said = Message | ClientMessage
 
 
 class Input(msgspec.Struct, frozen=True, gc=False, tag=True, array_like=True):
-    """One thing that happened to a node."""
+    """Something that happened to a node."""
 
 
 class OverlayChanged(Input, frozen=True):

@@ -1,22 +1,21 @@
 """The whole state of a pure machine as bytes, and back: `freeze` and `thaw`; and its hash: `state_hash`.
 
-A state is a graph of objects: containers, messages, instances of our own classes, in cycles and with
-objects known from several places. All of it comes back as it was, and what was one object that can change
-is one object. The bytes are data only: classes are told by stable names (`State`), and instances are made
-without calling their constructors.
+A state is a graph of objects: containers, messages, instances of our own classes, in cycles and with objects
+known from several places. Thawing restores the whole graph; a mutable object that was shared is shared again.
+The bytes are data only: classes are identified by stable names (`State`), and instances are created without
+calling their constructors.
 
-How: every value gets a number when it is met. Leaves and what can be changed later (lists, dicts,
-instances, …) get it at once; what is fixed when it is made (tuples, frozen structs, …) gets it after its
-parts. So in the order of the numbers everything can be made: the fixed from parts that are there, the
-others empty. Then instances are filled, then sequences, and at last dicts and sets, whose keys must be
-complete to be hashed.
+How: every value gets a number when the writer meets it. Leaves and mutable values (lists, dicts, instances,
+…) get it at once; immutable values (tuples, frozen structs, …) get it after their parts. So all values can be
+created in the order of their numbers: immutable ones from existing parts, mutable ones empty. Then instances
+are filled, then sequences, and at last dicts and sets, whose keys must be complete to be hashed.
 
-A class declares what is saved of its instances in `__state__`. Its method `_restore`, if it has one, makes
-the derived attributes again when everything has been filled. Objects that were met last come first, so
-that an object finds those restored that it holds; the root comes last.
+A class declares what is saved of its instances in `__state__`. Its method `_restore`, if there is one,
+computes the derived attributes after everything has been filled. It is called for the objects met last first,
+so that the objects an object holds are restored before it; the root comes last.
 
-The hash is that of the first part of the bytes, which leaves out the fields that are declared as unhashed.
-A machine that was recovered from a snapshot and a journal has the hash that it had before.
+The hash is that of the first part of the bytes, which leaves out the fields that are declared as unhashed. A
+machine that was recovered from a snapshot and a journal has the hash that it had before.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class SnapshotWriter:
         return number
 
     def _refer(self, values: Iterable[object]) -> list[int]:
-        """Return the numbers of these values. Most were met before, and then there is no more to do."""
+        """Return the numbers of these values. Most were met before, so nothing is left to do."""
         known, number = self._numbers.get, self._number
         return [known(id(value)) or number(value) for value in values]
 

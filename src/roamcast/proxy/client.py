@@ -1,9 +1,13 @@
 """The client-side library: a client of a foreign broker whose subscriptions follow it between sites.
 
-client = RoamingClient("car-17", {"a": "127.0.0.1:7110", "b": "127.0.0.1:7111"}) await client.move_in("a")
-await client.subscribe("road/#") … await client.move_out() # before disconnecting; the proxy listens, or the
-broker keeps await client.move_in("b") # wherever it comes back async for message in client: … # nothing
-missing in between
+    client = RoamingClient("car-17", {"a": "127.0.0.1:7110", "b": "127.0.0.1:7111"})
+    await client.move_in("a")
+    await client.subscribe("road/#")
+    …
+    await client.move_out()         # before disconnecting: the proxy listens from now on, or the broker does
+    await client.move_in("b")       # at any site
+    async for message in client:    # nothing is missing in between
+        …
 
 While attached, the client publishes and receives directly at the foreign broker of its site, and the proxy
 only knows that it is attached (section 3 of Caporuscio et al.). `monitor.py` moves it by itself.

@@ -29,7 +29,7 @@ from roamcast.net.tls import load_authorities, load_own
 from roamcast.net.users import read_users
 from roamcast.proxy import messages, steps
 from roamcast.proxy.adapter import Adapter, AdapterError, ForeignMessage, open_adapter
-from roamcast.proxy.config import Config
+from roamcast.proxy.config import Config, Listener, Mqtt
 from roamcast.proxy.messages import Challenge, MoveRefused, Proof, ProxyHello, Welcome
 from roamcast.proxy.service import Service
 from roamcast.proxy.store import Store
@@ -55,6 +55,16 @@ def server_context(certificate: str, key: str, name: str) -> ssl.SSLContext | No
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     load_own(context, certificate, key, name)
     return context
+
+
+async def open_listener(doorway: Doorway, name: str, settings: Listener | Mqtt) -> str:
+    """Listen as configured; return the address."""
+    try:
+        await doorway.open(settings.address, settings.port)
+    except OSError as error:
+        where = join_endpoint(settings.address, settings.port)
+        raise InputError(f"{name} {where}: cannot be used ({error.strerror or error})") from None
+    return doorway.address
 
 
 class ProxyServer:
@@ -108,13 +118,7 @@ class ProxyServer:
     # --- life ---
 
     async def start(self) -> None:
-        listener = self.config.listener
-        try:
-            await self._doorway.open(listener.address, listener.port)
-        except OSError as error:
-            where = join_endpoint(listener.address, listener.port)
-            raise InputError(f"listener {where}: cannot be used ({error.strerror or error})") from None
-        self.address = self._doorway.address
+        self.address = await open_listener(self._doorway, "listener", self.config.listener)
         self.begin()
         log.info("site %s: proxy listens on %s", self.config.site, self.address)
 

@@ -22,8 +22,6 @@ from typing import Any
 import msgspec
 
 from roamcast.client import Client, ClientError, connect
-from roamcast.config.addresses import join_endpoint
-from roamcast.errors import InputError
 from roamcast.mqtt.codec.errors import PacketError
 from roamcast.mqtt.codec.packets import Connack, Connect, Publish, PublishProperties, Will
 from roamcast.mqtt.codec.reading import CONNECT, cut, parse, parse_connect
@@ -34,7 +32,7 @@ from roamcast.net.doorway import Doorway
 from roamcast.net.strangers import Stranger, Strangers
 from roamcast.proxy.adapter import IDENTITY_HEADER, ForeignMessage
 from roamcast.proxy.base import parse_url
-from roamcast.proxy.driver import ProxyServer, server_context
+from roamcast.proxy.driver import ProxyServer, open_listener, server_context
 from roamcast.proxy.mqtt_notes import foreign_message
 from roamcast.proxy.mqtt_session import Session
 
@@ -66,13 +64,7 @@ class MqttEndpoint:
         self._published = 0
 
     async def start(self) -> None:
-        settings = self.settings
-        try:
-            await self._doorway.open(settings.address, settings.port)
-        except OSError as error:
-            where = join_endpoint(settings.address, settings.port)
-            raise InputError(f"mqtt {where}: cannot be used ({error.strerror or error})") from None
-        self.address = self._doorway.address
+        self.address = await open_listener(self._doorway, "mqtt", self.settings)
         log.info("site %s: MQTT clients connect to %s", self.server.config.site, self.address)
 
     async def stop(self) -> None:

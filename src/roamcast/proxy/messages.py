@@ -49,6 +49,14 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_un
     """One frame."""
 
 
+class _OfStay(_Message, frozen=True):
+    """A request about one stay of a client. The ticket is its secret; the channel is named after it."""
+
+    request: Number
+    client: Name
+    ticket: Ticket
+
+
 class MoveRefused(_Message, frozen=True):
     """Ends the request, or with request 0 the connection; the request has changed nothing."""
 
@@ -94,13 +102,10 @@ class Echo(_Message, frozen=True):
 # --- a client and its proxy ---
 
 
-class MoveOut(_Message, frozen=True):
+class MoveOut(_OfStay, frozen=True):
     """Asks the proxy to listen for the client. The ticket is the client's secret; repeating the request
     changes nothing."""
 
-    request: Number
-    client: Name
-    ticket: Ticket
     filters: Annotated[tuple[Filter, ...], Meta(max_length=10_000)]
     sync: Sync = "basic"
     delay_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
@@ -112,17 +117,13 @@ class MoveOut(_Message, frozen=True):
     times."""
 
 
-class StandIn(_Message, frozen=True):
+class StandIn(_OfStay, frozen=True):
     """Asks the proxy to listen on a channel that the client has left suspended at the broker of that site.
 
     Answered with MovedOut; then it is a handler like any other. The proxy forwards the request to the other
     site, for the user that it has authenticated.
     """
 
-    request: Number
-    client: Name
-    ticket: Ticket
-    """Ticket that the channel is named after."""
     filters: Annotated[tuple[Filter, ...], Meta(max_length=10_000)]
     lease_s: Annotated[float, Meta(ge=0)] = 0.0
     bytes_max: Number = 0
@@ -139,13 +140,10 @@ class MovedOut(_Message, frozen=True):
     bytes_max: int
 
 
-class Download(_Message, frozen=True):
+class Download(_OfStay, frozen=True):
     """Asks to end the handler at that site and to send its messages: the client is back and listens
     itself."""
 
-    request: Number
-    client: Name
-    ticket: Ticket
     site: Annotated[str, Meta(max_length=256)] = ""
     """Site of the move-out; empty means here."""
     user: Annotated[str, Meta(max_length=256)] = ""
@@ -187,15 +185,12 @@ class Locate(_Message, frozen=True):
     is_clean: bool = False
 
 
-class Surround(_Message, frozen=True):
+class Surround(_OfStay, frozen=True):
     """Asks a neighbour to listen for this client as well: it has moved out here and may go there (ahead.py).
 
     Answered with MovedOut. The copy's ticket is derived from this one.
     """
 
-    request: Number
-    client: Name
-    ticket: Ticket
     user: Annotated[str, Meta(max_length=256)]
     filters: Annotated[tuple[Filter, ...], Meta(max_length=10_000)]
     lease_s: Annotated[float, Meta(ge=0)]
@@ -203,22 +198,16 @@ class Surround(_Message, frozen=True):
     is_unique: bool
 
 
-class Prefix(_Message, frozen=True):
+class Prefix(_OfStay, frozen=True):
     """Asks for the messages that the handler had before this ping of the copy; the handler keeps them."""
 
-    request: Number
-    client: Name
-    ticket: Ticket
     user: Annotated[str, Meta(max_length=256)]
     ping: Annotated[bytes, Meta(max_length=64)]
 
 
-class Forget(_Message, frozen=True):
+class Forget(_OfStay, frozen=True):
     """Ends this handler or copy: the client has its messages, or gets them elsewhere."""
 
-    request: Number
-    client: Name
-    ticket: Ticket
     user: Annotated[str, Meta(max_length=256)]
 
 

@@ -1,4 +1,4 @@
-"""Writing and reading the event log as Parquet."""
+"""Writing and reading event logs as Parquet."""
 
 from typing import TYPE_CHECKING, Any
 

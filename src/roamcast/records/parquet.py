@@ -20,7 +20,7 @@ from roamcast.errors import InputError, empty_log
 from roamcast.protocol.records import COLUMNS, SCHEMA_VERSION, Row
 
 ROWS_PER_BATCH = 4_000
-"""Rows are turned into columns while they are still in the processor's cache."""
+"""Number of rows turned into columns at a time, while they are still in the processor's cache."""
 ROWS_PER_GROUP = 50_000
 ROWS_PER_FILE = 1_000_000
 VERSION_KEY = b"roamcast.schema_version"
@@ -35,18 +35,18 @@ _TYPES = {
 
 
 def schema() -> pa.Schema:
-    """The schema of a log, with its version."""
+    """Return the schema of a log, with its version."""
     fields = [pa.field(name, _TYPES[kind]) for name, kind in COLUMNS.items()]
     return pa.schema(fields, metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
 class LogWriter:
-    """Takes rows and writes them to a folder. Use it as a context manager."""
+    """Writes rows to a folder; use it as a context manager."""
 
     def __init__(
         self, folder: Path, run: str, rows_per_file: int = ROWS_PER_FILE, *, continued: str = ""
     ) -> None:
-        """`continued`: add to the files in the folder whose names begin so, instead of beginning a log."""
+        """`continued`: add to files whose names begin with this text, instead of starting a log."""
         self.folder = folder
         self.run = run
         self.rows = 0
@@ -83,7 +83,7 @@ class LogWriter:
                 self._flush()
 
     def close(self) -> None:
-        """Write what is waiting and close the last file."""
+        """Write the pending rows and close the last file."""
         if self._waiting:
             self._batch()
         if self._batches:
@@ -91,7 +91,7 @@ class LogWriter:
         self._close_file()
 
     def _batch(self) -> None:
-        """Turn the waiting rows into columns."""
+        """Turn the pending rows into columns."""
         rows, self._waiting = self._waiting, []
         self.rows += len(rows)
         self._batched_rows += len(rows)
@@ -126,7 +126,7 @@ class LogWriter:
 
 
 def _column(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
-    """One column; most say the same in every row of a batch, which takes a tenth of the time."""
+    """Return one column; most columns have one value in all rows of a batch, which is ten times faster."""
     first = values[0]
     if values.count(first) < len(values):
         return pa.array(values, kind)
@@ -134,7 +134,9 @@ def _column(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
 
 
 def log_files(folder: Path, prefix: str = "") -> list[Path]:
-    """The files of a log in the order they were written, or those of them whose names begin so."""
+    """Return the files of a log in the order of writing; with a prefix, only files whose names
+    begin with it.
+    """
     found = [path for path in folder.glob("*.parquet") if not prefix or _prefix(path) == prefix]
     return sorted(found, key=lambda path: (_prefix(path), _number(path), path.name))
 
@@ -154,7 +156,7 @@ def _following(folder: Path, prefix: str) -> int:
 
 
 def highest_sequences(file: Path) -> dict[str, int]:
-    """The highest sequence of each node in a file."""
+    """Return the highest sequence of each node in a file."""
     rows = pq.read_table(file, columns=["node", "sequence"])
     table = rows.group_by("node").aggregate([("sequence", "max")])
     nodes, sequences = table.column("node").to_pylist(), table.column("sequence_max").to_pylist()
@@ -162,7 +164,7 @@ def highest_sequences(file: Path) -> dict[str, int]:
 
 
 def read_log(folder: Path) -> Iterator[Row]:
-    """The rows of a log, file by file, in the order they were written."""
+    """Yield the rows of a log, file by file, in the order of writing."""
     files = log_files(folder)
     if not files:
         raise empty_log(folder)

@@ -11,7 +11,7 @@ NAMES_KEPT_MAX = 65_536
 
 
 def pseudonyms(key: str) -> Callable[[str], str]:
-    """Function from name to pseudonym: stable for a key, and not reversible without it."""
+    """Return a function from name to pseudonym, which is stable for a key and not reversible without it."""
     secret = hashlib.blake2b(key.encode(), person=b"roamcast names", digest_size=32).digest()
 
     @lru_cache(NAMES_KEPT_MAX)

@@ -1,4 +1,4 @@
-"""One notification's way to one client as a trace of OpenTelemetry, made from the event logs of all brokers.
+"""The path of a notification to a client as an OpenTelemetry trace, built from the event logs of all brokers.
 
 The logs tell which brokers a notification reached and over which links, when the client's session came from
 which broker, and when the client acknowledged. So parents are known, not guessed:
@@ -22,11 +22,11 @@ from roamcast.records.explaining import Identity, rows_of
 
 TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 SAMPLED = 1
-"""The flag of a `traceparent` by which a publisher says that it records its own spans."""
+"""Flag in `traceparent` by which a publisher states that it records its own spans."""
 TO_CLIENTS = frozenset({"queued", "sent", "acknowledged"})
 """Kinds of rows that name the receiver of a notification."""
 PRODUCER, CONSUMER, INTERNAL = 4, 5, 1
-"""Kinds of spans, as OTLP numbers them."""
+"""Kinds of spans with their numbers in OTLP."""
 
 
 class Span(NamedTuple):
@@ -44,14 +44,14 @@ class Trace(NamedTuple):
     spans: list[Span]
     trace_id: str
     parent_id: str
-    """Parent of the root: the publisher's span; "" if it named none."""
+    """Parent of the root: the publisher's span, or "" if it named none."""
 
     def id_of(self, key: tuple[str, ...]) -> str:
         return _digest(self.trace_id, *key)[:16]
 
 
 def sampled(read: Callable[[], Iterable[Row]]) -> Iterator[Trace]:
-    """The traces of all notifications that their publishers sampled, each with all clients it was for.
+    """Yield a trace for each notification that its publisher sampled, with all clients that it was for.
 
     The rows are read twice, because few of them are about what was sampled.
     """
@@ -99,9 +99,9 @@ class _Building:
         self._identity = identity
         self._spans: list[Span] = []
         self._brought: dict[str, tuple[str, ...]] = {}
-        """The span that brought the notification to each broker."""
+        """By broker: the span that brought the notification to it."""
         self._handoffs: dict[str, float] = {}
-        """Handoffs to brokers that are not finished, and since when."""
+        """Unfinished handoffs to brokers, with their start."""
         self._sent: dict[str, float] = {}
         self._is_over = False
         """True once the client has acknowledged: later events are ignored."""
@@ -155,7 +155,9 @@ class _Building:
 
 
 def _context_of(row: Row) -> tuple[str, str, int]:
-    """Trace, span and flags that the publisher named; logs have them with `events.attributes = true`."""
+    """Return trace, span and flags that the publisher named; logs contain them with `events.attributes =
+    true`.
+    """
     given = decode_attributes(row.attributes).get("traceparent") if row.attributes else None
     found = TRACEPARENT.fullmatch(given) if isinstance(given, str) else None
     return (found[1], found[2], int(found[3], 16)) if found is not None else ("", "", 0)
@@ -166,7 +168,7 @@ def _digest(*parts: str) -> str:
 
 
 def as_otlp(trace: Trace) -> dict[str, Any]:
-    """OTLP as JSON: what collectors take at /v1/traces, and as lines of a file."""
+    """Return OTLP as JSON, as collectors accept it at /v1/traces, or as lines of a file."""
     nodes = dict.fromkeys(span.node for span in trace.spans)
     return {
         "resourceSpans": [

@@ -198,9 +198,11 @@ class Replica:
             self.lead(view, self._campaigns_from or now)
 
     def _on_view_as_leader(self, view: SiteView) -> None:
+        if view.revision < self.view.revision:
+            return  # Read before a change whose answer was quicker.
         if view.epoch != self.epoch or view.boot != self.boot:
             self._stop(f"{view.leader or 'nobody'} leads with epoch {view.epoch}")
-        elif view.revision != self.view.revision:
+        elif view.revision > self.view.revision:
             # One of the changes was made. The others compare an outdated revision.
             self.view, self.in_doubt = view, []
 
@@ -334,7 +336,7 @@ class Replica:
             return f"{self.name} does not lead"
         if joining.known > self.epoch:
             return (
-                f"{self.name} leads with epoch {self.epoch}, and {joining.name} has heard of {joining.known}"
+                f"{self.name} leads with epoch {self.epoch}, but {joining.name} knows epoch {joining.known}"
             )
         if joining.name == self.name:
             return f"{joining.name} leads: its folder was copied, or two replicas have one name"
@@ -363,7 +365,7 @@ class Replica:
 
     def releasable(self, now: float) -> int:
         """Return the last entry whose effects may be released now."""
-        if self.role == "leader" and now < self.lease_until:
+        if self.may_speak(now):
             released = self.last
             for name in self.required:
                 follower = self.followers.get(name)
@@ -373,8 +375,8 @@ class Replica:
         return self.released
 
     def may_speak(self, now: float) -> bool:
-        """True if effects may be released at all."""
-        return self.role == "leader" and now < self.lease_until
+        """True if effects may be released. Once this replica has resigned, another one may lead."""
+        return self.role == "leader" and now < self.lease_until and not self._resigns
 
     def _counts(self, follower: Follower) -> bool:
         """False if the set names another disk of this follower."""
@@ -393,10 +395,13 @@ class Replica:
             if name != self.name and not self._is_to_leave(now, name, disk):
                 in_sync[name] = disk
         for follower in self.followers.values():
-            if self._is_to_enter(follower):
+            if self._is_to_enter(now, follower):
                 in_sync[follower.name] = follower.disk
-        successor = self._steps_down_for
-        wanted = msgspec.structs.replace(view, in_sync=in_sync, successor=successor, barred=self.barred)
+        if self._steps_down_for not in in_sync:
+            self._steps_down_for = ""
+        wanted = msgspec.structs.replace(
+            view, in_sync=in_sync, successor=self._steps_down_for, barred=self.barred
+        )
         if wanted == view and not self.in_doubt:
             return None
         if now < self._not_before.get(Change, 0.0):
@@ -436,12 +441,13 @@ class Replica:
             return True  # Another disk, or an older copy of the same one.
         return follower.late_s(now) >= self.timing.patience_s
 
-    def _is_to_enter(self, follower: Follower) -> bool:
+    def _is_to_enter(self, now: float, follower: Follower) -> bool:
         return (
             follower.is_joined
             and bool(follower.disk)
             and follower.name not in self.barred
             and not self._steps_down_for
             and follower.acknowledged >= max(self.released, self._floor)
+            and follower.late_s(now) < self.timing.patience_s
             and follower.name not in self.view.in_sync
         )

@@ -1,7 +1,7 @@
 """The clients of a simulated network, and how they communicate with its brokers.
 
-A network has one kind of clients. `PlainAccess` has the clients of the lab, which send the core's own
-messages; `mqtt_access.MqttAccess` has MQTT clients.
+All clients of a network are of one kind. Clients of `PlainAccess` (the lab) send the core's own messages;
+clients of `mqtt_access.MqttAccess` speak MQTT.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class PlainAccess:
         self._connections: dict[str, AccessConnection] = {}
         self._connections_made = 0
         self._media: dict[str, Link] = {}
-        """Shared media by broker, where its clients share one."""
+        """Shared medium of each broker whose clients share one."""
         self._waiting: dict[str, str] = {}
         """Clients that try to attach to a broker that is down."""
         self._asked: Counter[str] = Counter()
@@ -154,8 +154,9 @@ class PlainAccess:
         self._step(client, AttachTo(broker, number))
 
     def _links(self, client: str, broker: str, number: int) -> tuple[Link, Link]:
-        """Create one link for each direction. Without randomness all connections share them: a random
-        source takes 2,500 bytes."""
+        """Create one link for each direction. Without randomness all connections share them, because a random
+        source takes 2,500 bytes.
+        """
         if self._lane is not None:
             return self._link, self._link
         settings, rng_for = self._settings, self._network.rng_for

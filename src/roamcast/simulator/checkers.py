@@ -1,14 +1,14 @@
 """Checkers that run inside a simulation: expected deliveries, actual deliveries, and excuses for the
 difference.
 
-They see the same rows as the log and nothing of the brokers' tables. What a client is owed follows from the
-rows `published`, `subscribed` and `unsubscribed` and from evaluating its filters one by one: published after
-a subscription settled and before its unsubscription was issued, it must be delivered; between issued and
+Checkers see the rows of the log, and never the brokers' tables. What a client is owed follows from the rows
+`published`, `subscribed` and `unsubscribed` and from evaluating its filters one by one: published after a
+subscription settled and before its unsubscription was issued, it must be delivered; between issued and
 settled it may be; otherwise it must not. Actual deliveries are the clients' own rows. Each anomaly must have
 an excuse that the protocol's promise names; without one it is a violation.
 
-Some excuses are a matter of propagation delays. While a broker or a link is down
-messages wait, and so does the clock by which these are measured.
+Some excuses depend on propagation delays. These are measured by a clock that stops while a broker or a link
+is down, because messages then wait, too.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ class Receiver:
 
     def __init__(self) -> None:
         self.filters: dict[str, Filter] = {}
-        """All its subscriptions so far, by their text."""
+        """All its subscriptions so far, by the text of their filter."""
         self.owed = 0
         """Notifications that the client must still receive."""
         self.newest: dict[str, Notification] = {}
-        """Publisher to the newest delivered."""
+        """By publisher: the newest delivered notification."""
         self.waiting_since: float | None = None
         """Time of the last attach after which a waiting notification has not arrived yet."""
         self.left_at: float | None = None
         self.absences: list[tuple[float, float]] = []
-        """Start and end of each absence; at the end by the clock that stops during outages."""
+        """Start and end of each absence; the end is by the clock that stops during outages."""
         self.at = ""
         """The broker that the client reported to be attached to."""
         self.noticed_at: dict[str, float] = {}
-        """When a broker last noticed that it was gone."""
+        """Time at which a broker last noticed that the client was gone."""
         self.move_ins: list[float] = []
         """Times at which the session reached the client's new broker, and the protocol started."""
         self.given_up: dict[str, set[Identity]] = {}
@@ -89,7 +89,7 @@ class Notification:
         self.attributes = attributes
         self.published_at = published_at
         self.status: dict[str, int] | None = status
-        """Client to MUST, MAY or HAD; None once all have had it."""
+        """By client: MUST, MAY or HAD; None once all have received it."""
         self.had: tuple[str, ...] = ()
         """Clients that received it, once all have: a smaller form of `status`."""
         self.owed = 0

@@ -1,7 +1,7 @@
-"""Draws that stories of every kind share: delays, moves, publishes, and faults on top.
+"""Draws shared by all kinds of stories: delays, moves, publishes, and faults.
 
-Each function takes the random source from its caller and draws in a fixed order, so a seed gives the same
-story for ever. `fuzz`, `location_fuzz` and `mqtt_draw` add what only their stories have.
+Each function takes its caller's random source and draws in a fixed order, so a seed always gives the same
+story. `fuzz`, `location_fuzz` and `mqtt_draw` add draws of their own.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Span:
 
 
 def draw_delays(notice_max_s: float, rng: random.Random) -> tuple[Delay, Delay, Delay]:
-    """Delays of links and access links, and the time until a broker notices that a client is gone."""
+    """Draw delays of links and access links, and the time until a broker notices that a client is gone."""
     link = rng.choice((Delay(0.010, 0.010), Delay(0.001, 0.030), Delay(0.0, 0.100)))
     access = rng.choice((Delay(0.020, 0.020), Delay(0.001, 0.040)))
     notice = rng.choice((Delay(0.0, 0.0), Delay(0.0, 0.200), Delay(0.0, notice_max_s)))
@@ -270,7 +270,9 @@ def draw_detours(links: Sequence[tuple[str, str]], span: Span, rng: random.Rando
 
 
 def _draw_partings(story: Story, start_s: float, rng: random.Random) -> list[Action]:
-    """Links between brokers that move: some are replaced, some come back between others than before."""
+    """Draw changes of links between brokers that move: some links are replaced, some return between other
+    brokers.
+    """
     brokers, reach = story.topology.brokers, story.settings.reach
     faults: list[Action] = []
     edges, span = [*story.topology.overlay, *reach], _span_of(story, start_s)
@@ -323,7 +325,9 @@ _MOBILE_FAULTS = {"crash": _draw_mobile_crashes, "partition": _draw_partings}
 
 
 def draw_copies(protocol: str, seed: int) -> Settings:
-    """How many copies, how large, and when they begin: when a client leaves, or while it is there."""
+    """Draw the number and size of copies, and when they begin: when a client leaves, or while it
+    is attached.
+    """
     if not find_protocol(protocol).draws_copies:
         return Settings()
     rng = random.Random(f"copies/{seed}")
@@ -336,13 +340,15 @@ def draw_copies(protocol: str, seed: int) -> Settings:
 
 
 def everyone_next(brokers: Sequence[str]) -> str:
-    """Model in which clients go from every broker to every other one with equal probability."""
+    """Return a model in which clients go from every broker to every other one with equal probability."""
     everyone = {one: {other: {"probability": 0.5} for other in brokers if other != one} for one in brokers}
     return json.dumps({"brokers": everyone})
 
 
 def back_or_everywhere(brokers: Sequence[str]) -> str:
-    """A model by which those who came from elsewhere go back there: the brokers depend on the client."""
+    """Return a model in which clients go back to the broker they came from: the predicted broker depends on
+    the client.
+    """
     contexts = {
         one: [{"after": [other], "next": {other: 20}} for other in brokers if other != one] for one in brokers
     }
@@ -350,7 +356,9 @@ def back_or_everywhere(brokers: Sequence[str]) -> str:
 
 
 def with_heartbeats(story: Story, rng: random.Random) -> Story:
-    """Draw brokers that monitor each other with timeouts so short that they often err."""
+    """Draw settings with which brokers monitor each other, with timeouts so short that they often suspect
+    each other wrongly.
+    """
     brokers, delay_s = story.topology.brokers, max(story.settings.link_delay.high_s, 0.005)
     mobility = msgspec.structs.replace(
         story.settings.mobility,

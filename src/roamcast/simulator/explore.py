@@ -1,24 +1,24 @@
 """Exhaustive exploration of a small world: every order in which messages, moves and a crash can happen.
 
 It drives the machine that ships, with its links and their encoded frames, and the plain client of the lab.
-Time stands still, so no timer runs out: only the order of events differs. A fuzzer draws some orders of
-large worlds; this search visits all orders of a small one.
+Time stands still, so no timer expires: only the order of events differs. A fuzzer draws some orders of large
+worlds; this search visits all orders of a small world.
 
-**States.** A world is what every broker and client is in, what is on its way over each link and connection,
-and how far each script has come. A broker's state is its snapshot. What one input does to one broker in one
-state is worked out once and remembered, because most interleavings meet the same local steps again. Worlds
-that were visited before are not visited again.
+**States.** The state of a world consists of the states of all brokers and clients, the messages in transit on
+each link and connection, and the position in each script. A broker's state is its snapshot. The effect of an
+input on a broker in a given state is computed once and remembered, because most interleavings repeat the same
+local steps. No state is visited twice.
 
-**Partial order reduction.** A step whose order with anybody else's steps makes no difference is taken at
-once, alone. A client with nothing left to do takes input from one place only, its connection; so does a
-client that only publishes from where it is, and answers nothing. What such a client publishes, and the next
-attach of a client that has left, is said at once: how long it is on its way to the broker is another step. A
-broker with a single link and no clients takes its frames at once. None of this applies while a crash may
-still come: that would take away what is on its way.
+**Partial order reduction.** A step is taken at once, without alternatives, if its order relative to all other
+steps makes no difference. This applies to input of a client that has nothing left to do, or that only
+publishes at its present broker: such input comes from the client's connection alone. It applies to the
+publishes of such a client and to the next attach of a client that has left: their transit to the broker is a
+separate step. It applies to frames for a broker with a single link and no clients. None of this applies while
+a crash is still possible, because a crash loses what is in transit.
 
-**Links** do not acknowledge what they receive before a crash. The numbers of acknowledgements would tell
-apart worlds that differ in nothing else. What links keep for their peers is part of a state only as long as
-a crash may come: nobody asks for it afterwards.
+**Links** do not acknowledge what they receive before a crash. Otherwise states would differ by nothing but
+the numbers of acknowledgements. What links buffer for their peers is part of a state only while a crash is
+possible: later nobody requests it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ Do = tuple[str, str]
 
 @dataclass(frozen=True)
 class World:
-    """A small world: who is there, and what each client will do, in this order but at any time."""
+    """A small world: its brokers, clients, and each client's script, whose actions happen in order but at any
+    time.
+    """
 
     name: str
     protocol: str
@@ -94,7 +96,7 @@ class Connection(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """A connection that the client has left, as far as its broker has yet to learn of it."""
+    """A connection that the client has left and whose end the broker has not noticed."""
 
     client: int
     number: int
@@ -112,18 +114,18 @@ class Moment(NamedTuple):
     connections: tuple[Connection, ...]
     leaving: tuple[Leaving, ...]
     done: tuple[int, ...]
-    """How far each client's script is."""
+    """Position in each client's script."""
     received: tuple[tuple[tuple[str, int], ...], ...]
     """Messages that each client has received: publisher and number, in order."""
     crashes_left: int
 
 
 Step = tuple[Any, ...]
-"""Which of the things that can happen next does: its kind and where."""
+"""The next event: its kind and place."""
 
 
 class Broken(Exception):
-    """An invariant does not hold."""
+    """Raised when an invariant does not hold."""
 
 
 class Local(NamedTuple):
@@ -154,7 +156,7 @@ class Outcome:
     is_complete: bool = True
     violation: str = ""
     schedule: list[str] = field(default_factory=list)
-    """The steps that lead to the violation."""
+    """Steps that lead to the violation."""
 
 
 class Interned:
@@ -273,7 +275,7 @@ class Explorer:
         return steps + [("leaving", number) for number in range(len(moment.leaving))]
 
     def _alone(self, moment: Moment) -> Step | None:
-        """A step that can be taken at once, whatever else can happen now."""
+        """Return a step that can be taken at once, whatever else can happen now."""
         for index, client in enumerate(self._clients):
             connection, left = moment.connections[index], self.world.scripts[client][moment.done[index] :]
             stays = all(what == "publish" for what, _ in left)
@@ -414,7 +416,7 @@ class Explorer:
     def _step(
         self, moment: Moment, broker: int, key: Any, item: Callable[[], MachineInput | Input]
     ) -> Moment:
-        """Let a broker take an input, whose key says the same in any order of events."""
+        """Let a broker process an input; equal keys mean equal inputs, whatever the order of events."""
         state = moment.brokers[broker]
         found = self._locals.get((state, key))
         if found is None:
@@ -443,7 +445,7 @@ class Explorer:
     def _local(
         self, broker: int, machine: BrokerMachine, *items: MachineInput | Input, may_crash: bool
     ) -> Local:
-        """Let the machine take the inputs."""
+        """Let the machine process the inputs."""
         id = self._brokers[broker]
         try:
             effects = machine.step(NOW, items)
@@ -486,7 +488,9 @@ class Explorer:
     # --- a crash ---
 
     def _crash(self, moment: Moment, broker: int) -> Moment:
-        """The broker comes back from its journal at once; what was on its way to it and from it is gone."""
+        """Crash a broker and restart it from its journal at once; what was in transit to and from
+        it is lost.
+        """
         id = self._brokers[broker]
         links = tuple(
             () if broker in way else frames for way, frames in zip(self._ways, moment.links, strict=True)
@@ -534,7 +538,9 @@ class Explorer:
     # --- the beginning ---
 
     def _settled(self) -> Moment:
-        """All are attached where they start, and every broker knows every subscription."""
+        """Return the settled world: all clients are attached at their first broker, and every broker knows
+        every subscription.
+        """
         brokers = []
         sent: list[Local] = []
         for index, id in enumerate(self._brokers):

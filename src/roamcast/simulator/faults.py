@@ -1,7 +1,7 @@
 """Faults: what can happen to brokers and links, and which assumptions it breaks.
 
-A fault is an event of the network itself; a story contains faults beside the actions of clients. `FAULTS` are
-the kinds that a fuzzer can be asked for.
+A fault is an event of the network itself; a story contains faults besides the actions of clients. `FAULTS`
+holds the kinds that a fuzzer can add.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Fault(Input, frozen=True):
 
 
 class Crash(Fault, frozen=True):
-    """The broker stops; its journal is left, and its clients' connections end.
+    """The broker stops; its journal remains, and its clients' connections end.
 
-    With `unsent` that happens within its next step: behind the journal, so that
-    the step counts, and ahead of the effects, none of which is performed. With `torn` the step's journal
-    entry is lost, too: whoever sent its inputs sends them again.
-    With `amnesia` it has no journal and comes back empty, which only brokers that move survive.
+    With `unsent` it stops within its next step: after writing the journal, so that the step counts, and
+    before performing any of its effects. With `torn` the step's journal entry is lost, too, and the senders
+    of its inputs repeat them. With `amnesia` it has no journal and restarts empty, which only brokers that
+    move survive.
     """
 
     unsent: bool = False
@@ -34,25 +34,25 @@ class Crash(Fault, frozen=True):
 
 
 class Restart(Fault, frozen=True):
-    """The broker comes back, as its journal says it was."""
+    """The broker restarts with the state in its journal."""
 
 
 class Cut(Fault, frozen=True):
-    """The link to this peer goes down; messages on it wait."""
+    """The link to this peer goes down; its messages wait."""
 
     peer: str
 
 
 class Heal(Fault, frozen=True):
-    """The link to this peer is up again, as far as neither end has crashed."""
+    """The link to this peer comes up again, unless an end has crashed."""
 
     peer: str
 
 
 class Detour(Fault, frozen=True):
-    """The link to this peer goes another way from now on, which takes `factor` times as long as the direct.
+    """The link to this peer takes another path from now on, with `factor` times the delay of the direct path.
 
-    What is on the old way is lost, and the link resumes behind what has arrived.
+    What is in transit on the old path is lost, and the link resumes after what has arrived.
     """
 
     peer: str
@@ -60,36 +60,37 @@ class Detour(Fault, frozen=True):
 
 
 def longest_detour(actions: Iterable[tuple[float, str, Input]]) -> float:
-    """The factor of the longest way that a link takes in a story."""
+    """Return the factor of the longest path that a link takes in a story."""
     return max((1.0, *(item.factor for _, _, item in actions if isinstance(item, Detour))))
 
 
 class Snapshot(Fault, frozen=True):
-    """The broker writes its state down, and begins its journal anew."""
+    """The broker writes a snapshot, and begins a new journal."""
 
 
 class Lie(Fault, frozen=True):
-    """The hostile broker sends messages drawn from this number."""
+    """The hostile broker sends random messages, drawn from this seed."""
 
     number: int
 
 
 class Backup(Fault, frozen=True):
-    """Somebody copies the broker's disk; the last copy counts."""
+    """The broker's disk is copied; the last copy counts."""
 
 
 class Impostor(Fault, frozen=True):
-    """A process with the broker's id begins with the copy of its disk, or with an empty one.
+    """A process with the broker's id starts on the copy of its disk, or on an empty one.
 
-    While the broker runs that is a clone; after a crash, an old backup or a new disk. Peers refuse it if
-    anything is missing there, and then it serves nobody. Otherwise it is the broker from now on.
+    While the broker runs, this process is a clone; after a crash, it is an old backup or a new disk. Peers
+    refuse it if its disk lacks anything, and then it serves no client. Otherwise it is the broker from now
+    on.
     """
 
     is_empty: bool = False
 
 
 class Relink(Fault, frozen=True):
-    """The broker moves: it gives up its link to `old` and makes one to `new`."""
+    """The broker moves: it gives up its link to `old` and creates one to `new`."""
 
     old: str
     new: str
@@ -99,9 +100,9 @@ class Relink(Fault, frozen=True):
 
 
 class Kill(Fault, frozen=True):
-    """A replica is killed, at once or with the entry of this number that it writes next.
+    """A replica is killed, at once or when it next writes the entry with this number.
 
-    `is_wiped`: its disk is lost with it, unless no other disk has what was promised.
+    `is_wiped`: its disk is lost, too, unless no other disk has what was promised.
     """
 
     replica: str
@@ -110,13 +111,13 @@ class Kill(Fault, frozen=True):
 
 
 class Revive(Fault, frozen=True):
-    """A replica that was killed starts again."""
+    """A killed replica starts again."""
 
     replica: str
 
 
 class Halt(Fault, frozen=True):
-    """A replica is suspended; its clock is not."""
+    """A replica is suspended; its clock goes on."""
 
     replica: str
 
@@ -143,7 +144,7 @@ class Clone(Fault, frozen=True):
 
 
 class Promote(Fault, frozen=True):
-    """An operator wants this replica to lead."""
+    """An operator makes this replica the leader."""
 
     replica: str
 
@@ -157,10 +158,10 @@ class Repair(Fault, frozen=True):
 
 @dataclass(frozen=True)
 class FaultKind:
-    """A kind of fault that can be asked for."""
+    """A kind of fault."""
 
     breaks: frozenset[str]
-    """The assumptions (`mobility.base.ASSUMPTIONS`) that no longer hold under it."""
+    """The assumptions (`mobility.base.ASSUMPTIONS`) that it violates."""
 
 
 FAULTS: dict[str, FaultKind] = {
@@ -172,16 +173,17 @@ FAULTS: dict[str, FaultKind] = {
     "hostile": FaultKind(breaks=frozenset({"honest_peers"})),
     "replication": FaultKind(breaks=frozenset({"bounded_delay"})),
 }
-"""Brokers crash and restart with a journal; links are down for a while; transmissions are lost; links change
-between the direct way and others; brokers are cloned, or come back with an empty disk or an old backup; one
-more broker makes up what it says; some brokers have replicas, which are killed, stand still, lose their disks
-or do not reach each other."""
+"""Kinds of faults by name: brokers crash and restart with a journal; links are down for a while;
+transmissions are lost; links change between the direct path and others; brokers are cloned, or restart
+with an empty disk or an old backup; an additional broker sends random messages; some brokers have replicas
+that are killed, suspended, lose their disks or cannot reach each other.
+"""
 NATURAL = tuple(name for name in FAULTS if name not in ("hostile", "replication", "detour"))
 """Faults that occur without replicas, detours or hostile brokers."""
 
 
 def why_left_out(protocol: type[MobilityProtocol], faults: Iterable[str]) -> str | None:
-    """Why the protocol promises nothing under these faults, or None: then it keeps its promise."""
+    """Return why the protocol promises nothing under these faults, or None if it keeps its promise."""
     broken = {fault: protocol.assumes & FAULTS[fault].breaks for fault in faults}
     assumed = [ASSUMPTIONS[name] for name in ASSUMPTIONS if any(name in names for names in broken.values())]
     if not assumed:

@@ -1,8 +1,8 @@
 """Draws networks and stories from seeds, to find one that breaks a promise.
 
-A seed decides everything: the brokers, the links, who subscribes to what, who publishes, and when everyone
-moves. Moves are drawn on the scale of the delays, so that clients often leave again in the middle of a
-handoff. Requested faults are added: the rest of the story is the same without them.
+A seed determines everything: brokers, links, subscriptions, publications and moves. Moves are drawn on the
+time scale of the delays, so that clients often leave again in the middle of a handoff. Requested faults are
+added to the story, and the rest of it stays the same.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _draw_settings(protocol: str, seed: int, rng: random.Random) -> NetworkSetti
 def _draw_mobile_settings(
     protocol: str, seed: int, topology: Topology, rng: random.Random
 ) -> NetworkSettings:
-    """With every other seed brokers elect a leader; with the others the story says how the tree changes."""
+    """Let brokers elect a leader for every other seed; otherwise the story says how the tree changes."""
     link, access, notice = draw_delays(2.0, rng)
     settings = NetworkSettings(
         protocol=protocol, link_delay=link, access_delay=access, notice_delay=notice, seed=seed
@@ -134,7 +134,7 @@ def _draw_actions(topology: Topology, settings: NetworkSettings, rng: random.Ran
 
 
 def _opening(client: str, topology: Topology, settings: NetworkSettings, rng: random.Random) -> list[Action]:
-    """Attach, advertise, subscribe: all settled long before the rest begins."""
+    """Draw attaches, advertisements and subscriptions; all are settled long before the story begins."""
     doings: list[Input] = [AttachTo(rng.choice(topology.brokers), 0)]
     if settings.advertisements:
         doings.append(AdvertiseThat("TRUE"))
@@ -150,7 +150,7 @@ def _draw_publish(rng: random.Random) -> PublishThis:
 
 
 def _changes(client: str, span: Span, rng: random.Random) -> list[Action]:
-    """Draw subscriptions and unsubscriptions at any time, also while away."""
+    """Draw subscriptions and unsubscriptions at any time, also while clients are away."""
     actions: list[Action] = []
     for _ in range(rng.randint(1, 6)):
         filter = parse(rng.choice(FILTERS)).text
@@ -247,7 +247,7 @@ def fuzz(
 
 
 def routed_by(story: Story, routing: str) -> Story:
-    """The story with this routing strategy."""
+    """Return the story with this routing strategy."""
     settings = story.settings
     advertisements = settings.advertisements and routing != "flooding"
     return replace(story, settings=replace(settings, routing=routing, advertisements=advertisements))
@@ -257,7 +257,9 @@ def shrunk_failure(seed: int, story: Story, violations: list[str]) -> Failure:
     first, all_kinds = kinds_of(violations[:1]), kinds_of(violations)
 
     def fails(candidate: Story) -> bool:
-        """True if the story still shows the violation, and no other that comes from leaving lines out."""
+        """Return true if the story still shows the violation, and no other one caused by the
+        removed lines.
+        """
         found = kinds_of(violations_of(candidate))
         return first <= found <= all_kinds
 

@@ -1,4 +1,4 @@
-"""Logs of fuzzed stories with the checkers' verdicts on them, for whoever wants to judge them anew."""
+"""Event logs of fuzzed stories together with the checkers' verdicts, for comparison with other judges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ COUNTED = (*(field.name for field in fields(Counts)), "handoffs")
 
 
 def write_fuzzed(folder: Path, stories: Iterable[tuple[str, int]]) -> Iterator[tuple[str, Verdict]]:
-    """Run stories (protocol and seed), the log of each in a folder of its own; each run with its verdict."""
+    """Run stories (protocol and seed), write each one's log to a folder of its own, and yield it with its
+    verdict.
+    """
     for protocol, seed in stories:
         run = f"{protocol}-{seed}"
         with LogWriter(folder / protocol.replace(":", "_") / str(seed), run) as log:

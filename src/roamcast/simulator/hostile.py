@@ -2,8 +2,8 @@
 
 It has honest links (numbers, acknowledgements), since breaking these would only end its connection. All its
 messages are made up: any type with any fields, or a copy of a message somewhere in the network with some
-fields changed. The brokers that it is linked with have rules for it (`rules_for`), and the checkers judge
-everyone else.
+fields changed. Brokers linked with it have rules for it (`rules_for`), and the checkers judge all other
+brokers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+import roamcast.broker.moving.machine  # noqa: F401 (with it, every type of message is loaded)
 from roamcast.broker.inputs import LinkDown, LinkFrames, LinkUp, MachineEffects, MachineInput
 from roamcast.broker.links.end import LinkError
 from roamcast.broker.links.rules import USUAL, PeerRules
@@ -29,6 +30,7 @@ from roamcast.protocol.messages import About, Relayed
 from roamcast.protocol.notification import Burst, Message, encode_attributes
 
 HEARD_MAX = 200
+ROOMS = ("roamcast.protocol.", "roamcast.broker.", "roamcast.mobility.", "roamcast.routing.")
 TOPIC = "evil/plan"
 RULES = (
     PeerRules(imports=("evil/#",), exports=("evil/#",), clients=("evil*",)),
@@ -37,6 +39,8 @@ RULES = (
     PeerRules(imports=("evil/#",), exports=("evil/#",), may=("data", "subscriptions")),
 )
 """Rules for a hostile neighbour, by seed: they grant nothing that affects clients of a story."""
+MEMBERS = PeerRules(may=(*USUAL, "forget"))
+"""Rules of honest brokers, who may forget each other."""
 NUMBERS = (0, 0, 1, 1, 2, 3, 7, 64, -1, 10**6, 1 << 40, (1 << 63) - 1)
 FLOATS = (0.0, 1.0, 11.5, -3.0, 1e12, float("inf"), float("nan"))
 FILTERS = (
@@ -54,8 +58,8 @@ def rules_for(seed: int) -> PeerRules:
 
 
 def border_of(hostile: str, seed: int) -> dict[str, PeerRules]:
-    """The rules of the honest brokers, who may forget each other."""
-    return {hostile: rules_for(seed), "": PeerRules(may=(*USUAL, "forget"))}
+    """Return the rules of the honest brokers, which may forget each other."""
+    return {hostile: rules_for(seed), "": MEMBERS}
 
 
 class HostileBroker(BrokerMachine):
@@ -100,7 +104,7 @@ class HostileBroker(BrokerMachine):
 
 
 class Liar:
-    """Draws messages by what msgspec knows of their types."""
+    """Draws messages by msgspec's knowledge of their types."""
 
     def __init__(
         self, rng: random.Random, clients: Sequence[str], brokers: Sequence[str], heard: Sequence[Message]
@@ -109,7 +113,8 @@ class Liar:
         self._clients = clients
         self._brokers = brokers
         self._heard = heard
-        self._kinds = message_types()
+        # Others may define messages, too: what a seed draws must not depend on which of them are loaded.
+        self._kinds = [kind for kind in message_types() if kind.__module__.startswith(ROOMS)]
 
     def message(self, depth: int = 0) -> Message:
         rng = self._rng
@@ -118,7 +123,7 @@ class Liar:
         else:
             message = self._struct(rng.choice(self._kinds), depth)
         if not depth and rng.random() < 0.3 and not isinstance(message, Relayed | Burst):
-            source, destination = rng.choice(self._brokers), rng.choice(self._brokers)
+            source, destination = rng.choice(self._brokers), rng.choice((*self._brokers, "nobody"))
             message = Relayed(rng.choice(("evil", source)), destination, message)
         return message
 

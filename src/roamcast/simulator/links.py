@@ -54,7 +54,7 @@ class Link:
 
     def __init__(self, delay: Delay, rng: random.Random, bits_per_s: float | None = None) -> None:
         self.delay_s = delay.low_s if delay.is_fixed and bits_per_s is None else None
-        """The delay, if it is constant: then order is kept without further work."""
+        """The delay, if it is constant: then messages keep their order without further work."""
         self.bits_per_s = bits_per_s
         self._delay = delay
         self._random = rng.random

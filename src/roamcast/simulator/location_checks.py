@@ -1,15 +1,14 @@
-"""What clients are owed whose filters depend on where they are, and whether they got it.
+"""Judge deliveries to clients whose filters depend on where they are.
 
-Figure 4 of Fiege et al. divides what arrives at a client into epochs, one for each
-location; an epoch begins when its broker takes the move. Here an epoch is known
-from the rows `located`. Where the client is attached, and the delays of links do
-not vary, it is known when a notification arrives, and so in which epoch. Otherwise
-it arrives within one longest delay of being published: then it must be delivered if
-it matches in all epochs that this time touches, and may be if it matches in one of
-them. (While a client is away or in a handoff, that is one epoch anyway.)
+Figure 4 of Fiege et al. divides arrivals at a client into epochs, one for each location; an epoch begins when
+the client's broker processes the move. Here epochs follow from the rows `located`. While the client is
+attached and the delays of links are constant, the arrival time of a notification, and so its epoch, is known.
+Otherwise a notification arrives within one longest delay after publishing: then it must be delivered if it
+matches in all epochs of this interval, and may be delivered if it matches in one of them. (While a client is
+away or in a handoff, there is only one epoch anyway.)
 
-That is promised as long as a client is no faster than brokers take for granted.
-For one that is, only what it should not have got is judged.
+This is promised to clients that are no faster than brokers assume. For faster clients, only unwanted
+deliveries are judged.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Epoch(NamedTuple):
     broker: str
     values: dict[str, Value]
     stays_s: dict[str, float]
-    """How long brokers take for granted that the client keeps each value."""
+    """By variable: how long brokers assume that the client keeps each value."""
     is_late: bool
 
 
@@ -64,7 +63,7 @@ class Subscribed(NamedTuple):
     ends_at: float
     """Time at which the unsubscription was issued."""
     ended_at: float
-    """… and when it had settled."""
+    """Time at which the unsubscription had settled."""
 
 
 class Published(NamedTuple):
@@ -77,11 +76,11 @@ class Published(NamedTuple):
 NEVER = float("inf")
 
 DelayBetween = Callable[[str, str], float]
-"""How long a notification takes from one broker to another."""
+"""Delay of a notification from one broker to another."""
 
 
 class NearPosition(Region):
-    """Distance condition on positions, with another formula than the brokers' (the haversine)."""
+    """Distance condition on positions, computed with another formula than the brokers' (the haversine)."""
 
     def __init__(self, centre: str, metres: float) -> None:
         super().__init__(f"near {centre} by {metres!r}", EVERYWHERE)
@@ -96,7 +95,7 @@ class NearPosition(Region):
 
 
 class LocationChecker:
-    """Give it every row of a run in order of time, then `judge`."""
+    """Observes every row of a run in order of time; then call `judge`."""
 
     def __init__(self, settings: LocationSettings) -> None:
         self.settings = settings
@@ -192,7 +191,7 @@ class LocationChecker:
     # --- what a filter matches in an epoch ---
 
     def exact(self, filter: Filter, values: dict[str, Value]) -> Filter:
-        """The plain filter for a client in this state."""
+        """Return the plain filter for a client in this state."""
         if not filter.own:
             return filter
         key = (filter, tuple(sorted(values.items())))
@@ -218,8 +217,9 @@ class LocationChecker:
     # --- the verdict ---
 
     def judge(self, delay_s: float, between: DelayBetween | None = None) -> Iterator[tuple[str, str]]:
-        """Return errors: kind and description. No notification takes longer than this delay; `between`
-        gives the exact delays, if they are constant."""
+        """Return violations as (kind, description). `delay_s` is the longest delay of a notification;
+        `between` gives exact delays, if they are constant.
+        """
         for client, subscriptions in list(self.subscriptions.items()):
             held = [one for kept in subscriptions.values() for one in kept]
             if any(one.filter.own for one in held):
@@ -245,7 +245,7 @@ class LocationChecker:
     def _arrival(
         self, client: str, notification: Published, delay_s: float, between: DelayBetween | None
     ) -> tuple[float, float]:
-        """Between which times the notification arrives where it is matched for the client."""
+        """Return the interval in which the notification reaches the broker that matches it for the client."""
         first_s, last_s = notification.at, notification.at + delay_s
         if between is not None:
             for stay in self.stays[client]:
@@ -269,9 +269,9 @@ class LocationChecker:
         )
 
     def is_in_time(self, client: str) -> bool:
-        """Whether the client kept each value as long as brokers took for granted.
+        """Return whether the client kept each value as long as brokers assumed.
 
-        One that it took late all knew by then, so the next may follow at once.
+        A client may follow a late move by another one at once, because all brokers know the late one by then.
         """
         stepped_at: dict[str, float] = {}
         longest_s: dict[str, float] = {}
@@ -298,7 +298,7 @@ class LocationChecker:
 
 
 def _as_networkx(graph: MovementGraph) -> nx.DiGraph:
-    """Read edge by edge, so that distances are found by other means than the brokers'."""
+    """Read the graph edge by edge, so that distances are not computed by the brokers' own code."""
     directed = nx.DiGraph()
     directed.add_nodes_from(graph.locations)
     directed.add_edges_from((start, end) for start in graph.locations for end in graph.neighbours(start))

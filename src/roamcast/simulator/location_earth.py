@@ -1,4 +1,4 @@
-"""Positions for stories of clients that move on the earth, and filters on them."""
+"""Positions on the earth, and filters on them, for stories of clients that move."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METRE = 1 / 111_195.08
 
 @dataclass(frozen=True)
 class Earth:
-    """A neighbourhood somewhere, and how far apart the positions in it are."""
+    """An area on the earth, and the distance between its positions."""
 
     latitude: float
     longitude: float
@@ -32,8 +32,9 @@ class Earth:
     graph: MovementGraph
 
     def filters(self, rng: random.Random) -> tuple[str, ...]:
-        """Draw filters on the client's location; distances are never equal to those between positions of
-        the square."""
+        """Draw filters on the client's location; their distances differ from all distances between positions
+        of the square.
+        """
         near, far = (round(self.apart_m * rng.choice((0.63, 1.27, 2.6, 4.1)), 1) for _ in range(2))
         return (
             f"location WITHIN {near} M OF myloc", f"location WITHIN {far} M OF myloc",
@@ -57,7 +58,7 @@ class Earth:
         return (*regions, "service = 'news'", "location IS NOT NULL")
 
     def beside(self, place: str, rng: random.Random) -> str:
-        """A position near another one."""
+        """Draw a position near another one."""
         latitude, longitude = map(float, place.split(","))
         north, east = rng.uniform(-0.3, 0.3), rng.uniform(-0.3, 0.3)
         return position_text(*_moved(latitude, longitude, north * self.apart_m, east * self.apart_m))
@@ -85,7 +86,7 @@ def draw_earth(rng: random.Random) -> Earth:
 
 
 def _moved(latitude: float, longitude: float, north_m: float, east_m: float) -> tuple[float, float]:
-    """The position this many metres further, measured where one starts."""
+    """Return the position this many metres away, measured at the starting point."""
     to_north = latitude + north_m * METRE
     to_east = longitude + east_m * METRE / max(math.cos(math.radians(latitude)), 1e-9)
     if to_north > 90:  # Over the pole, and down on the other side.

@@ -1,12 +1,11 @@
-"""Drawing stories of clients whose filters depend on where they are.
+"""Draws stories of clients whose filters depend on where they are.
 
-In most of them everyone stays at one broker and walks: then flooding tells what is
-owed, and the timing what is missed. A third of those who walk are faster than the
-brokers take for granted. In the others clients change broker, too; there they are
-never too fast, and nothing may be missing. Some jump where no edge leads, and some
-are brisk: they stand still while they change broker, and set out as soon as they are there.
-In a third of the stories locations are positions on the earth, at a pole and across the date line, too.
-In some, clients tell where they are in what they publish, or never do, and are where their brokers are.
+In most stories every client stays at one broker and walks: then flooding shows what is owed, and the timing
+what is missed. A third of these clients are faster than brokers assume. In the other stories clients change
+broker, too; they are never too fast, and nothing may be missing. Some jump to places where no edge leads, and
+some are brisk: they stand still while they change broker, and walk on as soon as they are attached. In a
+third of the stories locations are positions on the earth, also at a pole and across the date line. In some
+stories clients report their location in what they publish, or never report it and take their broker's place.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ FILTERS = (
 PLAIN_FILTERS = ("service = 'news'", "cost < 2", "location IN ('a', 'b')", "location IS NOT NULL", "TRUE")
 
 ANY = "any"
-"""Stands for any protocol: each seed draws its own."""
+"""Any protocol: each seed draws its own."""
 
 START_S = 30.0
 BUDGET = NumberSteps(fall=1, rise=1, lowest=0, highest=4)
@@ -92,12 +91,12 @@ class Setting:
         return [self.filters[0]] if client == "c0" else []
 
     def about(self, location: Value) -> Value:
-        """Return a location for a notification: for a position, a near one."""
+        """Return a location for a notification; if locations are positions, one nearby."""
         return location if self.earth is None else self.earth.beside(str(location), self.rng)
 
 
 def draw_location_story(protocol: str, seed: int) -> Story:
-    """The story of a seed, for a protocol or for any of them."""
+    """Draw the story of a seed, for one protocol or for any of them."""
     rng = random.Random(f"fuzz/location/{seed}")
     topology = parse_topology(rng.choice(TOPOLOGIES), rng)
     names = protocols()
@@ -148,7 +147,7 @@ def draw_location_story(protocol: str, seed: int) -> Story:
 
 
 def _tell(story: Story, names: tuple[str, ...], chance: random.Random) -> Story:
-    """Some clients, when they walk, say where they are in notifications with these attributes."""
+    """Let some clients report their location in notifications, with these attributes, when they walk."""
     told = dict.fromkeys(client for client in _clients(story) if chance.random() < 0.6)
 
     def tell(action: Action) -> Action:
@@ -164,7 +163,7 @@ def _tell(story: Story, names: tuple[str, ...], chance: random.Random) -> Story:
 
 
 def _lend(story: Story, graph: MovementGraph, chance: random.Random) -> Story:
-    """Brokers have places, and some clients never say where they are."""
+    """Give brokers places; some clients never report their location."""
     lent = {broker: chance.choice(graph.locations) for broker in story.topology.brokers}
     silent = dict.fromkeys(client for client in _clients(story) if chance.random() < 0.6)
     told = story.settings.location.told_in
@@ -189,7 +188,7 @@ def _with(story: Story, actions: Iterable[Action], **changed: object) -> Story:
 
 
 def _perhaps_jump(action: Action, graph: MovementGraph, chance: random.Random) -> Action:
-    """Now and then a step leads to anywhere, and then the next one is mostly a jump back."""
+    """Sometimes let a step lead to any location; the next step then mostly leads back."""
     at, client, item = action
     if at < START_S or not isinstance(item, MoveTo) or "location" not in item.values or chance.random() > 0.1:
         return action
@@ -281,7 +280,7 @@ def _draw_filters(setting: Setting) -> list[str]:
 
 
 def _opening(client: str, setting: Setting, broker: str, filters: list[str], start: MoveTo) -> list[Action]:
-    """Attach, advertise, say where one is, subscribe: in this order or another, all settled in time."""
+    """Draw attach, advertisement, first location and subscription, in any order, and settled in time."""
     rng = setting.rng
     doings: list[Input] = [SubscribeTo(parse(text).text) for text in filters]
     doings.append(start)
@@ -295,7 +294,7 @@ def _opening(client: str, setting: Setting, broker: str, filters: list[str], sta
 
 
 def _walk(client: str, setting: Setting, start: Value) -> list[Action]:
-    """Steps along the graph; some prefer not to turn back."""
+    """Draw steps along the graph; some clients avoid going straight back."""
     rng = setting.rng
     actions: list[Action] = []
     here, before, now_s = start, start, START_S + setting.stay_s * rng.random()
@@ -312,12 +311,12 @@ def _walk(client: str, setting: Setting, start: Value) -> list[Action]:
 
 
 def _slow_stay(rng: random.Random) -> float:
-    """In stays as brokers take them for granted; a little longer than one, because times are rounded."""
+    """Return a stay a little longer than brokers assume, because times are rounded."""
     return 1.001 + rng.choice((0.0, rng.expovariate(2)))
 
 
 def _spend(client: str, setting: Setting, budget: int) -> list[Action]:
-    """Another variable, in its own steps."""
+    """Draw steps of a number variable."""
     rng = setting.rng
     actions: list[Action] = []
     now_s = START_S + setting.stay_s * rng.random()
@@ -329,7 +328,7 @@ def _spend(client: str, setting: Setting, budget: int) -> list[Action]:
 
 
 def _publishes(client: str, setting: Setting, walks: list[list[Action]]) -> list[Action]:
-    """Mostly about where somebody is then, was shortly before or will be soon."""
+    """Draw publishes, mostly for a location where some client is, was shortly before or will soon be."""
     rng = setting.rng
     moves = [(at, item) for walk in walks for at, _, item in walk]
     steps = [(at, item.values["location"]) for at, item in moves if isinstance(item, MoveTo)]
@@ -349,8 +348,9 @@ def _publishes(client: str, setting: Setting, walks: list[list[Action]]) -> list
 
 
 def _hop(client: str, setting: Setting, start: Value, broker: str) -> list[Action]:
-    """Move to another broker, then take a few steps, as soon as the handoff is over or all brokers know of
-    it."""
+    """Move to another broker, then walk a few steps as soon as the handoff is over or all brokers
+    know of it.
+    """
     rng, topology = setting.rng, setting.topology
     link_s = setting.settings.link_delays[0][2].low_s
     actions: list[Action] = []
@@ -371,7 +371,7 @@ def _hop(client: str, setting: Setting, start: Value, broker: str) -> list[Actio
 
 
 def _changes(client: str, setting: Setting, filters: list[str]) -> list[Action]:
-    """Subscribe and unsubscribe at any moment, also while away."""
+    """Draw subscriptions and unsubscriptions at any moment, also while clients are away."""
     rng = setting.rng
     actions: list[Action] = []
     for _ in range(rng.randint(1, 4)):

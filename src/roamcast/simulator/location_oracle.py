@@ -1,13 +1,13 @@
 """Two oracles for clients that stay at their brokers and move from location to location.
 
-Flooding: the same story again, with everything sent to every broker and each
-client's filters applied where it is attached (section 3.3 of Fiege et al.). That
-is what logical mobility must look like: the same notifications in each epoch.
+Flooding: the story is run again with every notification sent to every broker, and each client's filters are
+applied where it is attached (section 3.3 of Fiege et al.). Logical mobility must give the same notifications
+in each epoch.
 
-Timing: a client that is too fast for the network misses some of these. Which ones
-follows from the delays of the links alone: what had been heard of it at each broker
-on the way, when the notification came by, and how many steps were allowed for.
-That account is made here without the brokers' tables, and must come out exactly.
+Timing: a client that is too fast for the network misses some of these. Which ones follows from the delays of
+the links: from what each broker on the path knew of the client when the notification passed, and how many
+steps that broker allowed for. This oracle computes it without the brokers' tables, and the result must match
+exactly.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def judge_location(story: Story, run: Run) -> None:
-    """Add to the result of a story what is to be said about filters on the clients' own state."""
+    """Add verdicts on filters that depend on clients' own state to the result of a story."""
     checker, result = run.location, run.result
     if checker is None or story.has_faults:
         return
@@ -75,7 +75,9 @@ def said_by(item: Input, told_in: Sequence[str]) -> Value | None:
 
 
 def misplaced(story: Story, checker: LocationChecker) -> Iterator[str]:
-    """Clients that in the end are not where they said last; or where their broker is, if they never said."""
+    """Return clients whose final location differs from their last report, or from their broker's place if
+    they never reported.
+    """
     location = story.settings.location
     attached: dict[str, None] = {}
     places: dict[str, Value] = {}
@@ -94,7 +96,7 @@ def misplaced(story: Story, checker: LocationChecker) -> Iterator[str]:
         epochs = checker.epochs[client]
         found = epochs[-1].values.get(PLACE) if epochs else None
         if found != place and not _is_one_place(found, place):
-            yield f"{client} is taken to be at {found!r}, and should be at {place!r}"
+            yield f"{client} is assumed to be at {found!r} but should be at {place!r}"
 
 
 def _is_refused(place: Value, variables: Mapping[str, Variable]) -> bool:
@@ -163,7 +165,7 @@ def flooded(story: Story) -> Story:
 
 
 class Timing:
-    """Which notifications do not get through, because news of a client's moves came too late."""
+    """Computes which notifications do not get through because news of a client's moves came too late."""
 
     def __init__(self, story: Story, checker: LocationChecker) -> None:
         self._story = story
@@ -174,7 +176,7 @@ class Timing:
         self._delays: dict[tuple[str, str], float] = {}
 
     def blackout(self, client: str) -> Iterator[tuple[Identity, int]]:
-        """Return the notifications that a client misses compared with flooding, and their epochs."""
+        """Return the notifications that a client misses compared with flooding, with their epochs."""
         broker = self._brokers[client]
         epochs = self._checker.epochs[client]
         begins = [epoch.begins_at for epoch in epochs]
@@ -258,7 +260,7 @@ class Timing:
 
 
 def _steps(distance_s: float, stay_s: float, rounding: str) -> float:
-    """How many times a client with stays of this length may have moved on, begun stays included."""
+    """Return the maximum number of moves of a client with stays of this length, counting unfinished stays."""
     if distance_s == 0 or stay_s == math.inf:
         return 0
     if stay_s == 0:
@@ -295,16 +297,16 @@ def compare(
     oracle: LocationChecker,
     blackout: dict[tuple[str, Identity], int],
 ) -> Iterator[tuple[str, str]]:
-    """What differs from flooding and is not what the timing predicts: its kind, and what happened.
+    """Return differences from flooding that the timing does not predict: kind and description.
 
-    What the timing predicts is put into `blackout`: which client misses what, and in which epoch.
+    Predicted misses are put into `blackout`: client, notification and epoch.
     """
     timing = Timing(story, checker)
     for client, subscriptions in list(checker.subscriptions.items()):
         if not any(kept[0].filter.own for kept in subscriptions.values()):
             continue
         if [epoch.values for epoch in checker.epochs[client]] != [e.values for e in oracle.epochs[client]]:
-            yield "other epochs", f"{client} has other epochs than with flooding"
+            yield "other epochs", f"{client} has different epochs with flooding"
             continue
         got, owed = checker.deliveries[client], oracle.deliveries[client]
         predicted = dict(timing.blackout(client))
@@ -313,12 +315,12 @@ def compare(
             yield "blackout", f"{client} is not too fast, and yet misses {sorted(predicted)}"
         for identity in got:
             if identity not in owed:
-                yield "extra in epoch", f"{client} got {identity}, and with flooding does not"
+                yield "extra in epoch", f"{client} got {identity}, which it does not get with flooding"
         for identity in owed:
             if identity not in got and identity not in predicted:
-                yield "missing in epoch", f"{client} never got {identity}, and with flooding does"
+                yield "missing in epoch", f"{client} never got {identity}, but would with flooding"
         for identity, epoch in predicted.items():
             if identity in got:
                 yield "not as predicted", f"{client} got {identity} in epoch {epoch}, which is too late"
         if [one for one in owed if one in got] != list(got):
-            yield "other order", f"{client} got what it got in another order than with flooding"
+            yield "other order", f"{client} got its notifications in another order than with flooding"

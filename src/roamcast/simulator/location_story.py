@@ -1,4 +1,4 @@
-"""The lines of a story that are about logical mobility.
+"""Lines of a story about logical mobility.
 
     graph a-b b-c c>d e
     number budget 10 0 0 100
@@ -10,11 +10,11 @@
     at 1.0 car move b
     at 2.0 car move {"budget": 80}
 
-`c>d` is one way only, and `e` has no edge. With `earth` locations are positions, and a step is
-no longer than so many metres (`at 1.0 car move 43.263,-2.935`). `told` names the attributes in which
-notifications say where their publisher is, `lent` where the clients of a broker are otherwise.
-A number variable has the most that it falls and rises in one step, and its lowest and highest value.
-Without `stay`, how long clients stay at a location is learnt from their moves, `first_stay` until then.
+`c>d` is a one-way edge, and `e` has no edge. With `earth` locations are positions, and its number is the
+longest step in metres (`at 1.0 car move 43.263,-2.935`). `told` names the attributes with which notifications
+report their publisher's location; `lent` gives the location of a broker's clients that never report one. The
+numbers of a `number` variable are its largest decrease and increase in one step, and its lowest and highest
+value. Without `stay`, the duration of stays is learnt from clients' moves; until then it is `first_stay`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def format_location_lines(settings: LocationSettings) -> Iterator[str]:
 
 
 def parse_move(text: str) -> MoveTo:
-    """`b`, or `{"budget": 80}` for any other variables."""
+    """Parse a location such as `b`, or `{"budget": 80}` for other variables."""
     if not text:
         raise InputError("move: where to?")
     values = json.loads(text) if text.startswith("{") else {"location": text}

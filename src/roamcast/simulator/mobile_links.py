@@ -1,8 +1,9 @@
-"""Links of a tree that moves: each lasts from when a child takes a parent until one end gives it up.
+"""Links of a tree that moves: a link exists from the moment a child chooses a parent until one end gives it
+up.
 
-A link is FIFO in both directions and acknowledges what arrives. Each end has its own idea of whether the link
-is there. What an end has sent and not seen acknowledged when it gives the link up comes back to it, though
-the other end may have got it.
+A link is FIFO in both directions and acknowledges what arrives. Each end has its own view of whether the link
+exists. An end that gives the link up gets its unacknowledged messages back, although the other end may have
+received them.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ class TreeLink:
 
     def __init__(self, number: int, child: str, parent: str, directions: dict[str, Direction]) -> None:
         self.number = number
-        """Later ones have higher numbers."""
+        """Later links have higher numbers."""
         self.child = child
         self.parent = parent
         self.directions = directions
         self.is_cut = False
-        """Nothing arrives any more."""
+        """True if nothing arrives any more."""
         self.closed: dict[str, None] = {}
-        """The ends that have given it up."""
+        """The ends that have given the link up."""
 
     def other(self, end: str) -> str:
         return self.parent if end == self.child else self.child

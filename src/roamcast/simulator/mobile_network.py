@@ -1,12 +1,12 @@
-"""A network of brokers that move: the tree changes under way, and links are lost with what is on them.
+"""A network of brokers that move: the tree changes during the run, and links are lost with their messages.
 
-Where links are is decided in one of two ways. A plain story says so itself (`relink`, `cut`, `heal`): of
-two trees that get a link, the one whose lowest broker is higher migrates into the other, with the broker at
-the new link. If the settings say who else is in reach, the brokers elect a leader, and whoever gets another
-parent gives up the link to the old one. Either way a broker learns of it by the same inputs: `Migrated`,
-`SendFailed`, `Received`.
+Links are determined in one of two ways. A plain story states them (`relink`, `cut`, `heal`): when a link
+joins two trees, the tree whose lowest broker name is higher migrates into the other, beginning with the
+broker at the new link. If the settings list possible links (`reach`), the brokers elect a leader, and a
+broker that changes its parent gives up the link to the old one. Either way brokers learn of it by the same
+inputs: `Migrated`, `SendFailed`, `Received`.
 
-A crash with a journal is a crash: a fresh broker is fed what the old one was. With amnesia it is fed nothing.
+A broker that crashes with a journal restarts by replaying its inputs. With amnesia it restarts empty.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from roamcast.simulator.network import Action, NetworkBase, NetworkSettings
 from roamcast.simulator.topology import Topology
 
 REST_PERIODS = 40
-"""Rounds of the election for which the network is left alone at the end."""
+"""Rounds of the election at the end during which the network is left alone."""
 EVENTS_MIN, EVENTS_PER_ACTION = 20_000, 150
-"""A network that has more to do than this will never be done."""
+"""Event limits: a network with more events than this does not come to rest."""
 ROUND_LINKS = 30
-"""Length of one round of the election, in longest delays of a link."""
+"""Length of one round of the election, as a multiple of the longest link delay."""
 
 
 class MobileAccess(PlainAccess):
-    """Clients that speak the protocol of brokers that move; none says where it goes when it leaves."""
+    """Clients that speak the protocol of brokers that move; none announces where it goes."""
 
     def __init__(self, network: MobileNetwork) -> None:
         super().__init__(network)
@@ -85,7 +85,7 @@ class MobileAccess(PlainAccess):
 
 
 class MobileNetwork(NetworkBase):
-    """Brokers, clients and the links between them; one seed decides everything."""
+    """Brokers, clients and the links between them; one seed determines everything."""
 
     def __init__(
         self,
@@ -98,29 +98,29 @@ class MobileNetwork(NetworkBase):
         self.crashes = 0
         self.links_lost = 0
         self.is_restless = False
-        """True if the run was aborted because the events did not end."""
+        """True if the run was aborted because events did not end."""
         self.on_step: Callable[[str, Sequence[Input]], None] | None = None
-        """Called after each step of a broker, for whoever looks on."""
+        """Called for observers after each step of a broker."""
         self.on_amnesia: Callable[[str], None] | None = None
         """Called before a broker loses its memory."""
         self.on_change: Callable[[str], None] | None = None
-        """Called after each doing of a client."""
+        """Called after each action of a client."""
         self.changed_at: dict[str, float] = {}
         """Time at which a client last attached or acted."""
         self.arrive = self._step_broker
         self.rng = self.rng_for("mobile network")
         self.brokers = {id: self._make_broker(id) for id in topology.brokers}
         self.down: dict[str, bool] = {}
-        """Brokers that have crashed, and whether with amnesia."""
+        """By crashed broker: true if it crashed with amnesia."""
         self._journals: dict[str, list[tuple[float, Sequence[Input]]]] = {id: [] for id in topology.brokers}
         self.links: dict[str, dict[str, TreeLink]] = {id: {} for id in topology.brokers}
-        """The links that a broker believes to have, by peer."""
+        """By broker and peer: the links that the broker believes to have."""
         self.migrations = 0
-        """Links that a child made to a parent."""
+        """Number of links that a child created to a parent."""
         self.access = MobileAccess(self)
         edges = [*topology.overlay, *settings.reach]
         self.reach: dict[frozenset[str], bool] = {frozenset(edge): True for edge in edges}
-        """Pairs that could have a link, and whether they can now."""
+        """By pair that could have a link: whether it can have one now."""
         self.elections: dict[str, Election] = {}
         self._parents: dict[str, str] = {}
         """In a plain story: the last parent of each broker, even if the link to it is lost."""
@@ -253,7 +253,7 @@ class MobileNetwork(NetworkBase):
     # --- links ---
 
     def _open(self, child: str, parent: str, old: str | None) -> None:
-        """A child takes a parent, and says so with its first message."""
+        """Create the link of a child to its parent, with the child's first message."""
         self.migrations += 1
         names = {child: parent, parent: child}
         directions = {
@@ -317,7 +317,7 @@ class MobileNetwork(NetworkBase):
         self._step_broker(end, (SendFailed(peer, failed),))
 
     def _lose(self, link: TreeLink) -> None:
-        """The link is out of reach: what is on it is lost, and both ends find out."""
+        """Handle a link that is out of reach: its messages are lost, and both ends notice."""
         link.is_cut = True
         for end in link.directions:
             notice_s = self.rng.uniform(0, 3 * self.settings.link_delay.high_s)
@@ -350,7 +350,7 @@ class MobileNetwork(NetworkBase):
     # --- the tree of a plain story ---
 
     def _join(self, one: str, other: str) -> None:
-        """A link between two trees; within one it would close a cycle, and is not made."""
+        """Create a link between two trees; within one tree it would close a cycle, and is not created."""
         if one in self.down or other in self.down:
             return
         mine, theirs = self.tree_of(one), self.tree_of(other)
@@ -365,7 +365,7 @@ class MobileNetwork(NetworkBase):
         self._open(child, parent, last if last is not None and last not in self.links[child] else None)
 
     def _turn_parents(self, broker: str) -> None:
-        """The broker becomes the root of its tree."""
+        """Make the broker the root of its tree."""
         chain = [broker]
         while self._parents.get(chain[-1]) in self.links[chain[-1]]:
             chain.append(self._parents[chain[-1]])
@@ -373,7 +373,7 @@ class MobileNetwork(NetworkBase):
             self._parents[parent] = child
 
     def tree_of(self, broker: str) -> list[str]:
-        """Whom a broker is connected with, itself too."""
+        """Return the brokers connected with a broker, including itself."""
         peers: dict[str, list[str]] = {id: [] for id in self.brokers}
         for id, links in self.links.items():
             for peer, link in links.items():

@@ -1,12 +1,12 @@
-"""One checked run of brokers that move: what was owed, what came, and what the tables say at the end.
+"""One checked run of brokers that move: deliveries owed, deliveries made, and the final tables.
 
-A notification is owed to a subscriber if the broker that took it from its publisher knew a matching
-subscription, and the subscriber still holds one. It stays owed whatever breaks afterwards, with one excuse:
-only a broker that came back without its memory held it. Beyond that, a broker must know of a subscription
-once the network has been whole and at rest for long enough since it was issued.
+A notification is owed to a subscriber if the broker that accepted it from its publisher knew a matching
+subscription, and the subscriber still holds one. It stays owed whatever fails afterwards, with one exception:
+the only broker that held it restarted without its memory. Besides, a broker must know a subscription once the
+network has been whole and at rest for long enough after it was issued.
 
-At the end every broker must have exactly the subscriptions that clients hold, and the ways must lead from
-everywhere to where the client is.
+At the end every broker must know exactly the subscriptions that clients hold, and from every broker the
+routes must lead to the client.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ AMNESIA = "lost (amnesia)"
 
 
 class MobileChecker:
-    """Looks at every step of a network."""
+    """Observes every step of a network."""
 
     def __init__(self, network: MobileNetwork) -> None:
         self.network = network
@@ -41,7 +41,7 @@ class MobileChecker:
         self._owed: dict[Owed, tuple[float, tuple[str, ...]]] = {}
         """Owed notifications: receiver, notification, time of publishing, and the subscriptions."""
         self._ended: dict[tuple[str, str], int] = {}
-        """Client and subscription to the timestamp of its last end."""
+        """By client and subscription: the timestamp of its last end."""
         self._arrivals = Arrivals(self.result)
         self._excused: dict[Owed, None] = {}
         self._ever: dict[str, dict[str, Filter]] = {}
@@ -79,7 +79,9 @@ class MobileChecker:
             self._expect_known(broker, identity, attributes)
 
     def _held(self, client: str, known: Known, attributes: Attributes) -> tuple[str, ...]:
-        """The subscriptions that the broker knows, that match, and that the client has held all the time."""
+        """Return the matching subscriptions that the broker knows and that the client has held all
+        the time.
+        """
         one = self.network.clients.get(client)
         held = one.subscriber.filters if one is not None else {}
         return tuple(
@@ -91,7 +93,9 @@ class MobileChecker:
         )
 
     def _expect_known(self, broker: str, identity: Identity, attributes: Attributes) -> None:
-        """Independent of tables: whoever subscribed long enough ago is known, if all has been quiet."""
+        """Check without tables that a broker knows each client that subscribed long enough ago, if all has
+        been quiet.
+        """
         network, had = self.network, self._arrivals.had
         is_whole = len(network.tree_of(broker)) == len(network.topology.brokers)
         if not is_whole or network.now < self._unrest_at + self._rest_s:
@@ -108,7 +112,7 @@ class MobileChecker:
         return one is not None and _matches(one.subscriber.filters, attributes)
 
     def _on_amnesia(self, broker: str) -> None:
-        """Excuse notifications that only this broker holds: stored here, or sent and not acknowledged."""
+        """Excuse notifications that only this broker holds: stored, or sent and not acknowledged."""
         self._unrest_at = self.network.now
         node = self.network.brokers[broker]
         held: dict[Owed, None] = {}
@@ -182,7 +186,7 @@ class MobileChecker:
         for id, broker in network.brokers.items():
             machine = broker.machine
             if len(network.tree_of(id)) < len(network.brokers):
-                yield "parted at the end", f"{id} is connected with {', '.join(network.tree_of(id))}"
+                yield "tree split at the end", f"{id} is connected with {', '.join(network.tree_of(id))}"
             for client, (_, filters) in machine.routes().items():
                 held = network.clients[client].subscriber.filters if client in network.clients else {}
                 for text in filters:
@@ -236,7 +240,7 @@ def run_mobile(
 
 
 def check_mobile_action(topology: Topology, broker: str, item: Input) -> None:
-    """Refuse a link to a broker that there is not."""
+    """Refuse a link to a broker that does not exist."""
     peers = [item.peer] if isinstance(item, Cut | Heal) else []
     peers += [item.old, item.new] if isinstance(item, Relink) else []
     for peer in peers:

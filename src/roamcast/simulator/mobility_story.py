@@ -1,4 +1,4 @@
-"""Lines of a story that set something for its protocol: `heartbeat_period_s 0.5`, `cache_ttl_s none`."""
+"""Lines of a story with settings of its protocol: `heartbeat_period_s 0.5`, `cache_ttl_s none`."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def parse_mobility_line(settings: Settings, name: str, text: str) -> Settings:
 
 
 def as_always(settings: Settings, name: str) -> Settings:
-    """Yield the settings with one of them at its default, for shrinking a story."""
+    """Yield variants of the settings with one of them at its default, for shrinking a story."""
     return msgspec.structs.replace(settings, **{name: FIELDS[name].default})

@@ -1,7 +1,7 @@
 """Where a client is attached, and when: movement patterns and lists of visits.
 
-A plan is made before a run and holds every visit of one client, so the same
-moves can be given to every protocol that is compared.
+A plan is drawn before a run and holds every visit of one client, so that all compared protocols get the same
+moves.
 """
 
 import csv
@@ -23,8 +23,7 @@ COLUMNS = ("client", "broker", "attach_s", "leave_s")
 class Visit:
     """The client attaches to `broker` at `attach_s` and leaves it at `leave_s` (None: it stays).
 
-    A proclaimed visit ends with the client saying where it goes: to the broker
-    of its next visit.
+    At the end of a proclaimed visit the client announces the broker of its next visit.
     """
 
     broker: str
@@ -59,9 +58,9 @@ def plan(
 ) -> list[Visit]:
     """Draw the visits of one client that begin before `duration_s`.
 
-    The first attaches to `home` at 0.0. A visit that would end at or after
-    `duration_s` has no end. `proclaimed` is the probability that a client which
-    leaves for another broker says so; the moves are the same whatever it is.
+    The first attaches to `home` at 0.0. A visit that would end at or after `duration_s` has no end.
+    `proclaimed` is the probability that a client announces a move to another broker; it does not change the
+    moves.
     """
     _check(pattern, topology, home, duration_s, proclaimed)
     if pattern == "fixed":
@@ -133,7 +132,9 @@ def part_of(visits: list[Visit], from_s: float, until_s: float) -> list[Visit]:
 
 
 def _uniform(topology: Topology, means: _Means, rng: random.Random) -> _Leave:
-    """Away for a while, then anywhere, also where it was (Wang 5.1)."""
+    """Draw visits of a client that is away for a while and then attaches at any broker, possibly the same
+    (Wang 5.1).
+    """
 
     def leave(broker: str, leave_s: float) -> tuple[str, float]:
         attach_s = _after(leave_s, means.disconnect_s, rng)
@@ -171,7 +172,9 @@ def _neighbouring(topology: Topology, means: _Means, rng: random.Random) -> _Lea
 
 
 def _three_states(choose: _Choose, means: _Means, rng: random.Random) -> _Leave:
-    """Connect, disconnect and handoff, an even fork after each of the first two (Gaddah 4.4, figure 6.1)."""
+    """Draw connects, disconnects and handoffs, with an even fork after each of the first two (Gaddah 4.4,
+    figure 6.1).
+    """
 
     def leave(broker: str, leave_s: float) -> tuple[str, float]:
         if rng.random() < 0.5:
@@ -192,8 +195,7 @@ _MAKE_LEAVE: dict[str, Callable[[Topology, _Means, random.Random], _Leave]] = {
 
 
 def _after(time_s: float, mean_s: float, rng: random.Random) -> float:
-    """Return a time an exponential period later, and always later: a tiny period must not be lost by
-    rounding."""
+    """Return a time an exponential period later. It is always later: rounding must not lose a tiny period."""
     return max(time_s + rng.expovariate(1.0 / mean_s), math.nextafter(time_s, math.inf))
 
 
@@ -216,7 +218,7 @@ def _period(name: str, value_s: float) -> float:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each row by column name, with the place to name if it is wrong."""
+    """Yield each row by column name, and its place in the file for error messages."""
     rows = _split(path)
     columns = next(rows, ("", []))[1]
     if sorted(columns) != sorted(COLUMNS):
@@ -228,7 +230,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _split(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The values of each line that is not empty."""
+    """Yield the values of each line that is not empty."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:

@@ -1,9 +1,9 @@
 """MQTT clients of a simulated network: the client machine that ships, over access links with delay.
 
-Bytes keep their order and are cut anywhere. Bytes in transit are lost when a client silently leaves. A client
-that is refused, or whose connection the broker ends, tries again, unless the story has it do something else
-first; one whose broker has crashed waits until the broker is back. Actions and observations of clients are
-recorded in a `Ledger`.
+Bytes keep their order and may be cut anywhere. Bytes in transit are lost when a client leaves silently. A
+client that is refused, or whose connection the broker closes, tries again, unless its story has another
+action first; a client whose broker has crashed waits until the broker is back. Actions and observations of
+clients are recorded in a `Ledger`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WINDOW_DEFAULT = ClientSettings(client_id="").receive_maximum
 RETRY_S = 0.5
 RETRIES_MAX = 60
 CUT_SHARE = 0.2
-"""How often bytes are cut in two on their way."""
+"""Probability that bytes are cut in two in transit."""
 QOS_0_PUBLISH = 0x30
 CONTROL_TOPIC = MOVE_TOPIC.decode()
 
@@ -75,7 +75,7 @@ class Line:
         self.asked: dict[int, SubscribeFilter | UnsubscribeFilter] = {}
         """Unanswered requests by packet id."""
         self.begun = b""
-        """The beginning of a packet whose rest is still on its way to the broker."""
+        """The beginning of a packet whose rest is still in transit to the broker."""
         self.waiting_bytes = 0
         """Bytes that the client has sent and the broker has not received yet."""
         self.is_taken = False
@@ -108,7 +108,7 @@ class MqttClient:
         """Unsent QoS 0 publishes without a payload, since packets on the wire cannot be identified."""
 
     def sent(self, packet: packets.Publish, ledger: Ledger) -> Message | None:
-        """The message that leaves with a PUBLISH."""
+        """Return the message of the PUBLISH with this packet id."""
         if packet.payload:
             return ledger.message_of(packet.payload)
         if packet.packet_id:
@@ -131,7 +131,7 @@ class MqttAccess:
     def __init__(
         self, network: MqttNetwork, ledger: Ledger, drains: Mapping[str, list[tuple[float, str]]]
     ) -> None:
-        """`drains` tells when each broker is drained, and to which other one."""
+        """`drains` holds when each broker is drained, and to which other one."""
         self.ledger = ledger
         self.clients: dict[str, MqttClient] = {}
         self._network = network
@@ -143,7 +143,7 @@ class MqttAccess:
         self._waiting: dict[str, str] = {}
         """Clients that wait for a broker that is down."""
         self._plain_qos_0_at = ""
-        """The broker whose present step received only QoS 0 publishes."""
+        """The broker whose current step received only QoS 0 publishes."""
 
     # --- what applications do ---
 
@@ -236,7 +236,7 @@ class MqttAccess:
         )
 
     def _open(self, client: MqttClient) -> None:
-        """Connect to the broker that the client has chosen, as soon as it is there."""
+        """Connect to the broker that the client has chosen, once it runs."""
         network = self._network
         if network.is_gone(client.broker):
             client.broker = next(id for id in network.topology.brokers if not network.is_gone(id))
@@ -436,7 +436,8 @@ class MqttAccess:
     def _note_publish(self, client: MqttClient, line: Line, packet: packets.Publish) -> None:
         message = client.sent(packet, self.ledger)
         if message is None:
-            self.ledger.wrong("client", f"{client.id} published {packet.payload!r}, which nobody asked for")
+            what = f"{client.id} published {packet.payload!r}, which its application did not request"
+            self.ledger.wrong("client", what)
             return
         life = client.ledger.life
         sending = Sending(self._network.now, line.noted.number, line.broker, life.number if life else -1)
@@ -445,7 +446,7 @@ class MqttAccess:
     # --- bytes to clients ---
 
     def look(self, broker: str, effects: MachineEffects) -> None:
-        """A step is about to be performed: what promises nothing is never journalled."""
+        """Check before a step is performed that nothing of QoS 0 is journalled."""
         if self._plain_qos_0_at == broker and effects.durable:
             self.ledger.wrong("journalled", f"{broker} journalled QoS 0: {effects.durable}")
 
@@ -468,7 +469,7 @@ class MqttAccess:
         self._network.push(at, self._arrive_down, line, data)
 
     def _arrive_down(self, line: Line, data: bytes) -> None:
-        """Bytes of the broker; none: it has closed the connection."""
+        """Handle bytes from the broker; no bytes mean that it closed the connection."""
         client = line.client
         session = client.session
         if not line.is_heard or client.line is not line or session is None:
@@ -537,8 +538,9 @@ class MqttAccess:
         self._go_on(client)
 
     def _go_on(self, client: MqttClient) -> None:
-        """Move a client of a drained broker to the broker it is referred to; with MQTT 3.1.1 the user does
-        that."""
+        """Move a client of a drained broker to the broker that it is referred to; with MQTT 3.1.1 the user
+        does it.
+        """
         drained = [to for at, to in self._drains.get(client.broker, ()) if at <= self._network.now]
         client.broker = drained[-1] if drained else client.broker
 

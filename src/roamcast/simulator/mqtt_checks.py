@@ -53,12 +53,13 @@ from roamcast.simulator.mqtt_ledger import (
 )
 
 NORMAL, RETAINED, EITHER = "", "retained", "normal or retained"
-"""Ways by which a message comes; another one is the name of a shared group. A client that asks for RETAIN as
-published cannot tell the two apart."""
+"""Ways by which a message arrives; any other value is the name of a shared group. A client that asks for
+RETAIN as published cannot tell the first two apart.
+"""
 KNOWN_AFTER_S = 1.0
-"""Copies of a session hear now and then what the client has acknowledged, while it is attached."""
+"""Time until copies of a session know what its attached client has acknowledged."""
 PROBE = "probe-"
-"""Begins the names of clients that look at every broker when all is over."""
+"""Prefix of the clients that look at every broker at the end."""
 
 
 @dataclass
@@ -66,16 +67,16 @@ class Circumstances:
     """Events of a story at brokers that excuse differences."""
 
     access_s: float
-    """The longest way between client and broker."""
+    """The longest delay between client and broker."""
     forgotten: dict[str, None] = field(default_factory=dict)
     joined_at: float = -inf
     """Time at which the last broker joined; before that there were several networks."""
     has_quota: bool = False
     """True if brokers may refuse to retain messages."""
     makes_room: bool = False
-    """True if brokers may be full: they then end sessions without subscriptions."""
+    """True if brokers may become full; they then end sessions without subscriptions."""
     rules: dict[str, list[tuple[float, AccessRules]]] = field(default_factory=dict)
-    """Broker to its rules, from when on."""
+    """By broker: its rules, and the time from which they hold."""
 
 
 class MqttChecker:
@@ -124,7 +125,9 @@ class MqttChecker:
                 self.result.violate("session lost", f"{client} came back at {at:.6f} and began anew")
 
     def _had_to_make_room(self, client: str, at: float) -> bool:
-        """Whether a full broker may have ended the session that was lost: the client held no subscription."""
+        """Return whether a full broker may have ended the lost session, because the client held no
+        subscription.
+        """
         lost = next(life for life in self._ledger.clients[client].lives if life.ended_at == at)
         held = [one for one in lost.subscriptions if one.granted_at < one.gone_at == inf]
         return self._about.makes_room and not held
@@ -176,7 +179,7 @@ class MqttChecker:
         )
 
     def _is_denied(self, message: Message, broker: str, start: float, end: float) -> bool:
-        """Return whether the rules of a broker denied it all the time."""
+        """Return whether the rules of a broker denied it during the whole time."""
         in_force = self._in_force(broker, start, end)
         return bool(in_force) and not any(
             access.of(Identity(message.publisher)).may_publish(message.topic, message.attributes)
@@ -184,7 +187,7 @@ class MqttChecker:
         )
 
     def _in_force(self, broker: str, start: float, end: float) -> list[Access]:
-        """The rules that a broker had at any time; none if it began without."""
+        """Return the rules that a broker had at some time in between; none if it began without rules."""
         changes = self._accesses.get(broker, [])
         before = [access for at, access in changes if at <= start][-1:]
         return before + [access for at, access in changes if start < at <= end] if before else []
@@ -206,15 +209,16 @@ class MqttChecker:
         )
 
     def _has_overtaken(self, message: Message) -> bool:
-        """Return whether it was published over a session that stood in for the publisher's own one, whose
-        messages were not known."""
+        """Return whether it was published in a session that stood in for the publisher's own, whose messages
+        were not known.
+        """
         publisher = self._ledger.clients.get(message.publisher)
         return publisher is not None and any(
             publisher.lives[one.life].has_stand_in for one in message.sendings
         )
 
     def _acceptances_max(self, message: Message) -> int:
-        """How often brokers may have taken it for a new one."""
+        """Return how often brokers may have accepted the message as a new one."""
         is_repeatable = message.qos == 1 or self._is_from_doubtful(message)
         return len(message.sendings) if is_repeatable and not message.is_will else 1
 
@@ -281,10 +285,11 @@ class MqttChecker:
         return all(one.wants_at(place, message, client.id) for place in places)
 
     def _places(self, client: ClientLedger, life: Life, start: float, end: float) -> list[str]:
-        """Where brokers may have known the client to be at some moment between these; "" is nowhere.
+        """Return the places where brokers may have believed the client to be at some moment in between; "" is
+        nowhere.
 
-        A place is over when the client has said another one, in calm times and a while after it had come:
-        during a handoff moves wait.
+        A place ends when the client has reported another one while nothing was down and it was attached for a
+        while: during a handoff reports wait.
         """
         said = [(-inf, ""), *((at, place) for at, place in life.places if at <= end)]
         for position in range(len(said) - 1, 0, -1):
@@ -376,8 +381,9 @@ class MqttChecker:
             self.result.violate("not retained", text)
 
     def _has_options_of_a_place(self, client: ClientLedger, life: Life, delivery: Delivery) -> bool:
-        """Whether it is the client's own, came by a subscription that is not for these, and is sent because
-        another one depends on the client's place: only the broker that matched it knew the place."""
+        """Return whether the client's own message arrived by a subscription with No Local because another
+        subscription depends on the client's place: only the broker that matched it knew the place.
+        """
         message = delivery.message
         asked = [
             one
@@ -462,7 +468,9 @@ class MqttChecker:
                 self.result.violate("repeated", text)
 
     def _is_needless(self, client: ClientLedger, life: Life, first: Delivery, again: Delivery) -> bool:
-        """Whether all brokers knew that the client has it before the client connected and got it again."""
+        """Return whether all brokers knew, before the client connected, that it had the message which it then
+        received again.
+        """
         if len(first.message.sendings) != 1 or life.has_stand_in or life.is_doubtful or not first.qos:
             return False
         if _left_groups(life, first.message) or self._is_before_join(first.message):
@@ -579,7 +587,7 @@ class MqttChecker:
     # --- wills ---
 
     def _settle_wills(self) -> None:
-        """Which wills have to be published, and which must not be."""
+        """Decide which wills must be published, and which must not be."""
         for client in self._ledger.clients.values():
             for place, one in enumerate(client.connections):
                 if one.will is not None:
@@ -647,7 +655,7 @@ class MqttChecker:
                 self.result.violate("retained", f"brokers differ about {topic}: {values}")
             for probe, value in values.items():
                 if not self._may_be_last(topic, value, probe):
-                    text = f"{probe} got {value or 'nothing'} under {topic}, which is not the last"
+                    text = f"{probe} got {value or 'nothing'} under {topic}, which is not the last message"
                     self.result.violate("retained", text)
 
     def _retained_topics(self) -> Iterator[str]:
@@ -699,7 +707,7 @@ def _key(client: ClientLedger, delivery: Delivery) -> tuple[str, str]:
 
 
 def _left_groups(life: Life, message: Message) -> list[Subscription]:
-    """Groups that the client has left: what they still owe it cannot be told from the rest."""
+    """Return groups that the client has left: what they still owe it cannot be distinguished."""
     groups = [one for one in life.subscriptions if one.group and one.changed_at < inf]
     return [one for one in groups if one.filter.matches(message.attributes)]
 

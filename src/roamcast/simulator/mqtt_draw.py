@@ -1,6 +1,6 @@
-"""Drawing stories of MQTT clients from seeds: every feature that ships, and faults on top.
+"""Draws stories of MQTT clients from seeds: every feature of the product, and faults on top.
 
-Each seed takes some of the features, so that most stories stay small. Moves are drawn on the scale of the
+Each seed uses some of the features, so that most stories stay small. Moves are drawn on the time scale of the
 delays, so that clients often leave again in the middle of a handoff.
 """
 
@@ -73,7 +73,7 @@ class Scale(Span):
 
 @dataclass(frozen=True)
 class Player:
-    """A client as it is drawn."""
+    """A client while its part of the story is drawn."""
 
     id: str
     version: Version
@@ -95,7 +95,9 @@ class Plot:
 
 
 def protocols() -> list[str]:
-    """Protocols that promise exactly once with honest brokers and links; some are variants (a colon)."""
+    """Return the protocols that promise exactly once with honest brokers and links, including some variants
+    (with a colon).
+    """
     excuses = frozenset({"overflow", "expired"})
     return [
         name
@@ -110,7 +112,7 @@ def protocols() -> list[str]:
 def draw_mqtt_story(
     protocol: str, seed: int, faults: Sequence[str] = ()
 ) -> tuple[Topology, NetworkSettings, tuple[Action, ...]]:
-    """The story of a seed, with faults of these kinds."""
+    """Draw the story of a seed, with faults of these kinds."""
     rng = random.Random(f"mqtt/{seed}")
     topology = parse_topology(rng.choice(TOPOLOGIES), rng)
     if find_protocol(protocol).draws_copies and len(topology.brokers) < 3:
@@ -295,7 +297,7 @@ def _draw_publish(player: Player, rng: random.Random) -> PublishMessage:
 
 
 def _changes(player: Player, plot: Plot) -> list[Action]:
-    """Subscribe and unsubscribe at any moment, also while away."""
+    """Draw subscriptions and unsubscriptions at any moment, also while clients are away."""
     rng = plot.rng
     actions: list[Action] = []
     names = [*FILTERS, SHARED[0]] if player.version == 5 else [name for name in FILTERS if "?" not in name]
@@ -311,7 +313,7 @@ def _changes(player: Player, plot: Plot) -> list[Action]:
 
 
 def _draw_more(plot: Plot, actions: list[Action], rng: random.Random) -> LocationSettings:
-    """Some subscribers see RETAIN as it was published; in some stories clients say where they are."""
+    """Let some subscribers see RETAIN as published; in some stories clients report their place."""
     if rng.random() < 0.3:
         for position, (at, client, item) in enumerate(actions):
             if isinstance(item, SubscribeFilter) and rng.random() < 0.5:
@@ -327,8 +329,7 @@ def _draw_more(plot: Plot, actions: list[Action], rng: random.Random) -> Locatio
 def _draw_repeatable(
     topology: Topology, settings: NetworkSettings, actions: list[Action], rng: random.Random
 ) -> NetworkSettings:
-    """In most stories clients subscribe with QoS 1, have no will, and are expected everywhere: copies serve
-    them."""
+    """Draw stories that copies serve: mostly QoS 1, no wills, and clients expected everywhere."""
     if rng.random() < 0.3:
         return settings
     ours = {client for client in sorted({one[1] for one in actions}) if rng.random() < 0.4}
@@ -351,7 +352,9 @@ def _draw_repeatable(
 
 
 def _draw_expected(plot: Plot) -> tuple[NetworkSettings, list[Action]]:
-    """Clients that mostly leave before their sessions can be there, and another that publishes for them."""
+    """Draw clients that mostly leave before their session can arrive, and another client that publishes for
+    them.
+    """
     rng, mobility = plot.rng, plot.settings.mobility
     settings = replace(
         plot.settings,
@@ -400,7 +403,9 @@ def _draw_hurries(client: str, plot: Plot) -> list[Action]:
 
 
 def _draw_old_copies(plot: Plot, actions: list[Action], rng: random.Random) -> list[Action]:
-    """A client is elsewhere while a broker with a copy of its session is down, and then comes to it."""
+    """Let a client be elsewhere while a broker with a copy of its session is down, and then connect to that
+    broker.
+    """
     drawn: list[Action] = []
     clients = sorted({client for _, client, item in actions if isinstance(item, Connect)})
     for start_s, broker, item in actions:
@@ -420,7 +425,7 @@ def _draw_old_copies(plot: Plot, actions: list[Action], rng: random.Random) -> l
 
 
 def _draw_newcomers(plot: Plot, rng: random.Random) -> list[Action]:
-    """A link is down for long; a client that is new, or moved just before, connects on both sides."""
+    """Cut a link for long; a client that is new, or that moved just before, connects on both sides."""
     links, plot = plot.topology.overlay, replace(plot, rng=rng)
     if not links or rng.random() < 0.5:
         return []
@@ -445,7 +450,7 @@ def _draw_newcomers(plot: Plot, rng: random.Random) -> list[Action]:
 
 
 def _draw_places(plot: Plot, actions: list[Action], rng: random.Random) -> LocationSettings:
-    """What is published belongs to a place, and some subscribers want that of the place where they are."""
+    """Give publications a place, and let some subscribers want those of the place where they are."""
     walkers = [client for _, client, item in actions if isinstance(item, Connect) and item.version == 5]
     for position, (at, client, item) in enumerate(actions):
         if isinstance(item, PublishMessage) and client in walkers and rng.random() < 0.7:
@@ -487,7 +492,7 @@ def _draw_operators(plot: Plot, actions: list[Action]) -> list[Action]:
 
 
 def _draw_drain(plot: Plot) -> list[Action]:
-    """A broker is drained; some are started anew afterwards, some leaves are forgotten for good."""
+    """Drain brokers; some restart afterwards, and some leaves of the tree are forgotten for good."""
     rng, brokers = plot.rng, plot.topology.brokers
     if len(brokers) < 2 or plot.late is not None:
         return []
@@ -503,7 +508,7 @@ def _draw_drain(plot: Plot) -> list[Action]:
 
 
 def _draw_rules(plot: Plot) -> list[Action]:
-    """A right is withdrawn, at one broker or at all, and perhaps given again."""
+    """Withdraw a right, at one broker or at all, and perhaps grant it again."""
     rng, brokers = plot.rng, plot.topology.brokers
     client, topic = f"c{rng.randrange(3)}", rng.choice(("a/#", "a/1", "#"))
     action: Literal["publish", "subscribe"] = "subscribe" if rng.random() < 0.5 else "publish"
@@ -517,7 +522,7 @@ def _draw_rules(plot: Plot) -> list[Action]:
 
 
 def _draw_limits(plot: Plot) -> list[Action]:
-    """A limit is set and lifted again."""
+    """Set a limit and lift it again."""
     rng = plot.rng
     broker, name = (
         rng.choice(plot.topology.brokers),
@@ -542,7 +547,7 @@ def _draw_faults(plot: Plot, faults: Sequence[str], actions: list[Action]) -> Ne
 
 
 def _draw_crashes(plot: Plot, actions: list[Action]) -> list[Action]:
-    """Brokers that are down for a while; some of their clients go elsewhere, the others wait."""
+    """Draw brokers that are down for a while; some of their clients go elsewhere, the others wait."""
     rng = plot.rng
     drawn: list[Action] = []
     for _ in range(rng.choice((1, 1, 2, 4))):

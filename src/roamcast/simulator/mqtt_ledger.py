@@ -1,4 +1,4 @@
-"""Records what MQTT clients of a simulation did and saw: the evidence for `mqtt_checks`.
+"""Records what MQTT clients of a simulation did and received: the evidence for `mqtt_checks`.
 
 Only the clients' side (`mqtt_access`) writes it; the brokers' tables are not used.
 """
@@ -18,7 +18,7 @@ from roamcast.protocol.records import Row
 from roamcast.simulator.mqtt_story import PLACE, SubscribeFilter
 
 IN_PLACE = f"{PLACE} IN myloc"
-"""A whole `where` of stories: what is published with the place where the client is."""
+"""Condition of subscriptions in stories: wants what is published with the place where the client is."""
 
 
 @dataclass(eq=False)
@@ -61,34 +61,36 @@ class Message:
 
     @property
     def first_at(self) -> float:
-        """Earliest time at which a subscriber can have it."""
+        """Return the earliest time at which a subscriber can receive it."""
         return self.sendings[0].at if self.sendings else inf
 
     @property
     def is_accepted(self) -> bool:
-        """Return whether brokers promised something about it."""
+        """Return whether a broker acknowledged it."""
         if self.is_will:
             return self.is_due
         return self.qos > 0 and self.acknowledged_at is not None and not self.reason.failed
 
     @property
     def taken_by(self) -> float:
-        """Return the latest time at which its broker took it, if it did."""
+        """Return the latest time at which its broker accepted it, if it did."""
         return inf if self.acknowledged_at is None else self.acknowledged_at
 
 
 @dataclass(eq=False)
 class Subscription:
-    """One SUBSCRIBE to one topic filter, from asked until it is replaced, withdrawn, or its session ends."""
+    """One SUBSCRIBE to one topic filter, from its request until it is replaced, withdrawn, or its session
+    ends.
+    """
 
     asked: SubscribeFilter
     filter: Filter
     group: str
     asked_at: float
     sent_at: float
-    """Time of the last request: after a lost connection it is repeated."""
+    """Time of the last request, which is repeated after a lost connection."""
     replaces: Subscription | None = None
-    """The subscription that it replaces if it is granted; otherwise that one stays."""
+    """The subscription that it replaces if it is granted; if it is refused, that one stays."""
     unanswered: int = 1
     """Number of requests without a SUBACK."""
     answered_at: float = inf
@@ -100,7 +102,7 @@ class Subscription:
     is_in_time: bool = False
     """True if SUBACK was sent in time, before the wait timed out."""
     settled_from: float | None = None
-    """When every broker knew of it (see `MqttLedger.settled_at`); None: not asked yet."""
+    """Time at which every broker knew of it (see `MqttLedger.settled_at`); None: not computed yet."""
     changed_at: float = inf
     """Time at which its end was requested."""
     gone_at: float = inf
@@ -111,12 +113,12 @@ class Subscription:
         return IN_PLACE in self.asked.where
 
     def wants(self, message: Message, client: str) -> bool:
-        """Return whether it matches, wherever the client is."""
+        """Return whether it matches, at any place of the client."""
         is_own = self.asked.no_local and message.publisher == client
         return not is_own and not self.is_refused and self.filter.matches(message.attributes)
 
     def wants_at(self, place: str, message: Message, client: str) -> bool:
-        """Return whether it matches for a client at this place, if that matters."""
+        """Return whether it matches for a client at this place, if the place matters."""
         is_there = not self.depends_on_place or message.attributes.get(PLACE) == place
         return is_there and self.wants(message, client)
 
@@ -146,9 +148,11 @@ class Life:
     has_stand_in: bool = False
     """True if another session stood in for it while it could not be reached."""
     stood_for: list[Connection] = field(default_factory=list)
-    """While another one may stand for it: its own last connections. It may expire unseen."""
+    """The session's own last connections while another session may stand in for it; it may expire
+    unnoticed.
+    """
     is_doubtful: bool = False
-    """Whether it may have ended and begun anew with a connection whose CONNACK the client never saw."""
+    """True if it may have ended and begun anew by a connection whose CONNACK the client never received."""
     over_from: float = inf
     """Earliest time at which it may have ended."""
     ended_at: float = inf
@@ -163,7 +167,7 @@ class Life:
         return self.is_doubtful or self.over_from < inf
 
     def current(self, name: str) -> Subscription | None:
-        """The last subscription to a topic filter, if its end has not been asked for."""
+        """Return the last subscription to a topic filter, unless its end has been requested."""
         for one in reversed(self.subscriptions):
             if one.asked.filter == name and not one.is_refused:
                 return one if one.changed_at == inf else None
@@ -194,7 +198,7 @@ class Connection:
     """True if the broker received it and continued to run."""
     is_closed_by_broker: bool = False
     stands_in: bool = False
-    """True if the session behind it may be a stand-in for one that cannot be reached."""
+    """True if its session may be a stand-in for one that cannot be reached."""
     life: int = -1
 
 
@@ -211,11 +215,11 @@ class ClientLedger:
 
     @property
     def life(self) -> Life | None:
-        """The session that the client has, as far as it knows."""
+        """Return the session that the client believes to have."""
         return self.lives[-1] if self.lives and self.lives[-1].ended_at == inf else None
 
     def welcomed(self, noted: Connection, is_present: bool, ledger: Ledger, now: float) -> None:
-        """CONNACK has come: with the session there was, or with a new one."""
+        """Record a CONNACK, for the existing session or for a new one."""
         life = self.life
         since = [one for one in self.connections if life is not None and one.number >= life.connection]
         noted.welcome_at = now
@@ -257,16 +261,18 @@ class ClientLedger:
         life.connection, noted.life = noted.number, life.number
 
     def session_is_back(self, now: float) -> None:
-        """A broker asks the client to connect again, to the session that another one stood for."""
+        """Record that a broker asks the client to connect again, to the session that another one stood in
+        for.
+        """
         life = self.life
         if life is not None:
             life.is_doubtful = life.is_doubtful or may_have_ended(life.stood_for, None, now)
             life.stood_for = []
 
     def _has_only_stand_ins(self, life: Life, noted: Connection, ledger: Ledger) -> bool:
-        """Whether there is nothing but sessions that stand in, at brokers that `noted` did not come to.
+        """Return whether only stand-in sessions exist, at other brokers than that of `noted`.
 
-        Once everything was up for a moment, one of them has become the session.
+        Once nothing was down for a moment, one of them has become the session.
         """
         now, here = noted.welcome_at, [one for one in self.connections if one.life == life.number]
         ended = list(life.stood_for) if may_have_ended(life.stood_for, None, now) else []
@@ -278,10 +284,10 @@ class ClientLedger:
         )
 
     def _comes_late(self, life: Life) -> bool:
-        """Whether a clean start that was never answered may have ended a session that began after it.
+        """Return whether a clean start without CONNACK may have ended a session that began after it.
 
         Its CONNECT waited for a broker behind a link that was down. A standard client does not number its
-        attaches, so nobody can tell that it is the older one, until its broker notices that the client left.
+        attaches, so no broker can tell that this one is older, until its broker notices that the client left.
         """
         return any(
             one.is_clean and one.welcome_at == inf and one.noticed_at > life.asked_at
@@ -322,9 +328,9 @@ class ClientLedger:
 
 
 def may_have_ended(since: list[Connection], noted: Connection | None, now: float) -> bool:
-    """Whether the session of these connections may be over, for a reason that its client knows.
+    """Return whether the session of these connections may be over for a reason that its client knows.
 
-    `noted` is not counted: it asks for the session.
+    `noted` is not counted, because it requests the session.
     """
     earlier = [one for one in since if one is not noted]
     return any(one.is_clean for one in earlier[1:]) or any(
@@ -334,13 +340,13 @@ def may_have_ended(since: list[Connection], noted: Connection | None, now: float
 
 class Ledger:
     def __init__(self, disturbances: Sequence[tuple[float, float]] = (), slack_s: float = 1.0) -> None:
-        """`disturbances` are times at which brokers or links were down; `slack_s` is the longest way."""
+        """`disturbances` are times at which brokers or links were down; `slack_s` is the longest delay."""
         self.disturbances = disturbances
         self.slack_s = slack_s
         self.serves = False
         """True if clients are served while their sessions cannot be reached."""
         self.lost_sessions: list[tuple[str, float]] = []
-        """Clients whose session was gone without a reason, and when they heard so."""
+        """Clients whose session was missing without a reason, with the time at which they learned it."""
         self.refused: list[tuple[float, str, str, Reason]] = []
         self.clients: dict[str, ClientLedger] = {}
         self.messages: dict[str, Message] = {}
@@ -362,7 +368,9 @@ class Ledger:
         return all(until < start or since > end for since, until in self.disturbances)
 
     def was_calm_between(self, start: float, end: float) -> bool:
-        """Return whether everything was up at some moment, and some time before and after."""
+        """Return whether everything was up at some moment in between, including some time before and after
+        it.
+        """
         ends = (until + self.slack_s + 1e-6 for _, until in self.disturbances)
         return any(start <= at <= end and self.is_calm(at, at) for at in (start, *ends))
 
@@ -376,7 +384,7 @@ class Ledger:
     def settled_at(self, one: Subscription) -> float:
         """Return the latest time at which every broker knew of a subscription.
 
-        That is when it was granted, or, if some broker could not be asked then, when all had been up for a
+        That is when it was granted, or, if some broker could not be reached then, when all had been up for a
         while.
         """
         if one.settled_from is None:

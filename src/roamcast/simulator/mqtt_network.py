@@ -40,9 +40,9 @@ from roamcast.simulator.topology import Topology
 REST_S = 60.0
 """Simulated time after the last action in which the network comes to rest; later timers are ignored."""
 OF_OTHERS = (ClientConnected, ClientFrames, ConnectionLost, LinkFrames, Tick)
-"""Inputs that may be lost with a journal entry, because whoever sent them sends them again."""
+"""Inputs that may be lost with a journal entry, because their senders repeat them."""
 NOT_JOINED = "not joined"
-"""Why a link is down that the story has not made yet."""
+"""Why a link is down that the story has not created yet."""
 UNLIMITED = 100_000
 
 
@@ -59,7 +59,9 @@ class MqttNetwork(Network):
         joins: Iterable[frozenset[str]] = (),
         trace: Callable[[float, str, str, Message], None] | None = None,
     ) -> None:
-        """`joins` are links that do not exist before the story makes them; see `MqttAccess` for `drains`."""
+        """`joins` are links that do not exist before the story creates them; see `MqttAccess` for
+        `drains`.
+        """
         self._ledger = ledger
         self._drains = drains
         self._joins = dict.fromkeys(joins)
@@ -67,6 +69,7 @@ class MqttNetwork(Network):
         """Brokers that have stopped for good."""
         self._limits = {id: settings.mqtt or MqttSettings() for id in topology.brokers}
         self._rules = {id: AccessRules() for id in topology.brokers}
+        self._refused: set[str] = set()
         super().__init__(topology, settings, observe, trace, faults=True)
         for edge in self._joins:
             one, other = edge
@@ -99,6 +102,7 @@ class MqttNetwork(Network):
                 settle_timeout_s=limits.settle_timeout_s,
                 locate_timeout_s=limits.locate_timeout_s,
             ),
+            peers=tuple(peer for peer in self.topology.peers(id) if frozenset((id, peer)) not in self._joins),
             border=settings.border,
             movement_graph="" if graph is None else format_movement_graph(graph),
             stay_s=settings.location.stay_s,
@@ -107,7 +111,7 @@ class MqttNetwork(Network):
         )
 
     def _given(self, id: str) -> OverlayGiven:
-        """Return the topology without links that are made later, and without the brokers behind them."""
+        """Return the topology without links that are created later, and without the brokers behind them."""
         given = super()._given(id)
         links = [link for link in given.links if frozenset((id, link.peer)) not in self._joins]
         return OverlayGiven(
@@ -126,7 +130,7 @@ class MqttNetwork(Network):
     # --- running ---
 
     def run(self, actions: Iterable[Action] = (), progress: Callable[[float], None] | None = None) -> None:
-        """Perform the actions, which are in order of time, and go on until the network is at rest."""
+        """Perform the actions, which are in order of time, and continue until the network is at rest."""
         script = list(actions)
         self._push_action(iter(script))
         self.go(progress, (script[-1][0] if script else 0.0) + REST_S)
@@ -176,7 +180,7 @@ class MqttNetwork(Network):
         self.step(broker, (SettingsChanged(self._machine_settings(broker, self._limits[broker])),))
 
     def _restart(self, broker: str) -> None:
-        """A broker reads its configuration when it starts: it may have changed meanwhile."""
+        """Restart a broker with the present configuration, which may have changed since it stopped."""
         was_down = broker in self._down
         super()._restart(broker)
         if was_down:
@@ -192,7 +196,7 @@ class MqttNetwork(Network):
         return True
 
     def _forget(self, broker: str, gone: str) -> None:
-        """The other broker stops for good, and everyone is told so."""
+        """Tell all brokers that one of them has stopped for good."""
         if gone in self._gone or broker in self._down:
             return
         if gone not in self._down:
@@ -201,10 +205,24 @@ class MqttNetwork(Network):
         self.step(broker, (BrokerForgotten(gone),))
         self.access.broker_started(gone)  # Whoever waits for it goes elsewhere now.
 
+    def _crash(self, broker: str, reason: str | None = None) -> None:
+        self._refused.update(self._refusals(broker))
+        super()._crash(broker, reason)
+
+    def _refusals(self, broker: str) -> Iterator[str]:
+        """What this broker refused of its peers."""
+        for peer, reasons in self.machines[broker].border.refused.items():
+            yield from (f"{broker} refused {peer}: {reason}" for reason in reasons)
+
     # --- for those who look on ---
 
     def wrongs(self) -> Iterator[tuple[str, str]]:
         yield from self.access.wrongs()
+        for broker in self.machines:
+            self._refused.update(self._refusals(broker))
+        if not self.settings.hostile:
+            for text in sorted(self._refused):
+                yield "honest peer refused", text
         for text in self._rows_differing:
             yield "replay differs", text
         for text in self._broken:

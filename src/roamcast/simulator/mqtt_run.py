@@ -26,9 +26,9 @@ from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.topology import Topology
 
 CALM_S = 30.0
-"""Simulated time in which everyone is home, before somebody looks whether all brokers agree."""
+"""Simulated time with all clients home, before probes check whether all brokers agree."""
 SURE_S = 0.25
-"""How much longer than it could take something may take."""
+"""Margin added to computed maximum delays."""
 
 
 def run_mqtt(
@@ -39,7 +39,7 @@ def run_mqtt(
     trace: Callable[[float, str, str, Message], None] | None = None,
     prepare: Callable[[MqttNetwork], None] | None = None,
 ) -> Result:
-    """Perform the actions, let the network come to rest, and judge what clients saw."""
+    """Perform the actions, let the network come to rest, and judge what clients received."""
     protocol = find_protocol(settings.protocol)
     check_combination(protocol, settings.routing or protocol.strategies[0], False)
     protocol.check(settings.mobility_settings(topology))

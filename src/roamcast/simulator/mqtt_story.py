@@ -1,4 +1,4 @@
-"""The lines of a story whose clients speak MQTT.
+"""Lines of a story whose clients speak MQTT.
 
     front mqtt
     at 0.0 c0 attach b0 version 5 expiry 60 window 2 will a/gone qos 1 retain delay 3
@@ -12,11 +12,11 @@
     at 3.0 c0 disconnect to b0
     at 3.5 c1 disconnect with-will expiry 0
 
-`leave` breaks the connection without a word; what is on its way is lost. `disconnect` says DISCONNECT first.
-An option that `attach` does not name is as in the client's last `attach`; `clean` holds once. With `says 1`
-the client says in CONNECT what it has, as our own do. What follows `will` is about the will, and what follows
-`where` is a selector. `move` says where the client is, in a story with a `graph`. The topic filter `'#'` is
-quoted, since `#` begins a comment unless it follows a `/`.
+`leave` breaks the connection silently; what is in transit is lost. `disconnect` sends DISCONNECT first.
+Options missing in `attach` are taken from the client's last `attach`, except `clean`. With `says 1` the
+client lists in CONNECT the messages it has, as our own client does. Options after `will` belong to the will,
+and a selector follows `where`. `move` reports the client's location, in a story with a `graph`. The topic
+filter `'#'` is quoted, since `#` begins a comment unless it follows a `/`.
 
 Operators act on brokers:
 
@@ -27,10 +27,10 @@ Operators act on brokers:
     at 7.0 b1 rules
     at 8.0 b1 limit queue_max 3
 
-A link that a `join` names does not exist before: the broker is alone until then, with sessions of its own.
-`forget` follows after a broker has stopped for good. `rules` without more allows everything.
-What can be limited (`queue_max`, `sessions_max`, `retained_max`) is also a line of the story for all brokers,
-and so are `unreachable serve`, `settle_timeout_s` and `locate_timeout_s`.
+The link of a `join` does not exist earlier: until then the broker is alone, with its own sessions. `forget`
+is used after a broker has stopped for good. `rules` without arguments allows everything. Each limit
+(`queue_max`, `sessions_max`, `retained_max`) can also be a line of the story for all brokers, and so can
+`unreachable serve`, `settle_timeout_s` and `locate_timeout_s`.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ from roamcast.simulator.location_story import format_move, parse_move
 EXPIRY_DEFAULT_S = 3600
 FOR_EVER_S = 1e9
 PLACE = "location"
-"""The variable of clients' own state that stories change."""
+"""The variable of clients' state that `move` changes."""
 
 # --- settings ---------------------------------------------------------------------------------------
 
 
 class MqttSettings(msgspec.Struct, frozen=True):
-    """Settings of a story for the MQTT endpoints of all brokers; None is no limit."""
+    """Settings of the MQTT endpoints of all brokers in a story; None means no limit."""
 
     queue_max: int | None = None
-    """Notifications queued for one client."""
+    """Maximum notifications queued for one client."""
     sessions_max: int | None = None
-    """Sessions at one broker."""
+    """Maximum sessions at one broker."""
     retained_max: int | None = None
-    """Retained messages at one broker."""
+    """Maximum retained messages at one broker."""
     unreachable: Literal["refuse", "serve"] = "refuse"
-    """Handling of a client whose session cannot be searched."""
+    """What happens to a client whose session cannot be located."""
     settle_timeout_s: float = 5.0
     locate_timeout_s: float = 10.0
 
@@ -99,7 +99,7 @@ def parse_mqtt_line(settings: MqttSettings, name: str, text: str) -> MqttSetting
 
 
 class Connect(AttachTo, frozen=True):
-    """Open a connection to a broker; None is as on the last connection."""
+    """Open a connection to a broker; None means as in the last connection."""
 
     version: Version | None = None
     clean: bool = False
@@ -109,13 +109,13 @@ class Connect(AttachTo, frozen=True):
     """The receive maximum."""
     keep_alive_s: int | None = None
     says: int | None = None
-    """1 if the client reports its messages in CONNECT, as our own client does; otherwise 0."""
+    """1 if the client lists its messages in CONNECT, as our own client does; otherwise 0."""
     will: Will | None = None
-    """The will of this connection; its payload is made when the connection is."""
+    """The will of this connection; its payload is created with the connection."""
 
 
 class Disconnect(LeaveFor, frozen=True):
-    """Say DISCONNECT and close the connection."""
+    """Send DISCONNECT and close the connection."""
 
     with_will: bool = False
     expiry_s: int | None = None
@@ -129,7 +129,7 @@ class PublishMessage(Input, frozen=True):
     """True to send no payload, which clears the retained message of the topic."""
     times: int = 1
     size: int = 0
-    """Bytes of payload, at least."""
+    """Minimum size of the payload in bytes."""
     expiry_s: int | None = None
     properties: tuple[tuple[str, str], ...] = ()
 
@@ -158,25 +158,25 @@ class Drain(Fault, frozen=True):
 
 
 class Forget(Fault, frozen=True):
-    """The broker is told that another one, which has stopped, is gone for good."""
+    """The broker is told that another broker, which has stopped, is gone for good."""
 
     gone: str
 
 
 class Join(Fault, frozen=True):
-    """The link to this peer is made for the first time."""
+    """The link to this peer is created for the first time."""
 
     peer: str
 
 
 class SetRules(Fault, frozen=True):
-    """Access rules are read again."""
+    """The broker reloads its access rules."""
 
     rules: AccessRules
 
 
 class SetLimit(Fault, frozen=True):
-    """A limit is read again."""
+    """The broker reloads a limit."""
 
     name: str
     value: int | None
@@ -188,7 +188,7 @@ Words = list[str]
 
 
 def _options(verb: str, words: Words, flags: Mapping[str, str], values: Mapping[str, str]) -> dict[str, Any]:
-    """Read `flag` and `name value` words into fields; what is not known is refused."""
+    """Parse `flag` and `name value` words into fields; refuse unknown ones."""
     found: dict[str, Any] = {}
     left = iter(words)
     for word in left:
@@ -206,7 +206,7 @@ def _options(verb: str, words: Words, flags: Mapping[str, str], values: Mapping[
 
 
 def _written(item: Input, flags: Mapping[str, str], values: Mapping[str, str], default: Input) -> str:
-    """The other way round: what is not as always."""
+    """Format the fields that differ from the defaults, the inverse of `_options`."""
     words = [word for word, field in flags.items() if getattr(item, field)]
     for word, field in values.items():
         value = getattr(item, field)
@@ -236,7 +236,7 @@ def _check_qos(qos: int) -> None:
 def _parse_attach(text: str) -> Connect:
     words = text.split()
     if not words:
-        raise InputError("attach to which broker?")
+        raise InputError("attach: the broker is missing")
     broker, rest = words[0], words[1:]
     will = None
     if "will" in rest:
@@ -248,7 +248,7 @@ def _parse_attach(text: str) -> Connect:
         _check_qos(will.qos)
     options = _options("attach", rest, {"clean": "clean"}, _ATTACH)
     if options.get("version", 5) not in (4, 5):
-        raise InputError("attach: version 4 is MQTT 3.1.1, version 5 is MQTT 5; there is no other")
+        raise InputError("attach: the version must be 4 (MQTT 3.1.1) or 5 (MQTT 5)")
     return Connect(broker, 0, will=will, **options)
 
 
@@ -264,7 +264,7 @@ def _format_attach(item: Connect) -> str:
 def _parse_publish(text: str) -> PublishMessage:
     words = text.split()
     if not words:
-        raise InputError("publish under which topic?")
+        raise InputError("publish: the topic is missing")
     told = [word for word in words[1:] if "=" in word]
     rest = [word for word in words[1:] if "=" not in word]
     options = _options("publish", rest, {"retain": "retain", "clear": "is_clear"}, _PUBLISH)
@@ -283,7 +283,7 @@ def _parse_subscribe(text: str) -> SubscribeFilter:
     before, _, where = text.partition(" where ")
     words = before.split()
     if not words:
-        raise InputError("subscribe to which topic filter?")
+        raise InputError("subscribe: the topic filter is missing")
     options = _options("subscribe", words[1:], _SUBSCRIBE_FLAGS, _SUBSCRIBE)
     _check_qos(options.get("qos", 0))
     filter = words[0].strip("'")
@@ -293,7 +293,7 @@ def _parse_subscribe(text: str) -> SubscribeFilter:
 
 
 def _quoted(filter: str) -> str:
-    """The topic filter that is nothing but `#` would begin a comment."""
+    """Quote a topic filter that is only `#`, which would begin a comment."""
     return f"'{filter}'" if filter.startswith("#") else filter
 
 
@@ -322,7 +322,7 @@ def _format_disconnect(item: Disconnect) -> str:
 
 def _parse_leave(text: str) -> LeaveFor:
     if text:
-        raise InputError(f"leave {text!r}: nothing follows; `disconnect to {text}` proclaims a move")
+        raise InputError(f"leave {text!r}: leave takes no argument; `disconnect to {text}` proclaims a move")
     return LeaveFor()
 
 

@@ -5,7 +5,7 @@ It is a driver like the daemon: it turns events into inputs, feeds them to the m
 the peer has them, and resumed after an outage; the simulator only adds delay. Where brokers may crash, each
 has a journal of encoded entries and snapshots like that of a broker on disk, and recovers from them.
 
-All clients of a network are of one kind (`access`). This module knows no protocol.
+All clients of a network are of one kind (`access`). This module does not depend on any protocol.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from roamcast.simulator.faults import (
     Restart,
     Snapshot,
 )
-from roamcast.simulator.hostile import HostileBroker, border_of
+from roamcast.simulator.hostile import MEMBERS, HostileBroker, border_of
 from roamcast.simulator.links import Delay, Link, LossyLink, longest_s
 from roamcast.simulator.mqtt_story import MqttSettings
 from roamcast.simulator.topology import Topology
@@ -84,7 +84,7 @@ class NetworkSettings:
     advertisements: bool = False
     link_delay: Delay = LINK_DELAY
     link_delays: tuple[tuple[str, str, Delay], ...] = ()
-    """Delays of single links, in both directions."""
+    """Delays of individual links, in both directions."""
     access_delay: Delay = ACCESS_DELAY
     access_bits_per_s: float | None = None
     access_shared: bool = False
@@ -99,10 +99,11 @@ class NetworkSettings:
     loss: float = 0.0
     """Share of transmissions over links that are lost. They are repeated, so loss appears as delay."""
     reach: tuple[tuple[str, str], ...] = ()
-    """For brokers that move: additional possible links. With these the brokers elect a leader, and links
-    follow; otherwise links change only as the story says."""
+    """For brokers that move: additional possible links. With these the brokers elect a leader, and the links
+    follow; without, links change only by the story.
+    """
     tree: TreeRule = "stable"
-    """Rule by which they choose their parents."""
+    """Rule by which brokers that move choose their parents."""
     records: Level = "counters"
     mqtt: MqttSettings | None = None
     """Settings of the MQTT endpoints; None: clients use the plain protocol of the lab."""
@@ -113,18 +114,21 @@ class NetworkSettings:
     hostile: str = ""
     """The broker that sends made-up messages."""
     replicas: tuple[tuple[str, int], ...] = ()
-    """Number of replicas of brokers that have followers."""
+    """Number of replicas of each broker that has followers."""
     lease_s: float = 1.0
-    """Lease of the leader of such a broker."""
+    """Duration of the leader's lease in a site with replicas."""
     seed: int = 0
 
     @property
     def border(self) -> dict[str, PeerRules] | None:
-        """Return rules for peers, if there is a hostile one."""
-        return border_of(self.hostile, self.seed) if self.hostile else None
+        """Return rules for peers. Clients of the lab have none unless there is a hostile peer: sweeps are
+        faster without."""
+        if self.hostile:
+            return border_of(self.hostile, self.seed)
+        return None if self.mqtt is None else {"": MEMBERS}
 
     def delay_between(self, one: str, other: str) -> Delay:
-        """Delay of the link between two neighbours."""
+        """Return the delay of the link between two neighbours."""
         for first, second, delay in self.link_delays:
             if {first, second} == {one, other}:
                 return delay
@@ -148,7 +152,7 @@ class Traffic:
     """Hops by cause; a message with several notifications counts once for each."""
     access_hops: int = 0
     messages: int = 0
-    """Messages over links between brokers, whatever they carry."""
+    """Messages over links between brokers, each counted once."""
 
     @property
     def total_hops(self) -> int:
@@ -200,7 +204,7 @@ class NetworkBase(Engine):
         self.observe = observe
         self._trace = trace
         self._hostile: HostileBroker | None = None
-        """The machine of the broker that makes up what it says."""
+        """Machine of the hostile broker."""
         self._witnessed = 0
 
     def is_down(self, broker: str) -> bool:
@@ -252,7 +256,7 @@ class Network(NetworkBase):
         trace: Callable[[float, str, str, Message], None] | None = None,
         faults: bool = False,
     ) -> None:
-        """With `faults` brokers keep journals, and rows are handed on when the run is over, each once."""
+        """With `faults` brokers keep journals, and each row is handed on once, when the run is over."""
         super().__init__(topology, settings, self._note if faults else observe, trace)
         self._report = observe
         is_plain = not (settings.loss or settings.link_delays or faults)
@@ -295,8 +299,9 @@ class Network(NetworkBase):
         }
         """Why each link is down; nothing if it is up."""
         self._connections = {frozenset(ends): 0 for ends in topology.overlay}
-        """The number of the connection that each link has now; none from an outage until the next handshake.
-        What is written into a connection that breaks never arrives."""
+        """Number of each link's present connection; none from an outage until the next handshake. What is
+        written to a connection that breaks never arrives.
+        """
         self._connections_made = 0
         self._told_down: dict[tuple[str, str], None] = {}
         """Brokers, and the peers that they know to be unreachable."""
@@ -343,7 +348,7 @@ class Network(NetworkBase):
         )
 
     def _given(self, id: str) -> OverlayGiven:
-        """Return the links of a broker, made long before the story begins."""
+        """Return the links of a broker, which existed long before the story begins."""
         hops = self.topology.next_hops(id)
         links = []
         for peer in self.topology.peers(id):
@@ -579,7 +584,9 @@ class Network(NetworkBase):
             journal.snapshot, journal.entries = freeze(self.machines[broker]), []
 
     def _crashes(self, broker: str, effects: MachineEffects) -> bool:
-        """Journal what a step names as durable; whether the broker crashes before its effects are out."""
+        """Journal what a step declares durable; return whether the broker crashes before its effects are
+        sent.
+        """
         fate = self._doomed.pop(broker, None)
         if effects.durable:
             self._journals[broker].entries.append(encode_entry(self.now, effects.durable))
@@ -591,7 +598,7 @@ class Network(NetworkBase):
         return True
 
     def _note(self, rows: list[Row]) -> None:
-        """Keep rows, each once; one that a replay writes otherwise is a mistake."""
+        """Keep rows, each once; a replay that writes other rows is an error."""
         for row in rows:
             known = self._rows.setdefault((row.node, row.sequence), row)
             if known is not row and known != row:
@@ -632,7 +639,7 @@ class Network(NetworkBase):
     # --- brokers that are not what they were ---
 
     def _tell_position(self, broker: str) -> list[str]:
-        """The last sign of life of a broker; the peers that hear it."""
+        """Send a broker's position, its last sign of life; return the peers that receive it."""
         reach = self._peers_in_reach(broker)
         linked = [peer for peer in reach if frozenset((broker, peer)) in self._connections]
         # A broker may crash while its link comes up, and a peer that has not done so hears nothing over it.
@@ -651,10 +658,10 @@ class Network(NetworkBase):
         return [peer for peer, whys in edges.items() if peer not in self._down and not whys.keys() - {broker}]
 
     def _try_impostor(self, broker: str, journal: Journal | None) -> None:
-        """A process with the broker's id begins with another disk.
+        """Start a process with the broker's id on another disk.
 
-        What a broker did since it was last heard is known to nobody, so the process is tried only where a
-        peer can be asked that heard its last sign of life.
+        Nobody knows what a broker did after its last sign of life, so the process is started only if a peer
+        within reach has received that sign.
         """
         is_clone = broker not in self._down
         heard = self._peers_in_reach(broker) if is_clone else self._heard[broker]
@@ -687,7 +694,7 @@ class Network(NetworkBase):
         return machine
 
     def _recover(self, broker: str) -> BrokerMachine:
-        """A machine as the journal has it."""
+        """Return a machine recovered from the journal."""
         machine = self._replayed(broker, self._journals[broker], self._note)
         if self._hashes[broker] and state_hash(machine) != self._hashes[broker]:
             self._rows_differing.append(f"{broker} has another state than when it crashed")
@@ -707,7 +714,7 @@ class Network(NetworkBase):
             self.push(self.now, self._tell_down, peer, broker)
 
     def _change_way(self, broker: str, peer: str, factor: float) -> None:
-        """Another connection takes the place of the one that the link has, if it has one."""
+        """Replace the present connection of a link, if it has one, by another one."""
         direct = self.settings.delay_between(broker, peer)
         delay = Delay(direct.low_s * factor, direct.high_s * factor)
         for one, other in ((broker, peer), (peer, broker)):
@@ -731,7 +738,7 @@ class Network(NetworkBase):
             self.push(self.now, self._shake_hands, broker, peer)
 
     def _shake_hands(self, one: str, other: str) -> None:
-        """Both ends are there: they say what they have, and go on behind that."""
+        """Let both ends exchange what they have received, and resume after that."""
         if self._outages[frozenset((one, other))] or {one, other} & self._down.keys():
             return
         for end, peer in ((one, other), (other, one)):
@@ -756,7 +763,7 @@ class Network(NetworkBase):
                 self.step(end, (LinkUp(peer, offers[end], incarnation, VERSION_MAX),))
 
     def _tell_down_first(self, broker: str, peer: str) -> None:
-        """An end that has not noticed the outage notices it when the other one connects again."""
+        """Let an end that has not noticed the outage notice it when the other end connects again."""
         if (broker, peer) not in self._told_down:
             self._told_down[broker, peer] = None
             self.step(broker, (LinkDown(peer),))

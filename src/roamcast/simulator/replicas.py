@@ -1,4 +1,4 @@
-"""What the replicas of a simulated site are made of: disks, processes, streams between them, and an etcd."""
+"""Parts of a simulated site with replicas: disks, processes, streams between them, and an etcd."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Disk:
 
     def __init__(self) -> None:
         self.ids: list[str] = []
-        """Of the processes that have used it."""
+        """Ids of the processes that have used it."""
         self.snapshot: bytes | None = None
         self.first = 1
-        """The number of the first entry."""
+        """Number of the first entry."""
         self.entries: list[bytes] = []
         self.synced = 0
-        """The last entry that a power loss leaves."""
+        """Number of the last entry that survives a power loss."""
         self.terms: list[Term] = []
         self.log: list[bytes] = []
-        """Everything that was ever written, for those who look on."""
+        """Everything that was ever written, for observers."""
         self.rows: list[list[Row]] = []
-        """What the machine recorded with each entry of the log. Nobody has seen it before the entry is
-        released, and a snapshot does not have it.
+        """Rows that the machine recorded with each entry of the log. They are published when the entry is
+        released; a snapshot does not contain them.
         """
 
     @property
@@ -46,12 +46,12 @@ class Disk:
         self.rows.append(rows)
 
     def cut(self, last: int) -> None:
-        """Lose what comes after this entry."""
+        """Drop all entries after this one."""
         del self.entries[max(0, last - self.first + 1) :]
         del self.log[last:], self.rows[last:]
 
     def install(self, snapshot: bytes, other: Disk) -> None:
-        """Begin anew behind a snapshot of all that another disk has."""
+        """Start with a snapshot of everything on another disk."""
         self.snapshot, self.first, self.entries = snapshot, other.last + 1, []
         self.synced, self.log, self.rows = other.last, list(other.log), list(other.rows)
 
@@ -66,7 +66,7 @@ class Disk:
 
 
 class Held:
-    """What a turn wants done, and what must be on which disks before."""
+    """Effects of a turn, and the entry that must be on certain disks before they leave."""
 
     def __init__(
         self, sequence: int, effects: MachineEffects, promised: dict[str, tuple[int, int]], position: int
@@ -78,25 +78,25 @@ class Held:
 
 
 class Node:
-    """One process of one replica."""
+    """A process of one replica."""
 
     def __init__(self, name: str, disk: Disk, replica: Replica, rate: float) -> None:
         self.name = name
         self.disk = disk
         self.replica = replica
         self.rate = rate
-        """How fast its clock runs."""
+        """Speed of its clock."""
         self.machine: BrokerMachine | None = None
         self.is_dead = False
         self.is_halted = False
         self.waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        """What reaches it while it stands still."""
+        """Calls that arrive while it is suspended."""
         self.held: deque[Held] = deque()
         self.serves = False
         self.stream: Stream | None = None
         """The stream to the leader."""
         self.streams: dict[str, Stream] = {}
-        """The leader's streams to followers."""
+        """On a leader: its streams to followers."""
         self.requests: dict[type[Request], int] = {}
         self.is_clone = False
         self.is_promoted = False
@@ -113,7 +113,7 @@ class Stream:
         self.is_open = True
         self.is_joined = False
         self.arrivals = {True: 0.0, False: 0.0}
-        """When the last message of each direction arrives; the leader's is True."""
+        """Time at which the last message of each direction arrives; True is the leader's direction."""
 
 
 class Etcd:

@@ -62,7 +62,7 @@ class ReplicatedNetwork(Network):
                 site.share_beginning(node)
 
     def let_out(self, broker: str, machine: BrokerMachine, effects: MachineEffects, position: int) -> None:
-        """What the replicas of a site have, and everybody may see."""
+        """Publish the effects of an entry that the replicas of a site have."""
         self._positions[broker] = machine.history.promised = position
         machine.journalled()
         self._send_frames(broker, machine, (), effects)
@@ -72,7 +72,7 @@ class ReplicatedNetwork(Network):
             self.observe(effects.records)
 
     def goes_on(self, site: Site) -> bool:
-        """Whether replicas must renew leases and look at etcd. At rest nothing would come of it."""
+        """Return whether replicas must renew leases and ask etcd. At rest that would change nothing."""
         if site.is_at_rest:
             return False
         if not site.is_repaired:
@@ -103,7 +103,7 @@ class ReplicatedNetwork(Network):
             self.access.broker_started(broker)
 
     def _shake_hands(self, one: str, other: str) -> None:
-        """A process that stands still answers nobody: the other end asks again."""
+        """Shake hands, or retry later if an end is suspended and cannot answer."""
         sites = [self.sites[id] for id in (one, other) if id in self.sites]
         halted = [site for site in sites if site.leader is not None and site.leader.is_halted]
         if halted:

@@ -1,8 +1,7 @@
-"""A replicated site in the simulator: replicas with disks and clocks of their own, and an etcd between them.
+"""A replicated site in the simulator: replicas with their own disks and clocks, and an etcd.
 
-The decisions are those of the replica that ships (`roamcast.replication`). Here are its driver and what can
-go wrong: processes that are killed or stand still, disks that are lost, connections that are cut, answers
-that never come.
+The replica that ships (`roamcast.replication`) makes the decisions. This module is its driver, with the
+faults: killed and suspended processes, lost disks, cut connections, missing answers.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ if TYPE_CHECKING:
 
 ETCD = "etcd"
 LEADER = "leader"
-"""Stands for whichever replica leads when a fault happens."""
+"""The replica that leads when a fault happens."""
 
 
 class Site:
-    """One broker, and its replicas."""
+    """A broker and its replicas."""
 
     def __init__(self, network: ReplicatedNetwork, broker: str, followers: int, lease_s: float) -> None:
         self.network = network
@@ -75,12 +74,12 @@ class Site:
         self.boots = 0
         self.wrongs: list[tuple[str, str]] = []
         self.released: list[bytes] = []
-        """Every entry whose effects have left."""
+        """All entries whose effects have left."""
         self.kill_after: list[Kill] = []
         self.promotions = 0
         self.is_repaired = False
         self.busy_at = 0.0
-        """When something reached it last."""
+        """Time of its last input."""
         in_sync = {}
         for name in self.names:
             self.disks[name] = Disk()
@@ -107,7 +106,7 @@ class Site:
 
     @property
     def leader(self) -> Node | None:
-        """Who speaks to clients and peers."""
+        """Return the replica that speaks to clients and peers."""
         return next((node for node in self.all_nodes if node.serves), None)
 
     def start(self, name: str, disk: Disk | None = None) -> Node:
@@ -154,7 +153,9 @@ class Site:
         self.wake()
 
     def _may_be_lost(self, node: Node) -> bool:
-        """A site whose last good disk is lost is lost; nobody promises anything else."""
+        """Return whether the replica's disk may be lost: losing the last good disk of a site would lose the
+        site, which nothing promises to survive.
+        """
         # A change that is under way to etcd is made even if whoever asked for it is gone.
         views = (self.etcd.view, *(view for one in self.all_nodes for view in one.replica.in_doubt))
         return all(
@@ -163,7 +164,7 @@ class Site:
         )
 
     def deliver(self, node: Node, call: Callable[..., None], *about: Any) -> None:
-        """Something reaches a process."""
+        """Deliver a call to a process; it waits if the process is suspended."""
         if node.is_dead:
             return
         if node.is_halted:
@@ -195,7 +196,7 @@ class Site:
         self.network.push(node.tick_at, self.network.tick_replica, (self, node), node.tick_at)
 
     def wake(self) -> None:
-        """Something happens again after everything had come to rest."""
+        """Resume ticking after everything had come to rest."""
         for node in self.all_nodes:
             if node.tick_at < 0 and not node.is_halted and not node.is_dead:
                 if node.replica.role == "leader" and not self.parted:
@@ -211,7 +212,7 @@ class Site:
         self._look_at(node)
 
     def _look_at(self, node: Node) -> None:
-        """Follow what the replica has decided."""
+        """Carry out what the replica has decided."""
         replica = node.replica
         if replica.role == "stopped":
             name, is_clone = node.name, node.is_clone
@@ -241,7 +242,7 @@ class Site:
         return self.timing.lease_s * self.rng.choice((0.001, 0.005, 0.02))
 
     def _way_to_etcd_s(self) -> float:
-        """Some requests come so late that nobody waits for the answer any more."""
+        """Draw the delay of a request; some are so slow that the answer is no longer awaited."""
         return self.timing.lease_s * self.rng.choice((0.001, 0.005, 0.02, 0.02, 0.02, 0.4))
 
     def _reach_etcd(self, key: tuple[Node, Request, int], _: None) -> None:
@@ -282,7 +283,7 @@ class Site:
     # --- leading ---
 
     def _promote(self, node: Node) -> None:
-        """A warm copy becomes the broker."""
+        """Promote a warm copy to be the broker."""
         other = self.leader
         if other is not None:
             other.serves = False
@@ -316,7 +317,7 @@ class Site:
                 self.wrongs.append(("replay differs", f"{node.name} of {self.broker} has another state"))
 
     def step(self, node: Node, inputs: Sequence[MachineInput | Input]) -> None:
-        """A turn of the leader: step, write, stream, release in order."""
+        """Run a turn of the leader: step, write, stream, release in order."""
         network, machine = self.network, node.machine
         assert machine is not None
         self.busy_at = network.now
@@ -346,7 +347,7 @@ class Site:
             self.release(node)
 
     def share_beginning(self, leader: Node) -> None:
-        """The network has existed for long: every disk has the entry with its links."""
+        """Put the entry with the links on every disk, because the network has existed for long."""
         for node in self.nodes.values():
             if node is not leader:
                 node.disk.entries, node.disk.log = list(leader.disk.entries), list(leader.disk.log)
@@ -357,7 +358,7 @@ class Site:
                 node.replica.terms = Terms(list(node.disk.terms))
 
     def _counts_down(self, node: Node) -> bool:
-        """Count down to the leader's crash; True if it crashes with this entry."""
+        """Count down to the leader's crash; return true if it crashes with this entry."""
         if not self.kill_after or not node.serves:
             return False
         fate = self.kill_after[0]
@@ -376,7 +377,7 @@ class Site:
             self.deliver(node, self.step, node, (Tick(),))
 
     def release(self, node: Node) -> None:
-        """Let out what every replica has that may be promoted."""
+        """Release the effects of entries that are on every replica which could be promoted."""
         now = self.clock(node)
         while node.held and node.replica.may_speak(now) and not node.is_dead:
             if node.held[0].sequence > node.replica.releasable(now):
@@ -407,7 +408,7 @@ class Site:
     # --- following ---
 
     def _follow(self, node: Node) -> None:
-        """Be connected to whoever leads."""
+        """Connect to the present leader."""
         view = node.replica.view
         stream = node.stream
         if stream is not None and stream.is_open and stream.leader.replica.boot == view.boot:
@@ -425,7 +426,7 @@ class Site:
         self._send(stream, False, joining)
 
     def close(self, stream: Stream) -> None:
-        """Both ends notice after a while."""
+        """Close a stream; both ends notice after a while."""
         if stream.is_open:
             stream.is_open = False
             at = self.network.now + self.timing.lease_s / 20
@@ -440,7 +441,7 @@ class Site:
             follower.stream = None
 
     def _catch_up_s(self) -> float:
-        """What a follower lacks may be much: the leader's fate may be decided before it has all of it."""
+        """Draw the time to catch up: long enough in some cases that the leader's fate is decided before."""
         return self.timing.lease_s * self.catching_up.choice((0.005, 0.005, 0.02, 0.5, 1.5))
 
     def _send(self, stream: Stream, of_leader: bool, message: Any, delay_s: float | None = None) -> None:
@@ -523,7 +524,7 @@ class Site:
             self._acknowledge(node, stream)
 
     def _write(self, node: Node, stream: Stream, records: Records) -> None:
-        """Write, step the own copy, sync, acknowledge."""
+        """Write entries, step the own copy, sync, acknowledge."""
         if records.first != node.disk.last + 1:
             self.wrongs.append(("gap", f"{node.name} of {self.broker} was sent {records.first}"))
             return
@@ -536,7 +537,7 @@ class Site:
         self._acknowledge(node, stream)
 
     def _acknowledge(self, node: Node, stream: Stream) -> None:
-        """Once it is synced, which now and then takes long."""
+        """Acknowledge entries once they are synced, which sometimes takes long."""
         lag_s = self._delay_s()
         if self.rng.random() < 0.02:
             lag_s += self.timing.patience_s * self.rng.choice((0.5, 2.0, 4.0))
@@ -600,7 +601,7 @@ class Site:
                 self._repair()
 
     def _named(self, name: str) -> list[Node]:
-        """A leader that was killed or halted is not known by that name any more."""
+        """Let faults no longer find a killed or suspended leader by the name `leader`."""
         return list(self.nodes.values()) if name == LEADER else [self.nodes[name]]
 
     def _part(self, one: str, other: str) -> None:
@@ -630,7 +631,7 @@ class Site:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether there is a leader, everyone is in sync with it, and nothing waits."""
+        """Return whether there is a leader, all replicas are in sync with it, and nothing waits."""
         leader = self.leader
         if leader is None or leader.replica.role != "leader" or leader.held or leader.is_halted:
             return False

@@ -1,4 +1,4 @@
-"""One checked run: a network, what its clients do, and the verdict."""
+"""One checked run: a network, the actions of its clients, and the verdict."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def run_checked(
 ) -> Run:
     """Perform the actions, let the network come to rest, and check everything.
 
-    `prepare` gets the network before anything happens, so that its caller can look at it during the run.
-    Only with `faults` may there be faults among the actions: then the network keeps a journal.
+    `prepare` gets the network before the run, so that its caller can observe it during the run. Actions may
+    contain faults only with `faults`, which makes the network keep journals.
     """
     check_settings(topology, settings)
     if faults:
@@ -105,7 +105,7 @@ def _stored(network: Network) -> set[tuple[str, Identity]]:
 
 
 def _is_of_hostile(reason: str, hostile: str) -> bool:
-    """Whether only clients of the hostile broker have something under way."""
+    """Return whether only clients of the hostile broker still have messages in transit."""
     clients = re.findall(r"'([^':]*): holding", reason)
     return bool(hostile and clients) and all(client.startswith(hostile) for client in clients)
 

@@ -1,4 +1,4 @@
-"""A scenario: a network and its clients, which publish, match and move at given rates."""
+"""A scenario: a network, and clients that publish, subscribe and move at given rates."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class Scenario:
     clients: int = 250
     mobile: float = 0.2
     movement: str = "uniform"
-    """A pattern of `movement.plan`, `file:PATH` with a list of attachments per client, or `trace:PATH`:
-    such a list whose clients are those of the run, as many as there may be."""
+    """A pattern of `movement.plan`; `file:PATH`, with the visits of each client; or `trace:PATH`, with the
+    visits of any number of clients, which are then the clients of the run.
+    """
     trace_from_s: float = 0.0
     """Start of the replayed part of a trace."""
     connect_s: float = 30.0
@@ -49,7 +50,7 @@ class Scenario:
         if self.clients < 1 or self.clients > 1_000_000:
             raise InputError(f"clients {self.clients}: valid is 1 to 1000000")
         if not 0 <= self.mobile <= 1:
-            raise InputError(f"mobile {self.mobile}: valid is a share from 0 to 1")
+            raise InputError(f"mobile {self.mobile}: valid is a number from 0 to 1")
         if not 0 < self.duration_s < float("inf"):
             raise InputError(f"duration {self.duration_s}: valid is a time above 0, in seconds")
         if not 0 <= self.trace_from_s < float("inf"):
@@ -96,7 +97,7 @@ class Scenario:
         parts = ((client, part_of(visits, self.trace_from_s, until_s)) for client, visits in whole.items())
         present = sorted((client, visits) for client, visits in parts if visits)
         if not present:
-            raise InputError(f"movement {self.movement}: nobody is anywhere in the part that is replayed")
+            raise InputError(f"movement {self.movement}: no client is attached in the replayed part")
         return dict(present[: self.clients])
 
     def _visits(

@@ -9,15 +9,17 @@ from roamcast.mobility import Settings
 from roamcast.simulator.explore import Do, World
 
 PROTOCOLS = ("multi_hop_handoff", "roam")
-"""Those that carry the product."""
+"""Protocols for use in production."""
 LINE = (("a", "b"), ("b", "c"))
 STAR = (("a", "b"), ("b", "c"), ("b", "d"))
 EXPECTED = {"a": {"c": 0.9}, "c": {"b": 0.9}, "b": {"a": 0.9}}
-"""Where `roam` expects clients next; some of the scripts go elsewhere."""
+"""Predictions of `roam`: where clients go next; some of the scripts go elsewhere."""
 
 
 def script(text: str) -> tuple[Do, ...]:
-    """`-` leaves silently, `-c` says that it goes to c, `@c` attaches there, `!` publishes."""
+    """Parse a script: `-` leaves silently, `-c` leaves and announces c, `@c` attaches there, `!`
+    publishes.
+    """
     done: list[Do] = []
     for word in text.split():
         match word[0]:
@@ -31,7 +33,7 @@ def script(text: str) -> tuple[Do, ...]:
 
 
 def small_worlds(protocol: str, *, large: bool = True) -> list[World]:
-    """All worlds for a protocol, or only those that take about a second."""
+    """Return all worlds for a protocol, or only those that take about a second."""
     rows = json.dumps(
         {
             "brokers": {
@@ -50,7 +52,7 @@ def small_worlds(protocol: str, *, large: bool = True) -> list[World]:
         subscribers: Sequence[str] = ("s",),
         crashes: Sequence[str] = (),
     ) -> World:
-        """A script begins with its client and the broker where it starts."""
+        """Build a world; each script begins with its client and the broker where the client starts."""
         parts = [text.split(maxsplit=2) for text in scripts]
         return World(
             name,

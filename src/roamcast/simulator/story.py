@@ -1,4 +1,4 @@
-"""Stories: a network and what its clients do, as a short text that a person can read and replay.
+"""Stories: a network and its clients' actions, as a short text that people can read and replay.
 
     brokers b0-b1 b1-b2
     protocol sub_unsub
@@ -9,12 +9,12 @@
     at 1.2 p publish {"x": 5}
     at 1.4 c1 attach b2
 
-Whoever is away at the end attaches once more, where it was last, so that what is
-stored can be delivered. `leave b2` says where the client goes (a proclaimed move); `publish 3 {…}` publishes
-three at once, which travel as one burst. What can be set for a protocol (`mobility.base.Settings`) is set by
-lines like `neighbours_max 3`, and to nothing by `none`.
+A client that is away at the end attaches once more at its last broker, so that what is stored can be
+delivered. `leave b2` announces where the client goes (a proclaimed move); `publish 3 {…}` publishes three
+notifications at once, which travel as one burst. Lines like `neighbours_max 3` set the protocol's settings
+(`mobility.base.Settings`); the value `none` means no limit.
 
-Faults are told in the same way, of brokers:
+Faults are lines about brokers:
 
     loss 0.1
     at 2.0 b1 crash
@@ -22,16 +22,17 @@ Faults are told in the same way, of brokers:
     at 3.0 b0 cut b1
     at 4.0 b0 heal b1
 
-`crash unsent` comes within the broker's next step, behind its journal and ahead of its effects. `b1 snapshot`
-writes the state of b1 down, from which it comes back then, with the journal of after that. Clients
-of a broker that has crashed attach again when it is back, unless the story has them do something else.
-`b1 backup` copies the disk of b1, and `b1 impostor` begins a process with that copy, beside b1 or in its
-place; `impostor empty` begins with an empty disk. Peers must refuse it, if anything is missing there.
-Whatever is down at the end comes back, and `loss` is the share of transmissions over links that are lost.
+`crash unsent` happens within the broker's next step, after it is journalled and before its effects. `b1
+snapshot` writes a snapshot of b1, which then recovers from it and from the journal after it. Clients of a
+crashed broker attach again when it is back, unless the story has another action for them. `b1 backup` copies
+the disk of b1, and `b1 impostor` starts a process on that copy, beside b1 or in its place; `impostor empty`
+starts one on an empty disk. Peers must refuse it if its disk lacks anything. All that is down at the end
+comes up again. `loss` is the share of lost transmissions over links.
 
-Where brokers move (`protocol mft`), `b1 relink b0 b2` gives up the link to b0 for one to b2, `heal` makes
-a link between any two, if that closes no cycle, and `crash amnesia` leaves a broker without its memory. With
-`reach b0-b2 b1-b3` there are more links that could be: the brokers elect a leader, and the tree follows.
+If brokers move (`protocol mft`), `b1 relink b0 b2` replaces the link to b0 by one to b2, `heal` creates a
+link between any two brokers unless it would close a cycle, and `crash amnesia` makes a broker restart without
+its memory. `reach b0-b2 b1-b3` adds possible links: then the brokers elect a leader, and the tree follows
+from it.
 
 With the line `front mqtt` clients speak MQTT, and operators act on brokers: see `mqtt_story`. There a broker
 can `crash torn`, too: the journal entry of its next step is lost with the step.
@@ -208,7 +209,9 @@ _SETTINGS = (
     "hostile", "replicas", "lease_s",
 )  # fmt: skip
 _COMMENT = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*')|(?<!/)#.*""")
-"""A quoted text, which may contain a `#`, or a comment; the `#` of a topic filter begins none."""
+"""A quoted text, which may contain a `#`, or a comment; the `#` of a topic filter does not begin a
+comment.
+"""
 _DELAYS = {"link": "link_delay", "access": "access_delay", "notice": "notice_delay"}
 
 
@@ -283,7 +286,7 @@ def _format_input(item: Input) -> str:
             return f"part {one} {other}"
         case Mend() | Repair():
             return type(item).__name__.lower()
-    raise InputError(f"{type(item).__name__} is nothing that a story can tell")
+    raise InputError(f"{type(item).__name__} cannot be written in a story")
 
 
 _FAULT_VERBS: dict[str, Callable[[str], Input]] = {
@@ -321,7 +324,7 @@ _VERBS: dict[str, Callable[[str], Input]] = {
 
 
 def _parse_publish(text: str) -> PublishThis:
-    """`{"x": 1}`, or `3 {"x": 1}` for three at once."""
+    """Parse `{"x": 1}`, or `3 {"x": 1}` for three notifications at once."""
     times, brace, rest = text.partition("{")
     if not brace or not (times.strip() or "1").isdigit() or not int(times.strip() or "1"):
         raise InputError(f"publish {text!r}: valid is a JSON object, or a number and a JSON object")
@@ -347,7 +350,7 @@ def _parse_crash(text: str) -> Crash:
 
 
 def _parse_kill(text: str) -> Kill:
-    """`r1`, `leader 3` for the leader with its third entry from now, `r1 wiped`."""
+    """Parse `r1`, `r1 wiped`, or `leader 3` for the leader with its third entry from now."""
     words = text.split()
     is_wiped = words[-1:] == ["wiped"]
     name, *number = words[:-1] if is_wiped else words
@@ -376,7 +379,7 @@ def _parse_relink(text: str) -> Relink:
 
 def _parse_alone(verb: str, fault: Fault, text: str) -> Fault:
     if text:
-        raise InputError(f"{verb} {text!r}: nothing follows, the broker comes first (`b0 {verb}`)")
+        raise InputError(f"{verb} {text!r}: {verb} takes no argument; write the broker first (`b0 {verb}`)")
     return fault
 
 
@@ -400,7 +403,7 @@ def parse_story(text: str, name: str = "story") -> Story:
         except (InputError, ValueError) as error:
             raise InputError(f"{name}, line {number}: {error}") from None
     if topology is None:
-        raise InputError(f"{name}: no line `brokers a-b b-c …` that says which brokers there are")
+        raise InputError(f"{name}: the line `brokers a-b b-c …` is missing")
     actions: list[Action] = []
     for number, rest in told:
         try:
@@ -412,7 +415,9 @@ def parse_story(text: str, name: str = "story") -> Story:
 
 
 def _check_places(topology: Topology, settings: NetworkSettings, action: Action) -> None:
-    """Refuse an action at a broker or a link that there is not, and faults that the protocol is not for."""
+    """Refuse actions at brokers and links that do not exist, and faults that the protocol does not
+    support.
+    """
     _, node, item = action
     broker = node if isinstance(item, Fault) else ""
     broker = broker or getattr(item, "broker", "") or getattr(item, "destination", "")
@@ -472,7 +477,7 @@ def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSe
     elif key == "loss":
         parsed = float(value)
         if not 0 <= parsed < 1:
-            raise InputError(f"loss {value}: valid is a share from 0 to below 1")
+            raise InputError(f"loss {value}: valid is a number from 0 to below 1")
     elif key in ("advertisements", "names_last_broker"):
         if value not in ("True", "False"):
             raise InputError(f"{key} {value!r}: valid are True and False")
@@ -481,7 +486,7 @@ def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSe
 
 
 def _parse_link(text: str) -> tuple[str, str, Delay]:
-    """`b0-b1 0.05`: the delay of one link."""
+    """Parse `b0-b1 0.05`: the delay of one link."""
     edge, _, delay = text.partition(" ")
     one, dash, other = edge.partition("-")
     if not (one and dash and other and delay):
@@ -500,12 +505,12 @@ def _parse_action(text: str, settings: NetworkSettings) -> Action:
     if verb not in verbs:
         raise InputError(f"{verb!r}: valid are {', '.join(verbs)}")
     if verb == "attach" and len(parts) < 4:
-        raise InputError(f"{text!r}: attach to which broker?")
+        raise InputError(f"{text!r}: attach: the broker is missing")
     return (time_s, client, verbs[verb](parts[3] if len(parts) > 3 else ""))
 
 
 def shrink(story: Story, fails: Callable[[Story], bool]) -> Story:
-    """Return the shortest failing story found: with simpler settings first, then with fewer actions."""
+    """Return the shortest failing story found: first with simpler settings, then with fewer actions."""
     while True:
         shorter = _with_fewer_actions(_with_simpler_settings(story, fails), fails)
         if shorter == story:
@@ -514,7 +519,7 @@ def shrink(story: Story, fails: Callable[[Story], bool]) -> Story:
 
 
 def _with_fewer_actions(story: Story, fails: Callable[[Story], bool]) -> Story:
-    """Leave out ever smaller parts, down to single actions (delta debugging)."""
+    """Remove ever smaller groups of actions, down to single ones (delta debugging)."""
     actions = list(story.actions)
     size = max(len(actions) // 2, 1)
     while True:
@@ -557,7 +562,7 @@ def _with_simpler_settings(story: Story, fails: Callable[[Story], bool]) -> Stor
 
 
 def _simpler_values(name: str, value: object) -> list[Any]:
-    """What to try instead, the simplest first; a fixed delay does not depend on what else is sent."""
+    """Return simpler values to try, the simplest first; a fixed delay does not depend on other traffic."""
     values = [getattr(NetworkSettings(), name)]
     if isinstance(value, Delay) and not value.is_fixed:
         values += [Delay(value.high_s, value.high_s), Delay(value.low_s, value.low_s)]
@@ -565,7 +570,7 @@ def _simpler_values(name: str, value: object) -> list[Any]:
 
 
 def violations_of(story: Story) -> list[str]:
-    """Return the violations of a story; an exception of the protocol counts as breaking every promise."""
+    """Return the violations of a story; an exception in the protocol counts as one."""
     return [str(violation) for violation in verdict(story).violations]
 
 

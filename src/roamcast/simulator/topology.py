@@ -1,8 +1,7 @@
 """Broker networks: the acyclic overlay, and the neighbour graph that clients move on.
 
-A topology is made from a short text such as ``grid:5``; `FORMS` lists them all.
-Whatever the seed, the same text and the same random source give the same
-network in every process.
+A topology is created from a short text such as ``grid:5``; `FORMS` lists them all. The same text and the same
+random source give the same network in every process.
 """
 
 import difflib
@@ -40,10 +39,10 @@ BUILDING_ROOT = "b6"
 
 @dataclass(frozen=True)
 class Topology:
-    """Brokers, the tree that connects them, and where clients may go next.
+    """Brokers, the tree that connects them, and the neighbour graph of clients' moves.
 
-    Make one with `parse_topology` or `from_edges`: they check that the overlay
-    is a tree, and every method here relies on it.
+    Create one with `parse_topology` or `from_edges`: they check that the overlay is a tree, on which every
+    method here relies.
     """
 
     name: str
@@ -52,12 +51,12 @@ class Topology:
     neighbours: Mapping[str, tuple[str, ...]] = field(hash=False)
 
     def peers(self, broker: str) -> tuple[str, ...]:
-        """The overlay neighbours of a broker, sorted."""
+        """Return the overlay neighbours of a broker, sorted."""
         self.check_broker(broker)
         return self._peers[broker]
 
     def next_hops(self, broker: str) -> dict[str, str]:
-        """For every other broker, the peer of `broker` that lies towards it."""
+        """Return, for every other broker, the peer of `broker` on the path to it."""
         hops = {peer: peer for peer in self.peers(broker)}
         waiting = deque(hops)
         while waiting:
@@ -69,7 +68,7 @@ class Topology:
         return hops
 
     def path(self, a: str, b: str) -> tuple[str, ...]:
-        """The brokers from `a` to `b` along the overlay, both included."""
+        """Return the brokers from `a` to `b` along the overlay, including both."""
         self.check_broker(a)
         self.check_broker(b)
         from_a, from_b = [a], [b]
@@ -80,19 +79,19 @@ class Topology:
         return (*from_a, *reversed(from_b[:-1]))
 
     def distance(self, a: str, b: str) -> int:
-        """Hops between two brokers along the overlay."""
+        """Return the hops between two brokers along the overlay."""
         return len(self.path(a, b)) - 1
 
     @cached_property
     def diameter(self) -> int:
-        """The longest distance between any two brokers, in hops."""
+        """Return the longest distance between any two brokers, in hops."""
         # In a tree, what is farthest from anywhere is one end of a longest path.
         end = max(self.brokers, key=self._depths.__getitem__)
         return max(_breadth_first(self._peers, end)[1].values())
 
     @cached_property
     def mean_distance(self) -> float:
-        """The mean distance between two different brokers, in hops; 0.0 for a single broker."""
+        """Return the mean distance between two different brokers, in hops; 0.0 for a single broker."""
         count = len(self.brokers)
         if count == 1:
             return 0.0
@@ -130,7 +129,7 @@ class Topology:
 
 
 def parse_topology(text: str, rng: random.Random) -> Topology:
-    """Make the network that a text such as ``grid:5`` describes; see `FORMS`."""
+    """Create the network that a text such as ``grid:5`` describes; see `FORMS`."""
     kind, colon, rest = text.partition(":")
     if kind == "file":
         return _from_file(text, rest)
@@ -153,7 +152,7 @@ def from_edges(
     edges: Iterable[Edge],
     neighbours: Mapping[str, Iterable[str]] | None = None,
 ) -> Topology:
-    """Make a network from given edges, which must form a tree over the brokers.
+    """Create a network from given edges, which must form a tree over the brokers.
 
     Without `neighbours`, clients move along the overlay.
     """
@@ -174,17 +173,17 @@ def from_edges(
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """The part of an error message that points to the nearest valid name, or nothing."""
+    """Return a hint at the nearest valid name for an error message, or ""."""
     by_lower = {candidate.lower(): candidate for candidate in valid}
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return f" (did you mean {by_lower[nearest[0]]!r}?)" if nearest else ""
 
 
 def _grid(text: str, sizes: list[int], rng: random.Random) -> Topology:
-    """K rows of K stations, wired to the stations beside them (Wang 5.1).
+    """K rows of K stations, each connected to the stations beside it (Wang 5.1).
 
-    All links cost the same there, so any spanning tree is a minimum one: random
-    costs choose one of them, and the seed fixes which.
+    All links cost the same in the paper, so any spanning tree is a minimum one: random costs choose one of
+    them, determined by the seed.
     """
     (side,) = sizes
     _check_count(text, side * side)
@@ -202,7 +201,7 @@ def _grid(text: str, sizes: list[int], rng: random.Random) -> Topology:
 
 
 def _tree(text: str, sizes: list[int], rng: random.Random) -> Topology:
-    """Every broker has B below it, H levels below the root (Fiege B.2)."""
+    """A tree of height H; every broker above the lowest level has B children (Fiege B.2)."""
     degree, height = sizes
     count = level = 1
     for _ in range(height):
@@ -219,7 +218,7 @@ def _line(text: str, sizes: list[int], rng: random.Random) -> Topology:
 
 
 def _star(text: str, sizes: list[int], rng: random.Random) -> Topology:
-    """N brokers in all, the first of them in the middle."""
+    """N brokers, with the first one in the middle."""
     (count,) = sizes
     return _numbered(text, count, ((0, leaf) for leaf in range(1, count)))
 
@@ -292,7 +291,7 @@ def _numbered(text: str, count: int, edges: Iterable[tuple[int, int]]) -> Topolo
 
 
 def _broker_ids(count: int) -> tuple[str, ...]:
-    """Zero-padded, so that the order of the strings is the order of the numbers."""
+    """Return zero-padded names, which sort like their numbers."""
     width = max(2, len(str(count - 1)))
     return tuple(f"b{number:0{width}}" for number in range(count))
 
@@ -366,7 +365,7 @@ def _adjacency(brokers: Iterable[str], edges: Iterable[Edge]) -> dict[str, tuple
 
 
 def _breadth_first(graph: Mapping[str, tuple[str, ...]], root: str) -> tuple[dict[str, str], dict[str, int]]:
-    """The parent of every broker but the root, and everyone's depth, nearest first."""
+    """Return the parent of every broker except the root, and the depth of all, nearest first."""
     parents: dict[str, str] = {}
     depths = {root: 0}
     waiting = deque([root])

@@ -1,9 +1,9 @@
-"""Synthetic traces of any size, for those who have no real one.
+"""Synthetic traces of any size, for users without a real one.
 
-Clients live on the streets of a grid. Each has a few places that it goes between, drawn so that some are
-popular with many; on the way from one to the next it passes the brokers of a street, now and then a wrong
-one, and stays at each for a short time, at its places for a long one. So there is something to learn: moves
-have a direction, hot spots, and a next broker that depends also on the last one.
+Clients live in a grid of streets. Each moves between a few places of its own; some places are popular with
+many clients. On its way from one place to the next a client passes the brokers along the streets, sometimes a
+wrong one. It stays briefly at each broker on the way, and long at its places. So there are patterns to learn:
+directions, hot spots, and a next broker that depends on the last one, too.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class TraceSettings:
     clients: int = 100
     duration_s: float = 86_400.0
     stay_s: float = 3_600.0
-    """At a place, on average."""
+    """Mean stay at a place."""
     pass_s: float = 120.0
-    """At a broker on the way, on average."""
+    """Mean stay at a broker on the way."""
     places: int = 3
     wrong_turn: float = 0.1
-    """How often a client turns off its way."""
+    """Probability of a wrong turn at each broker."""
     seed: int = 0
 
     def check(self) -> None:
@@ -51,11 +51,13 @@ class TraceSettings:
             if not 0.0 < value_s < math.inf:
                 raise InputError(f"{name} {value_s}: valid is a number of seconds above 0")
         if not 0.0 <= self.wrong_turn < 1.0:
-            raise InputError(f"wrong turns {self.wrong_turn}: valid is a share from 0 to below 1")
+            raise InputError(f"wrong turns {self.wrong_turn}: valid is a number from 0 to below 1")
 
 
 def generate_trace(settings: TraceSettings) -> Iterator[tuple[str, list[Visit]]]:
-    """Each client with its visits. Only one client's are ever held, so any number of them can be made."""
+    """Yield each client with its visits. Only one client's visits are in memory, so any number of clients is
+    possible.
+    """
     settings.check()
     digits = len(str(settings.clients - 1))
     for number in range(settings.clients):
@@ -79,7 +81,7 @@ def _visits(settings: TraceSettings, rng: random.Random) -> list[Visit]:
 
 
 def _places(settings: TraceSettings, rng: random.Random) -> list[tuple[int, int]]:
-    """Different places, those near the middle more often than those at the edge."""
+    """Draw different places; those near the middle are more likely."""
     places: list[tuple[int, int]] = []
     wanted = min(settings.places, settings.side**2)
     while len(places) < wanted:
@@ -96,7 +98,7 @@ def _towards_middle(side: int, rng: random.Random) -> int:
 def _step(
     settings: TraceSettings, at: tuple[int, int], goal: tuple[int, int], rng: random.Random
 ) -> tuple[int, int]:
-    """First along the rows, then along the columns: everybody takes the same streets."""
+    """Step first along the rows, then along the columns: all clients use the same streets."""
     x, y = at
     if rng.random() < settings.wrong_turn or at == goal:
         around = [(x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1)]
@@ -107,7 +109,7 @@ def _step(
 
 
 def _stay(mean_s: float, rng: random.Random) -> float:
-    """Log-normal: most stays are short and a few are long, as those of people are."""
+    """Draw a stay from a log-normal distribution: most are short and a few long, like those of people."""
     deviation = 1.0
     return max(rng.lognormvariate(math.log(mean_s) - deviation**2 / 2, deviation), 1.0)
 
@@ -118,7 +120,7 @@ def _name(settings: TraceSettings, at: tuple[int, int]) -> str:
 
 
 def write_trace(file: Path, clients: Iterable[tuple[str, list[Visit]]]) -> int:
-    """Write visits as `movement.from_file` reads them; gives their number. Never half of them."""
+    """Write visits in the format of `movement.from_file`; return their number. The write is atomic."""
     unfinished = file.with_name(f".{file.name}.unfinished")
     count = 0
     try:

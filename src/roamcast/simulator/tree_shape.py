@@ -1,4 +1,4 @@
-"""How the tree of brokers that move looks: how deep it is, and who has how many children."""
+"""Shape of the tree of brokers that move: its depth, and the number of children."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TreeShape(NamedTuple):
     depth: int
     children_most: int
     branch_largest: float
-    """Of the brokers below the leader of the largest tree, how many are below the same child of it."""
+    """In the largest tree: the share of brokers below the leader's child with the most brokers below it."""
     trees: int
 
 
@@ -45,7 +45,7 @@ def _chain(broker: str, parents: Mapping[str, str | None]) -> list[str]:
 
 
 class TreeWatch:
-    """Looks at the tree from time to time."""
+    """Samples the tree from time to time."""
 
     def __init__(self, parents: Callable[[], Mapping[str, str | None]]) -> None:
         self.shapes: list[TreeShape] = []
@@ -55,7 +55,7 @@ class TreeWatch:
         self.shapes.append(shape_of(self._parents()))
 
     def figures(self) -> dict[str, float | None]:
-        """Means over time."""
+        """Return means over time."""
         return {
             f"tree_{name}": fmean(getattr(one, name) for one in self.shapes) if self.shapes else None
             for name in TreeShape._fields

@@ -1,8 +1,8 @@
 """Workloads: subscriptions, notifications, and publish times.
 
-A workload draws its notifications from a fixed, complete list of attribute sets, each equally likely. That
-makes drawing cheap, keeps the number of different notifications small enough for brokers to remember their
-routes, and makes the selectivity a number that can be counted instead of estimated.
+A workload draws its notifications from a fixed list of equally likely attribute sets. So drawing is cheap,
+brokers can cache the routes of all different notifications, and the selectivity is counted instead of
+estimated.
 """
 
 import itertools
@@ -34,11 +34,10 @@ TIMES_MAX = 10_000_000
 
 @dataclass(frozen=True)
 class Workload:
-    """The filters of every client, and the notifications that are published.
+    """Filters of every client, and the notifications to publish.
 
-    `selectivity` is the share of the clients that a notification matches, as the
-    mean over all of `universe`; it is exact, and may differ from the one asked
-    for by rounding to whole clients or values.
+    `selectivity` is the share of clients that a notification matches, averaged over `universe`. It is exact,
+    and differs from the requested one by rounding to whole clients or values.
     """
 
     filters: Mapping[str, tuple[Filter, ...]]
@@ -47,13 +46,14 @@ class Workload:
     description: str
 
     def draw(self, rng: random.Random) -> dict[str, Value]:
-        """The attributes of one notification. They are shared: do not change them."""
+        """Return the attributes of one notification. They are shared and must not be changed."""
         return self.universe[int(rng.random() * len(self.universe))]
 
 
 def make_workload(kind: str, clients: Sequence[str], selectivity: float, rng: random.Random) -> Workload:
-    """Make the workload of the given kind (see `KINDS`), in which a notification matches
-    about `selectivity` of the clients. The kind `gaddah` has a selectivity of its own."""
+    """Create a workload of the given kind (see `KINDS`), in which a notification matches about `selectivity`
+    of the clients. The kind `gaddah` ignores `selectivity`.
+    """
     if kind not in _MAKERS:
         raise InputError(f"workload {kind!r}: unknown{did_you_mean(kind, KINDS)}; valid: {', '.join(KINDS)}")
     if not 0.0 < selectivity <= 1.0:
@@ -69,11 +69,11 @@ def make_workload(kind: str, clients: Sequence[str], selectivity: float, rng: ra
 def publish_times(
     every_s: float, duration_s: float, rng: random.Random, jitter: str = "exponential"
 ) -> list[float]:
-    """When one publisher publishes: rising times below `duration_s`, on average one per `every_s`.
+    """Return the times at which one publisher publishes: rising, below `duration_s`, on average one per
+    `every_s`.
 
-    `exponential`: periods drawn independently (a Poisson process). `fixed`: at
-    every multiple of `every_s`, the first after one period. `uniform`: once in
-    every period, at a moment drawn uniformly within it.
+    `exponential`: periods drawn independently (a Poisson process). `fixed`: at every multiple of `every_s`,
+    the first after one period. `uniform`: once in every period, at a moment drawn uniformly within it.
     """
     for name, value_s in (("every_s", every_s), ("duration_s", duration_s)):
         if not 0.0 < value_s < math.inf:
@@ -96,7 +96,7 @@ def publish_times(
 
 
 def _groups(clients: Sequence[str], selectivity: float, rng: random.Random) -> Workload:
-    """Clients dealt into equally likely groups: no filter overlaps another group's."""
+    """Clients distributed over equally likely groups: no filter overlaps another group's."""
     count = round(1.0 / selectivity)
     if not math.isclose(count * selectivity, 1.0, rel_tol=1e-9):
         raise InputError(
@@ -118,10 +118,9 @@ def _groups(clients: Sequence[str], selectivity: float, rng: random.Random) -> W
 
 
 def _ranges(clients: Sequence[str], selectivity: float, rng: random.Random) -> Workload:
-    """As many values as clients, on a circle; every client starts at another value.
+    """As many values as clients, on a circle; every client's interval starts at a different value.
 
-    All intervals are equally long, so every value lies in equally many of them:
-    each notification matches the same number of clients.
+    All intervals are equally long, so each notification matches the same number of clients.
     """
     count = len(clients)
     length = round(selectivity * count)
@@ -142,8 +141,8 @@ def _ranges(clients: Sequence[str], selectivity: float, rng: random.Random) -> W
 def _nested(clients: Sequence[str], selectivity: float, rng: random.Random) -> Workload:
     """Families of ranges, each inside the next longer one of its family.
 
-    Lengths are spread evenly around the mean, as far as the shortest can go and
-    still hold a value, so covering and merging have much to find.
+    Lengths are spread evenly around the mean, down to the shortest that still holds a value, so covering and
+    merging find much to reduce.
     """
     if selectivity < NESTED_SELECTIVITY_MIN:
         raise InputError(
@@ -168,7 +167,7 @@ def _nested(clients: Sequence[str], selectivity: float, rng: random.Random) -> W
 
 
 def _spread_lengths(count: int, selectivity: float) -> list[int]:
-    """Whole lengths, longest first, whose mean is the selectivity's as nearly as their sum can be whole."""
+    """Return whole lengths, longest first, whose mean is as near to the selectivity as a whole sum allows."""
     reach = 0.9 * min(selectivity, 1.0 - selectivity)
     sums = [0]
     exact = 0.0
@@ -181,7 +180,7 @@ def _spread_lengths(count: int, selectivity: float) -> list[int]:
 
 
 def _gaddah(clients: Sequence[str], selectivity: float, rng: random.Random) -> Workload:
-    """Selector values from 0 to 99, each client a random fifth of them in a row (Gaddah 4.4)."""
+    """Selector values from 0 to 99; each client wants a random fifth of them in a row (Gaddah 4.4)."""
     last_start = GADDAH_VALUES - GADDAH_SELECTED
     return Workload(
         _parsed(
@@ -195,12 +194,11 @@ def _gaddah(clients: Sequence[str], selectivity: float, rng: random.Random) -> W
 
 
 def _mixed(clients: Sequence[str], selectivity: float, rng: random.Random) -> Workload:
-    """Strings, whole numbers, fractions and truth values, compared in every way a selector can.
+    """Strings, whole numbers, fractions and truth values, compared with every operator of selectors.
 
-    Each filter is a condition of known share and a range of `value`: joined by
-    AND where the condition alone matches too much, by OR where too little. The
-    range's length makes up the difference, and what rounding leaves over is
-    carried to the next client.
+    Each filter is a condition with a known share and a range of `value`: joined by AND if the condition alone
+    matches too much, by OR if too little. The length of the range makes up the difference, and the rounding
+    error is carried over to the next client.
     """
     if selectivity < MIXED_SELECTIVITY_MIN:
         raise InputError(
@@ -234,7 +232,9 @@ def _mixed(clients: Sequence[str], selectivity: float, rng: random.Random) -> Wo
 
 
 def _mixed_condition(rng: random.Random) -> tuple[str, float]:
-    """A condition on anything but `value`, and the share of notifications that meet it."""
+    """Draw a condition on attributes other than `value`; return it with the share of notifications that meet
+    it.
+    """
     one, other = rng.sample(MIXED_KINDS, 2)
     truth = rng.choice(("TRUE", "FALSE"))
     above = rng.randrange(1, len(MIXED_LEVELS))
@@ -275,7 +275,7 @@ def _between(name: str, start: int, length: int) -> str:
 
 
 def _circular(name: str, start: int, length: int, size: int) -> str:
-    """An interval on the circle 0 … size - 1; one that wraps is two ranges."""
+    """Return an interval on the circle 0 … size - 1; one that wraps around is two ranges."""
     if length == size:
         return _between(name, 0, size)
     if start + length <= size:

@@ -1,8 +1,8 @@
-"""What a slow link does to what is sent over it: pure arithmetic, without a clock or a socket.
+"""Model of a slow link: pure arithmetic, without a clock or a socket.
 
-A link has a channel in each direction, shared by all connections that run over it. A channel sends one
-packet after the other at the rate that its timeslots give. A packet that breaks is sent again by the link
-itself, so nothing is lost: it and everything behind it come later (Caporuscio et al. section 4.1, table 2).
+A link has a channel in each direction, shared by all its connections. A channel sends one packet after the
+other at the rate of its timeslots. The link retransmits a corrupted packet itself, so nothing is lost: this
+packet and all later ones are delayed (Caporuscio et al. section 4.1, table 2).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from roamcast.errors import InputError, did_you_mean
 
 HEADER_BYTES = 40
-"""What TCP and IP add to each packet."""
+"""Bytes that TCP and IP add to each packet."""
 PACKET_BYTES = 1_460
-"""The most that one packet carries."""
+"""Maximum payload of a packet."""
 RETRIES_MAX = 100
-"""A packet that breaks this often comes through all the same."""
+"""Maximum number of retransmissions of a packet; after these it arrives."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class Direction:
     """One direction of a link."""
 
     slot_bps: float
-    """Bits per second of one timeslot."""
+    """Bits per second in one timeslot."""
     slots_min: int = 1
     slots_max: int = 1
-    """How many timeslots are to be had; drawn anew every `slots_s` seconds."""
+    """Maximum number of available timeslots; the number is drawn anew every `slots_s` seconds."""
     delay_s: float = 0.0
-    """Seconds from the end of sending to the arrival."""
+    """Seconds from the end of sending to arrival."""
     error: float = 0.0
-    """The probability that a packet breaks."""
+    """Probability that a packet is corrupted."""
     retry_min_s: float = 0.0
     retry_max_s: float = 0.0
-    """How long it takes to send a broken packet again; drawn evenly between the two."""
+    """Longest time until a corrupted packet is sent again; drawn uniformly from the two bounds."""
     slots_s: float = 1.0
 
 
@@ -56,7 +56,7 @@ class Profile:
         delay_s: float | None = None,
         error: float | None = None,
     ) -> Profile:
-        """The same, but for what is given; a rate is the whole of its direction."""
+        """Return the profile with these changes; a given rate is that of the whole direction."""
         changes = {"delay_s": delay_s, "error": error}
         return replace(
             self, up=_changed(self.up, up_bps, changes), down=_changed(self.down, down_bps, changes)
@@ -100,7 +100,7 @@ def find_profile(name: str) -> Profile:
 
 
 class Channel:
-    """One direction at work. `random` gives numbers from 0 up to 1."""
+    """Runtime state of one direction. `random` returns numbers from 0 up to 1."""
 
     def __init__(self, direction: Direction, random: Callable[[], float]) -> None:
         self.direction = direction
@@ -112,7 +112,7 @@ class Channel:
         self.retries = 0
 
     def send(self, now: float, size: int) -> float:
-        """When the last byte arrives, if these bytes are given to the link now."""
+        """Return when the last byte arrives, if these bytes are given to the link now."""
         whole, rest = divmod(size, PACKET_BYTES)
         for part in [PACKET_BYTES] * whole + ([rest] if rest or not size else []):
             self._send_packet(now, part + HEADER_BYTES)
@@ -131,7 +131,9 @@ class Channel:
         self._free_at = at
 
     def _sent_at(self, at: float, bits: float) -> float:
-        """When the last bit has left; the rate may change on the way, else slow times would last longer."""
+        """Return when the last bit has left; the rate may change meanwhile, otherwise slow periods would last
+        longer.
+        """
         while True:
             rate_bps = self._rate_bps(at)
             end = at + bits / rate_bps

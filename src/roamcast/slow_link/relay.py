@@ -1,4 +1,4 @@
-"""TCP relays: what listens here, connects there, and passes on what is said, each in its own way."""
+"""TCP relays: they listen on one port, connect to another, and forward the traffic in their own way."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ LOOPBACK = "127.0.0.1"
 READ_BYTES = 1 << 16
 SOON_S = 1e-6
 BACKLOG_BYTES = 16_384
-"""What a slow link holds of one direction of a connection; then the sender has to wait."""
+"""Bytes that a slow link buffers for each direction of a connection; then the sender must wait."""
 
 
 class TcpRelay(ABC):
-    """Listens on a port and passes everything on to another one, both ways."""
+    """Listens on a port and forwards everything to another one, both ways."""
 
     def __init__(self, target: int, host: str = LOOPBACK) -> None:
         self.target = target
         self.host = host
         self.port = 0
         self.is_open = True
-        """Whether connections are accepted."""
+        """True while connections are accepted."""
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -35,10 +35,10 @@ class TcpRelay(ABC):
     async def pass_on(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: int
     ) -> None:
-        """Pass on what comes until it ends; direction 0 is towards the target, 1 is back."""
+        """Forward data until its end; direction 0 is towards the target, 1 is back."""
 
     async def prepare(self) -> None:  # noqa: B027 (most wait for nothing)
-        """What a new connection waits for before it reaches the target."""
+        """Delay a new connection before it reaches the target."""
 
     async def start(self, host: str = LOOPBACK, port: int = 0) -> None:
         self._server = await asyncio.start_server(self._accept, host, port)
@@ -82,7 +82,7 @@ class TcpRelay(ABC):
         self.end(writer, source)
 
     def end(self, writer: asyncio.StreamWriter, source: asyncio.StreamWriter) -> None:
-        """What came from `source` has ended, and all of it was written."""
+        """Handle the end of the data from `source`, after all of it was written."""
         self._abort(writer, source)
 
     def _abort(self, *writers: asyncio.StreamWriter) -> None:
@@ -95,7 +95,7 @@ class TcpRelay(ABC):
         return len(self._writers) // 2
 
     def cut(self) -> None:
-        """End every connection, on both sides at once."""
+        """Close every connection, on both sides at once."""
         self._abort(*list(self._writers))
 
     async def close(self) -> None:
@@ -115,7 +115,7 @@ def write_to(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 class SlowLink(TcpRelay):
-    """A relay that behaves as a link of this profile; every connection through it shares the link."""
+    """A relay that behaves like a link of this profile; all its connections share the link."""
 
     def __init__(
         self, target: int, profile: Profile, random: Callable[[], float], host: str = LOOPBACK
@@ -125,13 +125,15 @@ class SlowLink(TcpRelay):
         self.channels = (Channel(profile.up, random), Channel(profile.down, random))
 
     def beside(self, target: int) -> SlowLink:
-        """A relay to another port there over this very link: one radio carries everything."""
+        """Return a relay to another port of that host over the same link, as one radio carries all
+        traffic.
+        """
         other = SlowLink(target, self.profile, lambda: 0.0, self.host)
         other.channels = self.channels
         return other
 
     async def prepare(self) -> None:
-        """TCP's greeting goes over the link, once in each direction."""
+        """Delay the connection by TCP's handshake: once in each direction."""
         loop = asyncio.get_running_loop()
         there = self.channels[0].send(loop.time(), 0)
         back = self.channels[1].send(there, 0)
@@ -159,7 +161,7 @@ class SlowLink(TcpRelay):
         await asyncio.sleep(max(channel.send(loop.time(), 0) - loop.time(), SOON_S))
 
     def end(self, writer: asyncio.StreamWriter, source: asyncio.StreamWriter) -> None:
-        """The other direction goes on until it ends itself."""
+        """Let the other direction continue until it ends itself."""
         if writer not in self._writers:
             return
         self._writers.discard(writer)

@@ -44,6 +44,8 @@ class MappedSegment:
         self._size = len(self._map)
         self._from = self._until = 0
         """The pages between these offsets are prepared."""
+        self.small_end = 0
+        """Where the last record ended that was not too long for this."""
         self.head: mmap.mmap | None = None
         """Mapping of the first page, once prepared; it stays prepared."""
 

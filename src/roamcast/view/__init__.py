@@ -1,1 +1,1 @@
-"""Replays of event logs: made from Parquet, served to the page of the live view, drawn as a picture."""
+"""Replays of event logs: built from Parquet, served to the live view's page, or drawn as a picture."""

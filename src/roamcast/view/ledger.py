@@ -1,10 +1,10 @@
 """Computes from a log what clients were owed, what arrived, what waited and what was lost.
 
 The rules are those of the audit (docs/pipeline.md), simplified for a picture: a notification is owed to the
-clients whose settled subscriptions match it. It is lost if a broker gave it up, or if a later one of its
-publisher arrived and this one never did; else it waits. The log of a simulated client is whole: what has not
-arrived by its end is lost. Arrivals are what clients wrote themselves; of clients that wrote nothing, what
-brokers say they acknowledged. Logs without attributes have no filters to evaluate: without them a
+clients whose settled subscriptions match it. It is lost if a broker dropped it, or if a later one of the same
+publisher arrived and this one never did; otherwise it waits. The log of a simulated client is complete: what
+has not arrived by its end is lost. Arrivals are what clients wrote themselves; of clients that wrote nothing,
+what brokers say they acknowledged. Logs without attributes have no filters to evaluate: without them a
 notification is owed to the clients that it reached, and to those for which it was given up.
 """
 
@@ -25,14 +25,15 @@ from roamcast.view.log import Arrival
 Identity = tuple[str, int, int]
 """Publisher, incarnation, number."""
 Reached = dict[Identity, dict[str, float]]
-"""For each notification the clients that it reached, and when. By notification, because most clients get
-it at about the same time: a million deliveries are of few notifications."""
+"""By notification: the clients that it reached, with the times. Keyed by notification, because most clients
+receive it at about the same time: a million deliveries belong to few notifications.
+"""
 Delivery = tuple[str, Identity]
 """Client and notification."""
 
 SESSION_ENDED = "session ended"
 NOT_OWED = frozenset({SESSION_ENDED, UNPROMISED})
-"""Reasons of a `dropped` row after which nothing is owed."""
+"""Reasons of a `dropped` row after which the notification is not owed."""
 UNPROMISED_SUBSCRIPTIONS = frozenset({UNPROMISED, NO_LOCAL, SHARED})
 CACHED_MAX = 4_096
 
@@ -44,7 +45,7 @@ class Published(NamedTuple):
 
 
 class Subscriptions:
-    """Finds the clients that are owed a notification with given attributes, from the rows so far."""
+    """Finds the clients that are owed a notification with given attributes, by the rows so far."""
 
     def __init__(self) -> None:
         self._settled: dict[tuple[str, str], None] = {}
@@ -92,7 +93,7 @@ class Subscriptions:
 
 @dataclass
 class Ledger:
-    """Counts by bucket of time; `waiting` and `lost_by` are changes."""
+    """Counts by time bucket; `waiting` and `lost_by` are changes."""
 
     width_s: float
     start_s: float
@@ -221,7 +222,7 @@ class Ledger:
 
 
 def _newest(arrived: Reached) -> dict[tuple[str, str], tuple[int, int]]:
-    """Incarnation and number of the last notification of each publisher that reached each client."""
+    """Return, for each client and publisher, incarnation and number of the last notification that arrived."""
     newest: dict[tuple[str, str], tuple[int, int]] = {}
     for (publisher, incarnation, number), clients in arrived.items():
         position = incarnation, number

@@ -1,4 +1,4 @@
-"""The rows of a run as a replay needs them: in the order of time, each once."""
+"""Rows of a run for a replay: in the order of time, each once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from roamcast.protocol.records import COLUMNS, SCHEMA_VERSION, Row
 from roamcast.records.parquet import VERSION_KEY
 
 PASSED_OVER = (".", "_")
-"""Names of unfinished files begin with a dot, those of a tool's own files with an underscore."""
+"""Prefixes of names to skip: unfinished files begin with a dot, a tool's own files with an underscore."""
 HOPS = ("forwarded", "control")
-"""Kinds with one row for each link that was used: they tell which links there are."""
+"""Kinds with a row for each link that was used, from which the links are known."""
 ARRIVALS = ("delivered", "acknowledged")
 NOT_TOLD = (*HOPS, *ARRIVALS, "queued", "sent", "advertised", "unadvertised", "located")
 """Kinds of rows that are not read as events of the network."""
@@ -33,7 +33,7 @@ Arrival = tuple[float, str, str, int | None, int, int | None, str | None, float 
 
 
 def runs_in(folder: Path) -> dict[str, list[Path]]:
-    """Each run whose log is in the folder or below, and the files that have rows of it."""
+    """Return each run whose log is in the folder or below, with the files that contain its rows."""
     if not folder.exists():
         raise InputError(f"{folder}: there is no such folder")
     try:
@@ -60,7 +60,9 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def _runs_of(file: Path) -> list[str]:
-    """Parquet of other kinds may lie beside a log, such as the tables of an audit: it has no run of ours."""
+    """Return the runs in a file. Other Parquet files, such as tables of an audit, may lie beside a log; they
+    have none.
+    """
     try:
         with pq.ParquetFile(file) as parquet:
             metadata = parquet.schema_arrow.metadata or {}
@@ -83,7 +85,7 @@ def _runs_of(file: Path) -> list[str]:
 
 
 class RunLog:
-    """The rows of one run. Each method reads the columns and the kinds that it needs, and no others."""
+    """Rows of one run. Each method reads only the columns and kinds that it needs."""
 
     def __init__(self, files: Sequence[Path], run: str) -> None:
         self._data = ds.dataset([str(file) for file in files], format="parquet")
@@ -100,14 +102,14 @@ class RunLog:
         return sorted(rows.values(), key=lambda row: (row.time, row.node, row.sequence))
 
     def links(self) -> list[tuple[str, str]]:
-        """Broker and peer of each link that carried something."""
+        """Return broker and peer of each link that was used."""
         wanted = self._of_run & pc.field("kind").isin(HOPS)
         table = self._data.to_table(columns=list(LINK_COLUMNS), filter=wanted)
         pairs = table.group_by(list(LINK_COLUMNS)).aggregate([]).to_pylist()
         return sorted((pair["node"], pair["peer"]) for pair in pairs if pair["node"] and pair["peer"])
 
     def span(self) -> tuple[float, float]:
-        """Time of the first row and of the last."""
+        """Return the times of the first and the last row."""
         times = self._data.to_table(columns=["time"], filter=self._of_run).column("time")
         found = pc.min_max(times).as_py()
         return float(found["min"]), float(found["max"])
@@ -120,7 +122,7 @@ class RunLog:
         yield from _values(self._arrivals("acknowledged", pc.unique(own.column("client")).to_pylist()))
 
     def _arrivals(self, kind: str, left_out: list[str]) -> pa.Table:
-        """In the order of time, each row once."""
+        """Return arrivals in the order of time, each row once."""
         wanted = self._of_run & (pc.field("kind") == kind) & pc.field("number").is_valid()
         client = pc.field("client")
         wanted = wanted & client.is_valid() & ~client.isin(pa.array(left_out, pa.string()))

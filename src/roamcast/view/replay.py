@@ -1,4 +1,4 @@
-"""A run as a replay: a header, then one line for each bucket of time (docs/view.md describes the file)."""
+"""A run as a replay: a header, then one line for each time bucket (docs/view.md describes the file)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from roamcast.view.log import RunLog
 FORMAT, VERSION = "roamview", 1
 BUCKETS_MAX = 2_000
 KEY_EVERY = 50
-"""Buckets between two full ones: a jump reads at most this number."""
+"""Number of buckets between two full ones; a jump reads at most this many."""
 WIDTHS_S = [factor * 10.0**power for power in range(-2, 7) for factor in (1, 2, 5)]
 RATE_WINDOW_S = 2.0
 PERCENTILE_WINDOW_S = 10.0
 PERCENTILES_PER_WINDOW = 10
-"""Latencies are sorted only this often, because there may be hundreds of thousands."""
+"""Latencies are sorted only this many times per window, because there may be hundreds of thousands."""
 NOWHERE = -1
 COMPRESSION = 5
 
@@ -44,7 +44,7 @@ class Handoff(NamedTuple):
 
 @dataclass
 class Replay:
-    """Everything that the page, the picture and the file show."""
+    """Data shown by the page, the picture and the file."""
 
     name: str
     start_s: float
@@ -78,7 +78,7 @@ class Changes:
 
 
 def build(files: Sequence[Path], run: str, places: Mapping[str, Place] | None = None) -> Replay:
-    """Read a run's log and gather what a replay shows."""
+    """Read a run's log and collect the data of a replay."""
     log = RunLog(files, run)
     if not log.rows:
         raise InputError(f"run {run}: its log holds no rows")
@@ -119,7 +119,7 @@ class _Telling:
         self.handoffs: list[Handoff] = []
         self._ledger = ledger
         self._sides: dict[tuple[str, str], bool] = {}
-        """Broker and peer to whether the broker says that their link is up."""
+        """By broker and peer: whether the broker reports that their link is up."""
         self._neighbours: dict[str, list[str]] = {broker: [] for broker in brokers}
         for a, b in links:
             self._neighbours[a].append(b)
@@ -181,7 +181,7 @@ class _Telling:
 
 
 def lines(replay: Replay) -> Iterator[dict[str, Any]]:
-    """The lines of the file, one after the other."""
+    """Yield the lines of the file."""
     yield {
         "format": FORMAT, "version": VERSION, "name": replay.name,
         "start": replay.start_s, "end": replay.end_s, "bucket_s": replay.width_s,
@@ -238,7 +238,7 @@ def _apply(
     number: int, ledger: Ledger, changes: Changes, states: dict[int, list[int]],
     index_of: Mapping[str, int], broker_of: Mapping[str, int],
 ) -> dict[int, None]:  # fmt: skip
-    """Bring the states of clients up to this bucket; those that changed."""
+    """Advance the states of clients to this bucket; return the changed ones."""
     touched: dict[int, None] = {}
 
     def state_of(client: str) -> list[int]:
@@ -259,7 +259,7 @@ def _apply(
 
 
 def figures_by_bucket(replay: Replay) -> Iterator[dict[str, Any]]:
-    """Totals up to the end of each bucket, and rates and percentiles of the time just before."""
+    """Return totals up to the end of each bucket, and rates and percentiles of the time before it."""
     ledger, width_s = replay.ledger, replay.width_s
     rate_buckets = max(round(RATE_WINDOW_S / width_s), 1)
     percentile_buckets = max(round(PERCENTILE_WINDOW_S / width_s), 1)
@@ -304,13 +304,13 @@ def percentiles(values: list[float]) -> dict[str, float] | None:
 
 
 def encode(replay: Replay) -> bytes:
-    """The content of the file: the same bytes for the same log."""
+    """Return the content of the file: the same bytes for the same log."""
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines(replay))
     return gzip.compress(text.encode(), COMPRESSION, mtime=0)
 
 
 def read_places(file: Path) -> dict[str, Place]:
-    """Where brokers are, from a CSV file with the columns broker, latitude and longitude."""
+    """Read positions of brokers from a CSV file with the columns broker, latitude and longitude."""
     try:
         with file.open(encoding="utf-8", newline="") as opened:
             rows = list(csv.DictReader(opened))

@@ -1,4 +1,4 @@
-"""The page of the live view with replays, on this machine alone."""
+"""Serves the live view's page with replays, on this machine only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Make = Callable[[], bytes]
 
 
 class ReplayServer(ThreadingHTTPServer):
-    """Serves the files of the bundle and the replays; a replay is made when it is first asked for."""
+    """Serves the files of the bundle and the replays; a replay is created at its first request."""
 
     daemon_threads = True
 
@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: ReplayServer
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: requests of a page are not interesting."""
+        """Log nothing: requests of a page do not matter."""
 
     def do_GET(self) -> None:
         # Another host name means a foreign page that leads its visitors here.

@@ -1,1 +1,1 @@
-"""`roamcast bench attack`: hostile loads on a real broker, and what honest clients beside them noticed."""
+"""`roamcast bench attack`: hostile loads on a real broker, and their effects on honest clients."""

@@ -1,13 +1,14 @@
-"""What an attack is, and the tools that attacks share.
+"""Definition of an attack, and tools that attacks share.
 
-An attack is one function and one row of the table at the end of its file. The function runs in a process
-of its own until the time is over; it counts what it did and what the broker answered.
+An attack is a function and a row of the table at the end of its file. The function runs in its own process
+until its time is over; it counts its actions and the broker's answers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import random
 import selectors
 import socket
@@ -16,13 +17,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal, cast
 
+from roamcast.bench.packet_socket import PacketSocket
 from roamcast.bench.processes import HOST
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Packet
-from roamcast.mqtt.codec.reading import cut, parse
-from roamcast.mqtt.codec.writing import write
 
 PATIENCE_S = 5.0
 USERS = ("honest", "visitor", "attacker")
@@ -53,6 +54,16 @@ class Target:
     def rng(self) -> random.Random:
         return random.Random(self.seed)
 
+    def turns(self) -> Iterator[int]:
+        """Count from 1 until the time is over."""
+        return takewhile(lambda number: not self.is_over, itertools.count(1))
+
+    def count_answer(self, answer: packets.Connack | None, welcome: str = "connected") -> bool:
+        """Count whether a client was welcome or refused; return whether it was welcome."""
+        is_welcome = answer is not None and not answer.reason
+        self.counts[welcome if is_welcome else "refused"] += 1
+        return is_welcome
+
 
 @dataclass(frozen=True)
 class Attack:
@@ -60,12 +71,12 @@ class Attack:
 
     name: str
     what: str
-    """One line for people: the load and its bounds."""
+    """Description in one line: the load and its bounds."""
     run: Callable[[Target], None]
     prepare: Callable[[Target], None] | None = None
-    """Prepares the attack; nothing is measured meanwhile."""
+    """Prepares the attack, before the measurement."""
     settings: tuple[str, ...] = ()
-    """Configuration keys for this attack, if the defaults would take too long to fill."""
+    """Configuration keys for this attack, where the defaults would take too long to reach."""
     quotas: tuple[str, ...] = ()
     """Byte quotas that the attack may fill; memory is judged against them."""
     door: Door = "tcp"
@@ -77,48 +88,35 @@ class Attack:
     needs_users: bool = False
     """True if clients need a password."""
     files_max: int | None = None
-    """The broker's limit of open files, hard; None leaves it as it is."""
+    """The broker's hard limit of open files; None keeps the present one."""
 
 
-class Hostile:
+class Hostile(PacketSocket):
     """A client that can send anything. It blocks, with a time limit."""
 
-    def __init__(self, port: int, *, version: int = 5, receive_bytes: int | None = None) -> None:
+    def __init__(self, port: int, *, receive_bytes: int | None = None) -> None:
         """`receive_bytes` sets the size of the kernel's receive buffer: a small one fills up soon."""
-        self.version = version
-        self.socket = socket.socket()
+        super().__init__(socket.socket())
         if receive_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self.socket.settimeout(PATIENCE_S)
         self.socket.connect((HOST, port))
-        self._read = b""
 
     def connect(self, client_id: str, **more: object) -> packets.Connack | None:
         """Send CONNECT; return the answer, or None if the broker closed the connection."""
-        self.send(packets.Connect(self.version, client_id, **more))  # type: ignore[arg-type]
-        answer = self.receive()
+        self.send_all(packets.Connect(self.version, client_id, **more))  # type: ignore[arg-type]
+        answer = self.receive_or_end()
         return answer if isinstance(answer, packets.Connack) else None
-
-    def send(self, packet: Packet) -> None:
-        self.socket.sendall(write(packet, self.version))
-
-    def receive(self) -> Packet | None:
-        """Return the next packet; None when the broker has closed the connection."""
-        while (whole := cut(self._read, 0, 1 << 28)) is None:
-            data = self.socket.recv(1 << 16)
-            if not data:
-                return None
-            self._read += data
-        first, start, end = whole
-        packet = parse(first, self._read[start:end], self.version, from_client=False)
-        self._read = self._read[end:]
-        return packet
 
     def wait_for(self, kind: type[Packet]) -> Packet | None:
         """Return the next packet of this kind; discard others."""
-        while (packet := self.receive()) is not None and not isinstance(packet, kind):
+        while (packet := self.receive_or_end()) is not None and not isinstance(packet, kind):
             pass
         return packet
+
+    def subscribe(self, filter: str, qos: int = 1) -> None:
+        self.send_all(packets.Subscribe(1, (packets.SubscriptionEntry(filter, qos),)))
+        self.wait_for(packets.Suback)
 
     def swallow(self, seconds: float) -> int:
         """Read and discard everything that arrives within this time; return the number of bytes."""
@@ -135,12 +133,9 @@ class Hostile:
         self.socket.settimeout(PATIENCE_S)
         return size
 
-    def close(self) -> None:
-        self.socket.close()
-
 
 def connected(target: Target, client_id: str, **more: object) -> Hostile | None:
-    """Return an admitted client; None, and counted, if it was refused."""
+    """Yield an accepted client, or None if it was refused, which is counted."""
     try:
         client = Hostile(target.ports["tcp"])
         if target.user:
@@ -148,16 +143,12 @@ def connected(target: Target, client_id: str, **more: object) -> Hostile | None:
         answer = client.connect(client_id, **more)
     except OSError:
         answer = None
-    if answer is None or answer.reason:
-        target.counts["refused"] += 1
-        return None
-    target.counts["connected"] += 1
-    return client
+    return client if target.count_answer(answer) else None
 
 
 @contextlib.contextmanager
 def failures_counted(target: Target) -> Iterator[None]:
-    """Count a connection that the broker closed or let wait, and go on."""
+    """Count a connection that the broker closed or kept waiting, and continue."""
     try:
         yield
     except TimeoutError:
@@ -180,7 +171,9 @@ class Crowd:
         """Open connections, and how many bytes each has sent."""
 
     def keep(self, trickle: bytes = b"", every_s: float = 0.2) -> None:
-        """Until the time is over: keep all open, and send the next byte of `trickle` on each now and then."""
+        """Until the time is over, keep all connections open, and sometimes send the next byte of `trickle` on
+        each.
+        """
         target, next_s = self._target, 0.0
         while not target.is_over:
             self._open_some()
@@ -251,7 +244,7 @@ class Crowd:
 
 
 def trusting_context() -> ssl.SSLContext:
-    """TLS that believes any certificate: the broker under attack has made its own."""
+    """Return a TLS context that accepts any certificate: the broker under attack created its own."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context

@@ -1,4 +1,4 @@
-"""Attacks by connections: many that say nothing, or say it slowly, or come and go."""
+"""Attacks by connections: many that send nothing, send it slowly, or connect and leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CROWD = 1_500
 TLS_CROWD = 500
 HTTP_CROWD = 200
 FILES = 1024
-"""What many systems allow a process: fewer than there are attackers."""
+"""A common limit of open files per process: lower than the number of attackers."""
 
 
 def silent_tcp(target: Target) -> None:
@@ -26,7 +26,7 @@ def silent_tls(target: Target) -> None:
 
 
 def half_tls(target: Target) -> None:
-    """Begin TLS, and never go on."""
+    """Start a TLS handshake, and never continue it."""
     outgoing = ssl.MemoryBIO()
     client = trusting_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=HOST)
     with suppress(ssl.SSLWantReadError):
@@ -51,17 +51,10 @@ def silent_http(target: Target) -> None:
 
 
 def connect_flood(target: Target) -> None:
-    number = 0
-    while not target.is_over:
-        number += 1
-        with failures_counted(target):
-            client = Hostile(target.ports["tcp"])
-            try:
-                answer = client.connect(f"flood-{number % 1000}")
-                target.counts["refused" if answer is None or answer.reason else "connected"] += 1
-                client.send(packets.Disconnect())
-            finally:
-                client.close()
+    for number in target.turns():
+        with failures_counted(target), Hostile(target.ports["tcp"]) as client:
+            target.count_answer(client.connect(f"flood-{number % 1000}"))
+            client.send_all(packets.Disconnect())
 
 
 ATTACKS = (

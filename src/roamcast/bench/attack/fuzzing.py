@@ -1,4 +1,4 @@
-"""Attacks by nonsense: bytes that are no packets, and packets with a few wrong bytes."""
+"""Attacks by invalid input: random bytes, and packets with a few wrong bytes."""
 
 from __future__ import annotations
 
@@ -28,35 +28,27 @@ SAMPLES = tuple(
 def random_bytes(target: Target) -> None:
     """Send random bytes to every port in turn."""
     rng, doors = target.rng, list(target.ports)
-    number = 0
-    while not target.is_over:
-        number += 1
-        with failures_counted(target):
-            client = Hostile(target.ports[doors[number % len(doors)]])
-            try:
-                client.socket.sendall(rng.randbytes(rng.choice((1, 10, 100, 4000))))
-                target.counts["connections"] += 1
-            finally:
-                client.close()
+    for number in target.turns():
+        with failures_counted(target), Hostile(target.ports[doors[number % len(doors)]]) as client:
+            client.socket.sendall(rng.randbytes(rng.choice((1, 10, 100, 4000))))
+            target.counts["connections"] += 1
 
 
 def mutated_packets(target: Target) -> None:
-    """Packets of an admitted client in which a few bytes are wrong."""
+    """Send packets of an accepted client with a few wrong bytes."""
     rng = target.rng
     while not target.is_over:
         with failures_counted(target):
             client = connected(target, f"fuzz-{rng.randrange(20)}")
             if client is None:
                 continue
-            try:
+            with client:
                 for _ in range(rng.randrange(1, 20)):
                     data = bytearray(rng.choice(SAMPLES))
                     for _ in range(rng.randrange(4)):
                         data[rng.randrange(len(data))] = rng.randrange(256)
                     client.socket.sendall(bytes(data))
                     target.counts["packets"] += 1
-            finally:
-                client.close()
 
 
 ATTACKS = (

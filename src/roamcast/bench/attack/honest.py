@@ -1,9 +1,9 @@
-"""The honest clients beside an attack: their load, and the effects on them.
+"""The honest clients during an attack: their load, and the effects on them.
 
 A publisher sends a small QoS 1 message 50 times a second, whether or not the earlier ones have arrived, so
-that a stall delays every message that falls into it. A subscriber takes them. Both come back with their
-sessions when the broker closes a connection. Meanwhile a new client connects a few times a second, and
-/healthz is asked.
+that a stall delays every message sent during it. A subscriber receives them. Both reconnect to their sessions
+when the broker closes a connection. Meanwhile a new client connects a few times a second, and another one
+requests /healthz.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from contextlib import suppress
 from typing import Any
 
 from roamcast.bench.attack.base import PASSWORD, Door, trusting_context
+from roamcast.bench.packet_socket import PacketSocket
 from roamcast.bench.processes import HOST, BenchFailed
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Packet
-from roamcast.mqtt.codec.reading import cut, parse
-from roamcast.mqtt.codec.writing import write
 
 EVERY_S = 0.02
 PROBE_EVERY_S = 0.25
@@ -34,70 +33,42 @@ CONNECT_TIMEOUT_S = 15.0
 TOPIC = "honest/pings"
 
 
-class HonestClient:
+class HonestClient(PacketSocket):
     """A connection with a lasting session that reconnects after a loss."""
 
     def __init__(self, port: int, client_id: str, with_password: bool) -> None:
+        super().__init__(socket.socket())
         self._port = port
         self._connect = packets.Connect(
             5, client_id, clean_start=False, session_expiry=3600, keep_alive=60,
             username="honest" if with_password else None, password=PASSWORD if with_password else None,
         )  # fmt: skip
-        self.socket: socket.socket
-        self._read = b""
         self.open()
 
     def open(self) -> None:
+        self.close()
         self._read = b""
         self.socket = socket.create_connection((HOST, self._port), CONNECT_TIMEOUT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.send(self._connect)
-        answer = self.receive()
+        self.send_all(self._connect)
+        answer = self.receive_or_end()
         if not isinstance(answer, packets.Connack) or answer.reason:
             raise BenchFailed(f"the broker answered the honest client's CONNECT with {answer}")
 
-    def send(self, packet: Packet) -> None:
-        self.socket.sendall(write(packet, 5))
-
-    def receive(self) -> Packet | None:
-        """Return the next packet; None at the end of the connection."""
-        while (packet := self.next_packet()) is None:
-            data = self.socket.recv(65_536)
-            if not data:
-                return None
-            self._read += data
-        return packet
-
-    def take(self) -> bool:
-        """Read once from a readable socket; return False at the end of the connection."""
-        data = self.socket.recv(65_536)
-        self._read += data
-        return bool(data)
-
-    def next_packet(self) -> Packet | None:
-        """Return the next packet of the data read."""
-        whole = cut(self._read, 0, 1 << 20)
-        if whole is None:
-            return None
-        first, start, end = whole
-        packet = parse(first, self._read[start:end], 5, from_client=False)
-        self._read = self._read[end:]
-        return packet
-
 
 class HonestPair:
-    """A publisher and a subscriber, and what became of each message."""
+    """A publisher and a subscriber, and the fate of each message."""
 
     def __init__(self, publisher_port: int, subscriber_port: int, with_password: bool) -> None:
         self.publisher = HonestClient(publisher_port, "honest-publisher", with_password)
         self.subscriber = HonestClient(subscriber_port, "honest-subscriber", with_password)
-        self.subscriber.send(packets.Subscribe(1, (packets.SubscriptionEntry(TOPIC, 1),)))
-        if not isinstance(self.subscriber.receive(), packets.Suback):
+        self.subscriber.send_all(packets.Subscribe(1, (packets.SubscriptionEntry(TOPIC, 1),)))
+        if not isinstance(self.subscriber.receive_or_end(), packets.Suback):
             raise BenchFailed("the honest client's SUBSCRIBE was not acknowledged")
         self.sent = 0
         self.reconnects = 0
         self.late_s = 0.0
-        """The longest delay of this process itself, because the machine was busy."""
+        """Longest delay of this process itself, caused by a busy machine."""
         self._sent_at: dict[int, float] = {}
         self._unacknowledged: dict[int, None] = {}
         self._latencies_s: dict[int, float] = {}
@@ -116,7 +87,7 @@ class HonestPair:
             self._turn(max(0.0, next_s - time.monotonic()))
 
     def forget(self) -> None:
-        """Measure from now on: earlier messages have arrived."""
+        """Start measuring now: earlier messages have arrived."""
         self.drain(PROBE_TIMEOUT_S)
         self.late_s = 0.0
         self._measured_from = self.sent
@@ -138,7 +109,7 @@ class HonestPair:
 
     def _publish(self, number: int) -> None:
         body = number.to_bytes(8, "big")
-        self.publisher.send(packets.Publish(TOPIC, body, 1, packet_id=number % 65_535 + 1))
+        self.publisher.send_all(packets.Publish(TOPIC, body, 1, packet_id=number % 65_535 + 1))
 
     def _turn(self, timeout_s: float) -> None:
         began = time.monotonic()
@@ -162,7 +133,7 @@ class HonestPair:
         if isinstance(packet, packets.Publish):
             number = int.from_bytes(packet.payload, "big")
             self._latencies_s.setdefault(number, time.monotonic() - self._sent_at[number])
-            self.subscriber.send(packets.Puback(packet.packet_id))
+            self.subscriber.send_all(packets.Puback(packet.packet_id))
         elif isinstance(packet, packets.Puback):
             number = next((one for one in self._unacknowledged if one % 65_535 + 1 == packet.packet_id), 0)
             self._unacknowledged.pop(number, None)
@@ -171,7 +142,7 @@ class HonestPair:
         """Reconnect after the broker closed a connection, and publish unacknowledged messages again."""
         self.reconnects += 1
         for client in (self.publisher, self.subscriber):
-            client.socket.close()
+            client.close()
             with suppress(OSError, BenchFailed):
                 client.open()
         with suppress(OSError):
@@ -202,8 +173,8 @@ class HonestPair:
         }
 
     def close(self) -> None:
-        self.publisher.socket.close()
-        self.subscriber.socket.close()
+        self.publisher.close()
+        self.subscriber.close()
 
 
 class Probes(threading.Thread):
@@ -242,21 +213,15 @@ class Probes(threading.Thread):
                 if b" 101 " not in plain.recv(4096):
                     raise BenchFailed("the WebSocket was refused")
                 return
-            one = trusting_context().wrap_socket(plain) if self._door == "tls" else plain
-            one.sendall(
-                write(
-                    packets.Connect(
-                        5, "honest-visitor",
-                        username="visitor" if self._with_password else None,
-                        password=PASSWORD if self._with_password else None,
-                    ),
-                    5,
-                )
-            )  # fmt: skip
-            answer = one.recv(4096)
-            if len(answer) < 4 or answer[3]:
-                raise BenchFailed(f"a new client was refused with {answer[3:4].hex() or 'silence'}")
-            one.sendall(write(packets.Disconnect(), 5))
+            visitor = PacketSocket(trusting_context().wrap_socket(plain) if self._door == "tls" else plain)
+            login: dict[str, Any] = (
+                {"username": "visitor", "password": PASSWORD} if self._with_password else {}
+            )
+            visitor.send_all(packets.Connect(5, "honest-visitor", **login))
+            answer = visitor.receive_or_end()
+            if not isinstance(answer, packets.Connack) or answer.reason:
+                raise BenchFailed(f"a new client was refused with {answer or 'silence'}")
+            visitor.send_all(packets.Disconnect())
 
     def _ask(self) -> None:
         asking = http.client.HTTPConnection(HOST, self._ports["http"], timeout=PROBE_TIMEOUT_S)

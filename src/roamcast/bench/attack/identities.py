@@ -1,4 +1,4 @@
-"""Attacks by names: wrong passwords, and sessions that nobody comes back for."""
+"""Attacks by names: wrong passwords, and sessions whose clients never return."""
 
 from __future__ import annotations
 
@@ -11,33 +11,23 @@ SESSIONS_MAX = 500
 
 
 def wrong_passwords(target: Target) -> None:
-    number = 0
-    while not target.is_over:
-        number += 1
-        with failures_counted(target):
-            client = Hostile(target.ports["tcp"])
-            try:
-                user = "honest" if number % 2 else f"user-{number}"
-                answer = client.connect(f"guess-{number}", username=user, password=b"wrong")
-                target.counts["refused" if answer is None or answer.reason else "let in"] += 1
-            finally:
-                client.close()
+    for number in target.turns():
+        with failures_counted(target), Hostile(target.ports["tcp"]) as client:
+            user = "honest" if number % 2 else f"user-{number}"
+            target.count_answer(client.connect(f"guess-{number}", username=user, password=b"wrong"), "let in")
 
 
 def subscribed(target: Target, name: str) -> Hostile | None:
-    """A client with a lasting session that holds something."""
+    """Connect a client with a lasting session that holds a subscription."""
     client = connected(target, name, session_expiry=0xFFFFFFFF)
     if client is not None:
-        client.send(packets.Subscribe(1, (packets.SubscriptionEntry(f"{name}/#", 1),)))
-        client.wait_for(packets.Suback)
+        client.subscribe(f"{name}/#")
     return client
 
 
 def churn(target: Target) -> None:
     """Leave a lasting session behind under each name."""
-    number = 0
-    while not target.is_over:
-        number += 1
+    for number in target.turns():
         with failures_counted(target):
             client = subscribed(target, f"churn-{number}")
             if client is not None:
@@ -46,14 +36,12 @@ def churn(target: Target) -> None:
 
 def push_sessions(target: Target) -> None:
     """Leave sessions behind that move to the other broker by themselves."""
-    number = 0
-    while not target.is_over:
-        number += 1
+    for number in target.turns():
         with failures_counted(target):
             client = subscribed(target, f"pushed-{number}")
             if client is not None:
                 named = ((DESTINATION, target.other),)
-                client.send(packets.Disconnect(Reason.NORMAL_DISCONNECTION, user_properties=named))
+                client.send_all(packets.Disconnect(Reason.NORMAL_DISCONNECTION, user_properties=named))
                 target.counts["sessions pushed"] += 1
                 client.close()
 

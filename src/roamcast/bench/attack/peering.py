@@ -1,4 +1,4 @@
-"""Attacks on the link listener, by strangers who are no brokers."""
+"""Attacks on the link listener by strangers that are not brokers."""
 
 from __future__ import annotations
 

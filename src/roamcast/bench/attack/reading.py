@@ -1,4 +1,4 @@
-"""Attacks by not reading: what is written for such a client has to wait somewhere."""
+"""Attacks by not reading: output for such a client has to be buffered somewhere."""
 
 from __future__ import annotations
 
@@ -11,26 +11,24 @@ from roamcast.mqtt.codec import packets
 SUBSCRIBERS = 30
 MESSAGES = 60
 OWN_MESSAGES = 300
-"""More than the quota, where each subscriber has a topic of its own."""
+"""More messages than the quota holds, if each subscriber has its own topic."""
 MESSAGE_BYTES = 1_000_000
 BUFFERED = 100_000_000
 
 
 def silent_subscribers(target: Target, qos: int, filters: list[str]) -> list[Hostile]:
-    """Clients that subscribe and never read again; their kernels hold next to nothing for them."""
+    """Clients, one for each filter, that never read again; their kernels hold next to nothing for them."""
     clients = []
-    for number in range(SUBSCRIBERS):
+    for number, filter in enumerate(filters):
         client = Hostile(target.ports["tcp"], receive_bytes=4096)
         client.connect(f"deaf-{number}", session_expiry=3600)
-        entries = tuple(packets.SubscriptionEntry(one, qos) for one in filters)
-        client.send(packets.Subscribe(1, entries))
-        client.wait_for(packets.Suback)
+        client.subscribe(filter, qos)
         clients.append(client)
     return clients
 
 
 def flood(target: Target, qos: int, topics: list[str], messages: int = MESSAGES) -> None:
-    """Publish messages of 1 MB; where the broker closes the connection, begin again."""
+    """Publish messages of 1 MB; reconnect if the broker closes the connection."""
     payload = bytes(MESSAGE_BYTES)
     while not target.is_over:
         publisher = connected(target, "loud")
@@ -39,7 +37,7 @@ def flood(target: Target, qos: int, topics: list[str], messages: int = MESSAGES)
         with failures_counted(target):
             for number in range(messages):
                 topic = topics[number % len(topics)]
-                publisher.send(packets.Publish(topic, payload, qos, packet_id=number + 1 if qos else 0))
+                publisher.send_all(packets.Publish(topic, payload, qos, packet_id=number + 1 if qos else 0))
                 if qos:
                     publisher.wait_for(packets.Puback)
                 target.counts["messages published"] += 1
@@ -50,7 +48,7 @@ def flood(target: Target, qos: int, topics: list[str], messages: int = MESSAGES)
 
 def non_readers(target: Target, qos: int) -> None:
     with failures_counted(target):
-        clients = silent_subscribers(target, qos, ["loud/#"])
+        clients = silent_subscribers(target, qos, ["loud/#"] * SUBSCRIBERS)
         flood(target, qos, ["loud/1"])
         target.counts["subscribers"] += len(clients)
 
@@ -65,17 +63,16 @@ def non_readers_qos_1(target: Target) -> None:
 
 def own_topics(target: Target) -> None:
     """Each subscriber has a topic of its own: nothing is shared between them."""
+    topics = [f"own/{number}" for number in range(SUBSCRIBERS)]
     with failures_counted(target):
-        clients = [Hostile(target.ports["tcp"], receive_bytes=4096) for _ in range(SUBSCRIBERS)]
-        for number, client in enumerate(clients):
-            client.connect(f"deaf-{number}", session_expiry=3600)
-            client.send(packets.Subscribe(1, (packets.SubscriptionEntry(f"own/{number}", 1),)))
-            client.wait_for(packets.Suback)
-        flood(target, 1, [f"own/{number}" for number in range(SUBSCRIBERS)], OWN_MESSAGES)
+        clients = silent_subscribers(target, 1, topics)
+        flood(target, 1, topics, OWN_MESSAGES)
+        for client in clients:
+            client.close()
 
 
 def unread_answers(target: Target) -> None:
-    """Ask and ask, and never read an answer."""
+    """Send requests forever, and never read an answer."""
     ping = b"\xc0\x00" * 10_000
     clients = [client for number in range(20) if (client := connected(target, f"asks-{number}")) is not None]
 

@@ -27,9 +27,9 @@ SECONDS = 5.0
 PING_MS_MAX = 100.0
 MEMORY_FACTOR = 1.5
 OWN_BYTES = 64 << 20
-"""Allowed memory of a broker beside its quotas: connections, buffers of one turn, caches."""
+"""Allowed memory of a broker in addition to its quotas: connections, buffers of one turn, caches."""
 GROWTH_BYTES_MAX = 1 << 30
-"""Growth of the broker at which the attack is ended, to protect this machine."""
+"""Growth of the broker's memory at which an attack is stopped, to protect this machine."""
 CALM_S = 0.5
 AFTER_S = 1.0
 """Time that the honest clients continue after an attack."""
@@ -44,7 +44,7 @@ FIRST, SECOND = "a", "b"
 
 @dataclass
 class Site:
-    """The broker under attack, and a second one where an attack needs it."""
+    """The broker under attack, and a second one if an attack needs it."""
 
     attack: Attack
     folder: Path
@@ -109,9 +109,7 @@ class Site:
         if self.attack.files_max is not None:
             program = ["sh", "-c", f'ulimit -n {self.attack.files_max} && exec "$@"', "sh", *program]
         process = Process(name, program, port, self.folder / f"{name}.log")
-        process.start()
-        self.brokers.append(process)
-        process.wait_listening()
+        self.brokers.append(process.serve())
         return process
 
     @property
@@ -128,7 +126,7 @@ class Site:
 
 
 def write_certificate(folder: Path) -> tuple[str, str]:
-    """A certificate for this machine that signs itself, and its key."""
+    """Write a self-signed certificate for this machine, and its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -170,7 +168,7 @@ def run(
     seed: int = 1,
     progress: Report = silent,
 ) -> dict[str, Any]:
-    """Run these attacks, or all; a row for each."""
+    """Run these attacks, or all; return a row for each."""
     attacks = [ATTACKS[name] for name in names or ATTACKS]
     skipped = {attack.name: why for attack in attacks if (why := missing(attack))}
     attacks = [attack for attack in attacks if attack.name not in skipped]
@@ -250,7 +248,7 @@ def _attack(site: Site, seconds: float, seed: int) -> dict[str, Any]:
 
 
 def reasons(case: dict[str, Any]) -> list[str]:
-    """Return why the attack failed the criteria; empty if it did not."""
+    """Return the criteria that the attack violated."""
     checks = {
         "the broker ended": case["is_running"],
         "messages were lost": not case["lost"] and not case["unanswered"],
@@ -271,7 +269,7 @@ class _Memory:
         self._broker = broker
         self.before = self.peak = 0
         self.on_excess: Any = None
-        """Called when the broker has grown too much."""
+        """Called when the broker's memory has grown too much."""
 
     def begin(self) -> None:
         self.before = self.peak = self._broker.resident_bytes()
@@ -293,7 +291,7 @@ class _Memory:
 
 
 def _wait_begun(ours: Connection, pair: HonestPair, memory: _Memory) -> bool:
-    """Wait until the attacker has started; the honest clients go on meanwhile."""
+    """Wait until the attacker has started; the honest clients continue meanwhile."""
     end = time.monotonic() + JOIN_S
     while time.monotonic() < end:
         if ours.poll():
@@ -319,7 +317,7 @@ _COMPLAINT = re.compile(
 
 
 def _waited_s(broker: Process) -> float:
-    """Seconds in which the broker waited for a core, because the machine was busy."""
+    """Return the seconds in which the broker waited for a core, because the machine was busy."""
     if not broker.is_running:
         return 0.0
     return int(Path(f"/proc/{broker.pid}/schedstat").read_text().split()[1]) / 1e9

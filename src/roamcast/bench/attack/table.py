@@ -9,7 +9,7 @@ from roamcast.bench.attack.base import Attack, Target
 
 
 def nothing(target: Target) -> None:
-    """Wait until the time is over: what the honest client notices then is the machine's own noise."""
+    """Wait until the time is over: what the honest clients notice then is the machine's own noise."""
     while not target.is_over:
         time.sleep(0.05)
 

@@ -19,12 +19,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from roamcast.broker.directory import Holdings, HoldingsAsked, HoldingsMissed
 from roamcast.broker.draining import Emptied
+from roamcast.broker.links.crossing import NUMBER_MAX, Crossing
+from roamcast.broker.links.guard import Guard, Refused
 from roamcast.broker.links.reach import (
     AskToJoin,
     BeginJoin,
@@ -35,20 +37,19 @@ from roamcast.broker.links.reach import (
     Reach,
     Reaches,
 )
-from roamcast.broker.links.rules import TOPIC, ClientRules, PeerRules, TopicRules, Translation
+from roamcast.broker.links.rules import PeerRules, Translation
 from roamcast.broker.news import NEWS_BYTES_MAX, News
 from roamcast.broker.reunion import Claim, ClaimIt, Claims, ClaimsHeard, ReunionOver, Rival
 from roamcast.broker.seeking import WhereIs
 from roamcast.errors import InputError
 from roamcast.filters.filter import Filter
 from roamcast.filters.selector import parse
-from roamcast.mqtt.codec.errors import PacketError
-from roamcast.mqtt.codec.properties import publish_properties
-from roamcast.mqtt.server.marks import EXPIRY
+from roamcast.mqtt.server.sessions import PROVISIONAL
 from roamcast.protocol.messages import (
     About,
     AttachRequest,
     Entry,
+    Grant,
     HolderUnknown,
     InPlaceOf,
     Locate,
@@ -58,7 +59,7 @@ from roamcast.protocol.messages import (
     Update,
     client_of,
 )
-from roamcast.protocol.notification import Burst, Fleeting, Message, encode_attributes
+from roamcast.protocol.notification import Burst, Fleeting, Message
 from roamcast.protocol.session import Session
 from roamcast.state import State
 
@@ -66,69 +67,24 @@ if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
     from roamcast.broker.retained import Retain
 
-Reason = Literal[
-    "area", "topic", "client", "publisher", "source", "owner", "holder", "forget", "quota", "form"
-]
-REASONS: dict[str, str] = {
-    "area": "messages of a kind that it may not send",
-    "topic": "messages on topics that it may not send",
-    "client": "messages about clients that it may not speak for",
-    "publisher": "messages in the name of clients or brokers of this side",
-    "source": "messages in the name of brokers that are not behind it",
-    "owner": "requests in the name of users of another site",
-    "holder": "sessions that are held here, or are not for here",
-    "forget": "orders to forget brokers, which it may not give",
-    "quota": "more subscriptions, sessions, brokers or retained messages than it may have here",
-    "form": "malformed or implausible messages",
-}
-"""Texts for refused messages of peers, for log and operators."""
-
 BROKERS_MAX = 10_000
 """Limit of brokers behind one peer."""
 ATTACHED_S = 10.0
 """Seconds at this broker after which no message about a client is under way from another broker any more."""
-NUMBER_MAX = 1 << 62
-"""Limit of counters; sums of larger ones would not fit into a message."""
 SESSIONS_GONE_MAX = 1_000
 """Departed sessions that still count against their peer's limit."""
 BROKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-WITHHELD = encode_attributes({TOPIC: "$withheld"})
-EXPIRED = b"\x02\0\0\0\0"
-"""The MQTT property that expires a message after 0 s, so that it is not delivered."""
 OF_PERMISSION = (BeginJoin, AskToJoin, MayJoin, JoinEnded, JoinsBegun)
 OF_MEMBERS = (
     Claims, ClaimIt, Rival, ReunionOver, ClaimsHeard, Emptied, News, Holdings, HoldingsAsked, HoldingsMissed,
 )  # fmt: skip
 
 
-class Refused(Exception):
-    """The message is refused, for this reason."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Guard:
-    """The rules of one link, compiled for use."""
-
-    def __init__(self, peer: str, rules: PeerRules) -> None:
-        self.rules = rules
-        self.is_guest = rules.is_guest
-        self.clients = ClientRules(peer, rules.clients if "sessions" in rules.may else ())
-        self.incoming = Translation(TopicRules(rules.imports), rules.prefix, adds=True)
-        self.outgoing = Translation(TopicRules(rules.exports), rules.prefix, adds=False)
-        self.is_open_outwards = self.outgoing.is_open and self.incoming.is_open and not self.is_guest
-        """True if outgoing messages need no check."""
-        self.is_plain = self.incoming.is_open and self.clients.allow_everyone and "data" in rules.may
-        """True if notifications pass unchanged."""
-
-
 class Border:
     __state__ = State(
         "border",
         saved=("_broker", "_reach", "_rules", "_is_mqtt", "_retained", "_sessions"),
-        derived=("refused", "replies", "_guards", "_marks", "_checks", "_retained_of", "_sessions_of"),
+        derived=("refused", "replies", "_guards", "_crossing", "_checks", "_retained_of", "_sessions_of"),
     )
 
     def __init__(self, broker: BrokerCore, reach: Reach) -> None:
@@ -152,7 +108,7 @@ class Border:
         self._sessions_of = Counter(self._sessions.values())
         """Number of sessions from each peer; some of them may have departed since."""
         self._guards: dict[str, Guard] = {}
-        self._marks: dict[bytes, bool] = {}
+        self._crossing = Crossing(self._is_mqtt)
         self._checks: dict[type[Message], Callable[[str, str, Guard, Any], Message]] = {
             AttachRequest: self._check_request,
             Locate: self._check_locate,
@@ -171,6 +127,7 @@ class Border:
         """Apply new rules. The subscriptions issued at peers may change with them."""
         before = {peer: self._guard(peer) for peer in self._broker.peers} if self._rules is not None else {}
         self._rules, self._is_mqtt = rules, is_mqtt
+        self._crossing = Crossing(is_mqtt)
         self._guards = {}
         changes = []
         for peer, old in before.items():
@@ -236,7 +193,7 @@ class Border:
         """Check a notification on its way to its subscribers."""
         if "data" not in guard.rules.may or not self._broker.router.has_peer(peer):
             raise Refused("area")
-        burst = self._translated(guard, burst)
+        burst = self._crossing.translated(guard, burst)
         publisher = burst.publisher
         if not publisher:
             raise Refused("form")
@@ -258,8 +215,8 @@ class Border:
         return (
             not burst.varied
             and verdicts.get(burst.attributes) is not None
-            and burst.marks in self._marks
-            and self._marks[burst.marks]
+            and burst.marks in self._crossing.marks
+            and self._crossing.marks[burst.marks]
             and burst.count == len(burst.bodies) > 0
             and 0 <= burst.number < NUMBER_MAX
             and (burst.number > 0 or (type(burst) is Fleeting and publisher not in self._broker.attachments))
@@ -276,7 +233,10 @@ class Border:
         if burst.incarnation == session.incarnation:
             if burst.last > session.published:
                 raise Refused("publisher")
-        elif not self._broker.reunion.is_under_way(session.client):
+        elif not self._broker.reunion.is_under_way(session.client) and not session.client.startswith(
+            PROVISIONAL
+        ):
+            # Only stand-ins are at several brokers at once.
             raise Refused("publisher")
 
     def _check_broker_publisher(self, peer: str, publisher: str) -> None:
@@ -284,59 +244,6 @@ class Border:
         kind, _, broker = publisher.partition("/")
         if kind != "$broker" or self._broker.hop_of(broker) != peer:
             raise Refused("publisher")
-
-    def _translated(self, guard: Guard, burst: Burst) -> Burst:
-        """Translate a burst to names of this side, if all its notifications may pass."""
-        self._check_form(burst)
-        try:
-            if not burst.varied:
-                passed = guard.incoming.attributes(burst.attributes)
-                if passed is None:
-                    raise Refused("topic")
-                if passed is burst.attributes or passed == burst.attributes:
-                    return burst
-                return msgspec.structs.replace(burst, attributes=passed)
-            varied = [guard.incoming.attributes(one) for one in burst.varied]
-        except InputError:
-            raise Refused("form") from None
-        places = [place for place, one in enumerate(varied) if one is not None]
-        if not places:
-            raise Refused("topic")
-        # Numbered notifications stay consecutive: only the first run of permitted ones passes.
-        if len(places) < len(varied):
-            if burst.number:
-                end = next((n for n, place in enumerate(places) if place != places[0] + n), len(places))
-                burst = burst.part(places[0], places[0] + end)
-                places = places[:end]
-            else:
-                burst = burst.pick(places)
-        if not burst.varied:
-            passed = varied[places[0]]
-            assert passed is not None
-            return msgspec.structs.replace(burst, attributes=passed)
-        return msgspec.structs.replace(burst, varied=tuple([varied[place] for place in places]))
-
-    def _check_form(self, burst: Burst) -> None:
-        count = burst.count
-        if count < 1 or count != len(burst.bodies) or (burst.varied and len(burst.varied) != count):
-            raise Refused("form")
-        if not 0 <= burst.number < NUMBER_MAX or not 0 <= burst.incarnation < NUMBER_MAX:
-            raise Refused("form")
-        if type(burst) is Burst and not burst.number:
-            raise Refused("form")
-        if not -1e15 < burst.published_at < 1e15:
-            raise Refused("form")
-        if self._is_mqtt and not self._are_marks(burst.marks):
-            raise Refused("form")
-
-    def _are_marks(self, marks: bytes) -> bool:
-        known = self._marks.get(marks)
-        if known is None:
-            known = _are_marks(marks)
-            if len(self._marks) >= 4096:
-                self._marks.clear()
-            self._marks[marks] = known
-        return known
 
     # --- incoming messages other than notifications ---
 
@@ -351,6 +258,8 @@ class Border:
                 raise Refused("form")
             is_here = message.destination == self._broker.id
             checked = self._inner(peer, message.source, guard, inner, is_here)
+            if not is_here and self._broker.next_hop(message.destination) == self._broker.id:
+                self._check_return(peer, guard, message, checked)
             return message if checked is inner else Relayed(message.source, message.destination, checked)
         return self._inner(peer, peer, guard, message, is_here=True)
 
@@ -374,7 +283,7 @@ class Border:
         elif shape.needs_client:
             raise Refused("form")
         if shape.carrying:
-            message = self._with_bursts(guard, message, shape.carrying)
+            message = self._crossing.with_bursts(guard, message, shape.carrying)
         if message.area == "data":
             return self._retain(peer, guard, message)  # type: ignore[arg-type]
         check = self._checks.get(type(message))
@@ -394,36 +303,19 @@ class Border:
             raise Refused("form")
         return message
 
+    def _check_return(self, peer: str, guard: Guard, relayed: Relayed, message: Message) -> None:
+        """Check a message whose destination cannot be reached: its content may be kept here."""
+        if not self._broker.returns.is_gone(relayed.destination):
+            raise Refused("form")
+        told = message.message if type(message) is About else message
+        if type(told) is Grant:
+            if not self._broker.expects(relayed.source, told):
+                raise Refused("form")
+            self._check_session(peer, guard, told.session)
+
     def _check_client(self, guard: Guard, client: str) -> None:
         if not guard.clients.allow(client):
             raise Refused("client")
-
-    def _with_bursts(self, guard: Guard, message: Message, names: Iterable[str]) -> Message:
-        """Replace forbidden notifications that a message carries for a session by placeholders.
-
-        Their number stays, because protocols count what they fetch.
-        """
-        changes: dict[str, Any] = {}
-        for name in names:
-            carried = getattr(message, name)
-            if isinstance(carried, Burst):
-                changes[name] = self._carried(guard, carried)
-            elif isinstance(carried, tuple) and carried and isinstance(carried[0], Burst):
-                changes[name] = tuple([self._carried(guard, one) for one in carried])
-        changed = {name: value for name, value in changes.items() if value is not getattr(message, name)}
-        return msgspec.structs.replace(message, **changed) if changed else message
-
-    def _carried(self, guard: Guard, burst: Burst) -> Burst:
-        self._check_form(burst)
-        try:
-            if not burst.varied:
-                passed = guard.incoming.attributes(burst.attributes)
-                return burst if passed == burst.attributes else _withheld(burst)
-            if all(guard.incoming.attributes(one) == one for one in burst.varied):
-                return burst
-        except InputError:
-            raise Refused("form") from None
-        return _withheld(burst)
 
     def _retain(self, peer: str, guard: Guard, message: Retain) -> Message:
         topic = guard.incoming.topic(message.topic)
@@ -431,7 +323,7 @@ class Border:
             raise Refused("topic")
         if self._broker.hop_of(message.broker) != peer or not -1e15 < message.time < 1e15:
             raise Refused("source")
-        if not self._are_marks(message.marks) or not 0 <= message.count < NUMBER_MAX:
+        if not self._crossing.are_marks(message.marks) or not 0 <= message.count < NUMBER_MAX:
             raise Refused("form")
         before = self._retained.get(topic)
         if before != peer and self._retained_of[peer] >= guard.rules.retained_max:
@@ -451,10 +343,11 @@ class Border:
     # --- sessions ---
 
     def _check_request(self, peer: str, origin: str, guard: Guard, request: AttachRequest) -> Message:
-        """Check a request for a session: a broker asks for itself; only former holders forward requests."""
-        if not request.detours and request.broker != origin:
-            raise Refused("source")
+        """Check a request for a session: it comes from where the asking broker is; only former holders send
+        it on from elsewhere."""
         if not request.detours:
+            if self._broker.hop_of(request.broker) != peer:
+                raise Refused("source")
             self._check_owner(peer, request)
         return request
 
@@ -675,7 +568,7 @@ class Border:
         always pass."""
         guard = self._guard(peer)
         if isinstance(message, Burst):
-            return self._released(guard, message)
+            return self._crossing.released(guard, message)
         if message.area == "data":
             return self._retain_released(guard, message)  # type: ignore[arg-type]
         if isinstance(message, Update):
@@ -698,17 +591,6 @@ class Border:
         if isinstance(inner, WhereIs) and not guard.clients.allow(inner.client):
             return None
         return message
-
-    def _released(self, guard: Guard, burst: Burst) -> Burst | None:
-        if not burst.varied:
-            passed = guard.outgoing.attributes(burst.attributes)
-            if passed is None or passed == burst.attributes:
-                return burst if passed is not None else None
-            return msgspec.structs.replace(burst, attributes=passed)
-        varied = [guard.outgoing.attributes(one) for one in burst.varied]
-        if None in varied:
-            return None if burst.number else _picked(burst, varied)
-        return msgspec.structs.replace(burst, varied=tuple(varied))
 
     def _retain_released(self, guard: Guard, message: Retain) -> Message | None:
         topic = guard.outgoing.topic(message.topic)
@@ -746,14 +628,6 @@ def _is_among_members(message: Message) -> bool:
     return message.area == "groups" or isinstance(message, OF_MEMBERS)
 
 
-def _picked(burst: Burst, varied: list[bytes | None]) -> Burst | None:
-    places = [place for place, one in enumerate(varied) if one is not None]
-    if not places:
-        return None
-    left = tuple([one for one in varied if one is not None])
-    return msgspec.structs.replace(burst.pick(places), varied=left)
-
-
 class MessageShape(NamedTuple):
     """The fields of a message type that the border checks."""
 
@@ -778,24 +652,6 @@ def _shape_of(kind: type[Message]) -> MessageShape:
         has_update="update" in fields,
         has_session="session" in fields,
     )
-
-
-def _withheld(burst: Burst) -> Burst:
-    """Return placeholders for notifications: the same number, empty and expired."""
-    marks = bytes((burst.marks[0] & ~EXPIRY | EXPIRY,)) + EXPIRED if burst.marks else b""
-    return msgspec.structs.replace(
-        burst, attributes=WITHHELD, varied=(), bodies=(b"",) * burst.count, marks=marks
-    )
-
-
-def _are_marks(marks: bytes) -> bool:
-    if not marks:
-        return False
-    try:
-        publish_properties(marks[1:], from_client=False)
-    except PacketError:
-        return False
-    return marks[0] & 3 != 3
 
 
 def _check_claim(claim: Claim) -> None:

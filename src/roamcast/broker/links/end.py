@@ -1,22 +1,19 @@
 """One end of a link between two brokers: nothing is lost, repeated or reordered, whoever crashes.
 
-Messages are numbered from 1, encoded once, and kept until the peer says that it has journalled
-them. The link itself survives its connections: after a cut both ends say how far they have
-received, and each goes on behind that. QoS 0 messages take a second lane without numbers, and are
-not kept.
+Messages are numbered from 1, encoded once, and kept until the peer says that it has journalled them. The link
+itself survives its connections: after a cut both ends report how far they have received, and each continues
+after that point. QoS 0 messages take a second lane without numbers, and are not kept.
 
-On the wire there are frames (`broker/links/frames.py`). Messages that are sent in one
-turn share a frame, and a message that is too large for one is cut into parts.
-Only whole messages have numbers, so the numbers do not depend on how anything
-was cut: a replay of the journal sends the same messages under the same numbers.
+On the wire there are frames (`broker/links/frames.py`). Messages that are sent in one turn share a frame, and
+a message that is too large for one is cut into parts. Only whole messages have numbers, so the numbers do not
+depend on how anything was cut: a replay of the journal sends the same messages under the same numbers.
 
-What is journalled. An end is part of a broker's durable state. Its state follows from what the
-broker sends (a consequence of journalled inputs) and from the numbered frames that `receive`
-names in `Arrivals.durable`. Acknowledgements, fleeting messages, `up`, `down`, `take` and
-`acknowledge` need not be journalled: without them an end only keeps messages for longer, until
-the peer says again what it has. Hence nothing that is journalled may be decided by the figures
-(`kept_bytes`, `is_over_limit`); they are for drivers, which can stop reading from the source of
-the load.
+What is journalled. An end is part of a broker's durable state. Its state follows from what the broker sends
+(a consequence of journalled inputs) and from the numbered frames that `receive` names in `Arrivals.durable`.
+Acknowledgements, fleeting messages, `up`, `down`, `take` and `acknowledge` need not be journalled: without
+them an end only keeps messages for longer, until the peer reports again what it has received. Hence nothing
+that is journalled may be decided by the figures (`kept_bytes`, `is_over_limit`); they are for drivers, which
+can stop reading from the source of the load.
 """
 
 from __future__ import annotations

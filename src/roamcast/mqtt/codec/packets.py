@@ -24,7 +24,7 @@ class PublishProperties(Struct, frozen=True, gc=False):
 
     payload_format: int | None = None
     message_expiry: int | None = None
-    """Seconds."""
+    """Expiry in seconds."""
     content_type: str | None = None
     response_topic: str | None = None
     correlation_data: bytes | None = None
@@ -39,7 +39,7 @@ class Will(Struct, frozen=True, gc=False):
     qos: int = 0
     retain: bool = False
     delay: int = 0
-    """Seconds."""
+    """Delay in seconds."""
     properties: PublishProperties | None = None
 
 
@@ -48,12 +48,12 @@ class Connect(Struct, frozen=True, gc=False):
     client_id: str
     clean_start: bool = True
     keep_alive: int = 0
-    """Seconds; 0 means no limit."""
+    """Keep-alive in seconds; 0 means no limit."""
     username: str | None = None
     password: bytes | None = None
     will: Will | None = None
     session_expiry: int | None = None
-    """Seconds; 0xFFFFFFFF means no limit."""
+    """Session expiry in seconds; 0xFFFFFFFF means no limit."""
     receive_maximum: int = RECEIVE_MAXIMUM_DEFAULT
     maximum_packet_size: int | None = None
     topic_alias_maximum: int = 0

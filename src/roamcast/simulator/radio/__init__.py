@@ -1,1 +1,1 @@
-"""A radio channel: stations that move, hear each other or not, and share one frequency."""
+"""A radio channel: stations move, receive some of each other's frames, and share one frequency."""

@@ -1,11 +1,11 @@
-"""AODV: routes are asked for when they are needed (Amozarrain 2021, section 4.5.1; RFC 3561).
+"""AODV: routes are requested when they are needed (Amozarrain 2021, section 4.5.1; RFC 3561).
 
-A pure machine that acts through its `Host`. The thesis tells the outline: everyone says hello; who needs
-a route broadcasts an RREQ; whoever knows one, or is the destination, answers with an RREP; routes that
-are not used time out, and a RERR goes back when a route times out or a link breaks. What it leaves out
-is as in the RFC, whose sections the methods name. Of the RFC's options, expanding rings (6.4) are a
-setting that is off, because the thesis floods the whole network; local repair (6.12) and gratuitous
-RREPs (6.6.3) are left out, because the thesis has neither.
+A pure machine that acts through its `Host`. The thesis gives an outline: every node sends hellos; a node that
+needs a route broadcasts an RREQ; a node that knows one, or is the destination, answers with an RREP; unused
+routes time out, and a RERR goes back when a route times out or a link breaks. All else follows the RFC, whose
+sections the methods name. Of the RFC's options, expanding rings (6.4) are a setting that is off by default,
+because the thesis floods the whole network; local repair (6.12) and gratuitous RREPs (6.6.3) are not
+implemented, because the thesis has neither.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from roamcast.simulator.radio.aodv_messages import AodvHello, AodvMessage, Data,
 
 @dataclass(frozen=True)
 class AodvSettings:
-    """RFC 3561, section 10, unless it says otherwise."""
+    """Settings of AODV, with the defaults of RFC 3561, section 10, unless stated otherwise."""
 
     active_route_timeout_s: float = 3.0
     allowed_hello_loss: int = 2
@@ -31,15 +31,17 @@ class AodvSettings:
     rreq_per_s_max: int = 10
     rerr_per_s_max: int = 10
     expanding_ring: bool = False
-    """The thesis has none."""
+    """True to search in expanding rings; the thesis does not."""
     ttl_start: int = 1
     ttl_increment: int = 2
     ttl_threshold: int = 7
     timeout_buffer: int = 2
     jitter_s: float = 0.010
-    """Our choice: neighbours that heard the same broadcast do not repeat it all at once."""
+    """Our choice: random delay, so that neighbours that received the same broadcast do not repeat
+    it at once.
+    """
     buffered_max: int = 64
-    """Our choice: what waits for one route; the oldest gives way."""
+    """Our choice: maximum number of packets that wait for one route; the oldest is dropped."""
     link_feedback: bool = True
     """True if an unacknowledged frame counts as a broken link (6.10); otherwise only silence does."""
 
@@ -97,11 +99,11 @@ class Route:
     next_hop: int
     hops: int
     sequence: int | None
-    """The destination's, as last heard; None: not known."""
+    """The destination's last known sequence number, or None."""
     expires_at: float
     valid: bool = True
     precursors: dict[int, None] = field(default_factory=dict)
-    """Neighbours that use this route through us, in the order in which they came to do so."""
+    """Neighbours that use this route through this node, in order of first use."""
 
 
 @dataclass(slots=True)
@@ -155,7 +157,7 @@ class Aodv:
         self._handlers[type(message)](sender, message)
 
     def on_send_failed(self, neighbour: int, message: AodvMessage) -> None:
-        """Nobody acknowledged a unicast message; the neighbour may be gone (6.10)."""
+        """Handle a unicast message that nobody acknowledged; the neighbour may be gone (6.10)."""
         if self.settings.link_feedback:
             self._link_broken(neighbour)
         if isinstance(message, Data):
@@ -286,7 +288,7 @@ class Aodv:
         self.host.unicast(self.routes[message.origin].next_hop, answer)
 
     def _answer_for(self, route: Route, message: Rreq, now: float) -> None:
-        """Answer a request if a route is known; the request goes no further then (6.6.2)."""
+        """Answer a request if a route is known; the request is then not forwarded (6.6.2)."""
         back = self.routes[message.origin]
         route.precursors[back.next_hop] = None
         back.precursors[route.next_hop] = None
@@ -375,7 +377,7 @@ class Aodv:
         self._report_to_precursors(lost)
 
     def _expire(self, now: float) -> None:
-        """Routes that nobody used time out, and those who used them are told (thesis, 4.5.1)."""
+        """Let unused routes time out, and tell the neighbours that used them (thesis, 4.5.1)."""
         expired = []
         for destination, route in list(self.routes.items()):
             if now < route.expires_at:
@@ -433,7 +435,7 @@ class Aodv:
             route.next_hop, route.hops, route.valid, route.expires_at = sender, 1, True, until
 
     def _learn(self, destination: int, next_hop: int, hops: int, sequence: int, until: float) -> None:
-        """Take a route if it is newer than what is known, or as new and shorter, or if there is none."""
+        """Take a route if none is known, or if it is newer, or as new and shorter."""
         route = self.routes.get(destination)
         if route is None:
             self.routes[destination] = Route(next_hop, hops, sequence, until)

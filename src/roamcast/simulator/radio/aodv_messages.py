@@ -19,10 +19,10 @@ class Rreq(NamedTuple):
     """Request for a route to `destination`, broadcast and forwarded."""
 
     number: int
-    """With `origin`, what tells this request from others."""
+    """Identifies the request together with `origin`."""
     destination: int
     destination_sequence: int | None
-    """A way older than this is of no use; None: none was ever known."""
+    """A route older than this is useless; None if none was ever known."""
     origin: int
     origin_sequence: int
     hops: int

@@ -1,4 +1,4 @@
-"""Stations that run AODV: publishers send each notification to every subscriber, one by one."""
+"""Stations that run AODV: publishers send each notification separately to every subscriber."""
 
 from __future__ import annotations
 
@@ -68,16 +68,17 @@ class AodvProgram:
 
 
 class Turn(NamedTuple):
-    """When a notification is sent to one of its subscribers."""
+    """A timer: send a notification to one of its subscribers."""
 
     notification: Notification
     subscriber: int
 
 
 class AodvPublisher(AodvProgram):
-    """Publishes, and sends to each subscriber in turn, evenly over the time until the next one.
+    """Publishes, and sends to one subscriber after the other, evenly spread over the time until the next
+    publish.
 
-    All at once would overflow its queue with itself as soon as there are 32 subscribers.
+    Sending all at once would overflow the station's own queue from 32 subscribers on.
     """
 
     def __init__(

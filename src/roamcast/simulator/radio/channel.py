@@ -1,10 +1,10 @@
-"""The shared channel: who hears what, with everyone else's transmissions as interference.
+"""The shared channel: who receives what, with all other transmissions as interference.
 
-Interference adds up (SINR). A frame is cut into stretches during which the same stations transmit, and
-every bit of it has to survive its stretch; so of two frames at once the stronger may still arrive.
+Interference adds up (SINR). A frame is divided into intervals during which the same stations transmit, and
+every bit must survive its interval; so of two simultaneous frames the stronger may still arrive.
 
-A broadcast is worked out for all stations at once with numpy. Of a unicast frame only one receiver
-matters, and there plain floats are several times faster than arrays.
+A broadcast is computed for all stations at once with numpy. A unicast frame matters to one receiver only, and
+there plain floats are several times faster than arrays.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Transmission:
         self.log_arrived: Floats | None = None
         """For each station: ln of the probability that all bits so far have arrived."""
         self.log_arrived_one = 0.0
-        """The same, for the destination of a unicast frame."""
+        """Like `log_arrived`, for the destination of a unicast frame."""
 
 
 class Channel:
@@ -74,7 +74,7 @@ class Channel:
         self.move(positions_m)
 
     def move(self, positions_m: Floats) -> None:
-        """Stations are elsewhere now. Frames on the air keep the power with which they began."""
+        """Move the stations. Frames on the air keep the power with which they began."""
         self.power_mw = received_mw(self._parameters, positions_m, self._shadowing)
         self._rows: list[list[float]] = self.power_mw.tolist()
         self._log_clean = log_success(self.power_mw / self._noise_mw)
@@ -93,7 +93,7 @@ class Channel:
         return any(transmission.sender == station for transmission in self._on_air)
 
     def begin(self, now: float, sender: int, destination: int, air_s: float) -> Transmission:
-        """The sender, who is not sending already, begins with a frame."""
+        """Let a station that is not sending begin a frame."""
         self._settle(now)
         frame = Transmission(sender, destination, now + air_s, self._rows[sender], self.power_mw[sender])
         if destination == EVERYONE:
@@ -108,7 +108,7 @@ class Channel:
         return frame
 
     def end(self, now: float, frame: Transmission) -> list[int]:
-        """The frame is over: who has received it."""
+        """End a frame, and return who has received it."""
         self._settle(now)
         self._on_air.remove(frame)
         if frame.log_arrived is None:
@@ -119,7 +119,7 @@ class Channel:
         return received
 
     def _settle(self, now: float) -> None:
-        """Account for the stretch that ends now."""
+        """Account for the interval that ends now."""
         bits = (now - self._settled_at) * self._parameters.bit_rate
         self._settled_at = now
         if bits <= 0.0:

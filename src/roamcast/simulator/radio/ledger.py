@@ -1,7 +1,7 @@
-"""What was published, what was owed to whom, and what arrived, when and over how many hops.
+"""Records what was published, what was owed to whom, and what arrived, when and over how many hops.
 
-It is no verdict (`checkers.Result`): brokers on the way say what is owed, losses are a figure and no mistake,
-and each first arrival has a delay and a number of hops.
+Unlike `checkers.Result` it gives no verdict: brokers on the way determine what is owed, losses are a figure
+and not an error, and each first arrival has a delay and a number of hops.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 Notification = tuple[int, int]
-"""Its publisher, and its number there."""
+"""Publisher, and number of the notification there."""
 
 
 class Arrival(NamedTuple):
@@ -29,15 +29,17 @@ class Ledger:
         self._arrived: dict[tuple[Notification, int], Arrival] = {}
         self.duplicates = 0
         self.given_up: Counter[str] = Counter()
-        """Reason to how many were dropped on their way; MFT-PubSub stores what it cannot send."""
+        """By reason: number of notifications dropped on the way; MFT-PubSub stores what it cannot send."""
 
     def published(self, notification: Notification, now: float, subscribers: int) -> None:
-        """How many subscribers it is for."""
+        """Record a publish, and the number of its subscribers."""
         self._published_at[notification] = now
         self._possible += subscribers
 
     def owed(self, notification: Notification, subscriber: int, since: float | None = None) -> None:
-        """It is routed, or to be routed, to this subscriber; since its publishing, if nothing is given."""
+        """Record that it is routed, or to be routed, to this subscriber; owed since it was published, if no
+        time is given.
+        """
         self._owed.setdefault(
             (notification, subscriber), self._published_at[notification] if since is None else since
         )
@@ -51,9 +53,10 @@ class Ledger:
         self._arrived[key] = Arrival(now - self._owed[key], hops)
 
     def figures(self, stored: Iterable[tuple[Notification, int]] = ()) -> dict[str, float | int | None]:
-        """The rate is of what was owed; of the whole it is what a subscriber who knows of nothing misses.
+        """Return the figures. `delivery_rate` is a share of what was owed; the share of all publications also
+        counts subscribers that no broker knew.
 
-        `stored` is what brokers hold at the end, for whom: what of it has not arrived may still do so.
+        `stored` holds what brokers store at the end, by receiver: what has not arrived of it may still do so.
         """
         arrivals = list(self._arrived.values())
         waiting = len({key for key in stored if key in self._owed} - self._arrived.keys())

@@ -1,6 +1,6 @@
 """Unslotted CSMA-CA of IEEE 802.15.4 (7.5.1.4), with acknowledged unicast.
 
-A station waits a random time, listens, and sends if it hears nobody; otherwise it waits again, longer.
+A station waits a random time, listens, and sends if the channel is free; otherwise it waits again, longer.
 Unicast frames are acknowledged and repeated; a message longer than a frame is sent as several, one
 acknowledged after the other. Broadcasts are sent once.
 """
@@ -40,7 +40,7 @@ class Outgoing:
     destination: int
     message: Any
     bytes_left: int
-    """Bytes of the payload that are not acknowledged, or are in the frame being sent."""
+    """Bytes of the payload that are not acknowledged, including those of the frame being sent."""
     attempts: int = 0
     """Attempts to send the present frame."""
     sequence: int = 0
@@ -185,7 +185,7 @@ class MediumAccess:
         return True
 
     def acknowledge(self, sender: MediumAccess, give_up_at: float) -> None:
-        """Confirm the frame that has arrived from a station, which waits until the given time."""
+        """Acknowledge the frame received from a station, which waits until the given time."""
         if self._channel.is_sending(self.station):
             self._engine.push(give_up_at, sender._attempt_failed)
             return

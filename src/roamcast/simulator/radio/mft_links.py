@@ -1,8 +1,8 @@
-"""Links over the air for MFT-PubSub: what is sent, how large it is, and what comes back if it fails.
+"""Links over the air for MFT-PubSub: what is sent, how large it is, and what is returned if it fails.
 
-The protocol wants links that are FIFO and tell what was not acknowledged when they are given up. Here a
+The protocol needs links that are FIFO and that return unacknowledged messages when they are given up. Here a
 link has one message on the air at a time, and is given up when a message was not acknowledged after all
-the retries of the medium access.
+retries of the medium access.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from roamcast.protocol.messages import Burst, Message
 from roamcast.simulator.radio.network import Station
 
 GROUP_MAX = 8
-"""Our choice: stored events in one REP; a longer one would fail as a whole too often."""
+"""Our choice: maximum number of stored events in one REP; longer ones would fail too often."""
 RETRY_S = 0.01
 """Pause before a retry when the queue of the antenna is full."""
 TRY_AGAIN_S = 0.1
-"""Between two tries of a message: shorter than a heartbeat period, longer than a burst of others' frames."""
+"""Pause between two tries of a message: shorter than a heartbeat period, longer than a burst of
+other frames.
+"""
 
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """Settings of links that the thesis leaves open, or does not have."""
+    """Settings of links that the thesis leaves open or does not have."""
 
     refused: bool = True
     """True if a message over a link that its receiver has given up stays unacknowledged, so that it
@@ -40,24 +42,28 @@ class LinkSettings:
     relinks: bool = True
     """True if a broker asks a neighbour that it could not reach to connect again."""
     clients_follow: bool = False
-    """Whether a client takes the broker that brings a round of heartbeats first, in each round, as a broker
-    without patience does. Otherwise it keeps its broker until that one is not heard any more."""
+    """True if a client changes, in each round of heartbeats, to the broker whose heartbeat arrives first, as
+    a broker without patience does. Otherwise it keeps its broker until it no longer hears it.
+    """
     clients_beat: bool = False
-    """Whether clients broadcast a heartbeat in each period, too: nobody needs it, but it is sent."""
+    """True if clients broadcast heartbeats, too; nobody needs them, but they are sent."""
     tries: int = 1
-    """How often a message is handed to the medium access, which has retries of its own, before the link is
-    given up."""
+    """Number of times that a message is handed to the medium access, which has its own retries, before the
+    link is given up.
+    """
     clients_prefer_slow: bool = False
-    """Whether a client takes the slowest broker that it hears, and not the nearest to the leader."""
+    """True if a client chooses the slowest broker that it hears instead of the one nearest to the leader."""
     grouped: bool = False
-    """Whether what waits for the same neighbour is sent together, as far as one frame holds it."""
+    """True if messages that wait for the same neighbour are sent together, as many as fit in one frame."""
 
 
 LINKS = LinkSettings()
 
 
 class Relink(msgspec.Struct, frozen=True):
-    """From a broker: you are not connected here any more, whatever you believe; connect again."""
+    """A broker tells a station that it is no longer connected, whatever the station believes, and must
+    connect again.
+    """
 
 
 class Presence(NamedTuple):
@@ -68,10 +74,12 @@ class Wire(NamedTuple):
     """A message over one link."""
 
     link: int
-    """Which of the links between the two: who connects counts them. What comes over another is refused."""
+    """Number of the link between the two stations, counted by the one that connects. Messages of other links
+    are refused.
+    """
     message: Message | Relink
     hops: int
-    """Of the events in it, since they were published or replayed; this link included."""
+    """Hops of its events since they were published or replayed, including this link."""
 
 
 class Group(NamedTuple):
@@ -92,11 +100,13 @@ def wires_of(message: Wire | Group) -> tuple[Wire, ...]:
 
 
 HEARTBEAT_BYTES = 12
-"""Kind 1, leader 2, incarnation and round 5, hops 1, parent 2, children 1."""
+"""Size of a heartbeat: kind 1, leader 2, incarnation and round 5, hops 1, parent 2, children 1."""
 
 
 def bytes_of(message: Message | Relink, content_bytes: int) -> int:
-    """Our choice, as a small device would write it: names and timestamps 2, hops 1, filters 4."""
+    """Return the size of a message. Our choice, as for a small device: names and timestamps 2, hops 1,
+    filters 4.
+    """
     match message:
         case Burst():
             return event_bytes(message, content_bytes)
@@ -123,7 +133,7 @@ def bytes_of(message: Message | Relink, content_bytes: int) -> int:
 
 
 def event_bytes(burst: Burst, content_bytes: int) -> int:
-    """Kind 1, publisher 2, number 4, hops 1."""
+    """Return the size of events, each with kind 1, publisher 2, number 4, hops 1 and its content."""
     return burst.count * (8 + content_bytes)
 
 
@@ -132,28 +142,28 @@ def name_of(station: int) -> str:
 
 
 class Outbox:
-    """What one station has to send over each of its links, and what of it is on the air."""
+    """Messages that one station has to send over each of its links, and those that are on the air."""
 
     def __init__(self, station: Station, content_bytes: int, settings: LinkSettings = LINKS) -> None:
         self.links: dict[int, int] = {}
-        """Neighbours and clients to the number of the link to each."""
+        """By neighbour or client: the number of the link to it."""
         self._station = station
         self._content_bytes = content_bytes
         self._settings = settings
         self._tries: Counter[int] = Counter()
-        """Of the message to a destination whose turn it is."""
+        """By destination: how often its present message was tried."""
         self._waiting: dict[int, deque[Wire]] = {}
         self._connected = 0
         self._on_air: dict[int, Wire | Group] = {}
-        """What the antenna has got to send to a destination, and has not said anything about."""
+        """By destination: what the antenna is sending and has not reported on."""
 
     def connect(self, destination: int) -> None:
-        """Begin a new link to a station; its first message shall say so."""
+        """Begin a new link to a station; its first message must say so."""
         self._connected += 1
         self.links[destination] = self._connected
 
     def is_current(self, sender: int, message: Wire | Group) -> bool:
-        """A group is of one link."""
+        """Return whether a message, or all of a group, belongs to the present link."""
         return self.links.get(sender) == wires_of(message)[0].link
 
     def send(self, destination: int, message: Message | Relink, hops: int = 1) -> None:
@@ -164,7 +174,7 @@ class Outbox:
                 self._begin(destination)
 
     def retry(self, destination: int) -> None:
-        """There may be room now."""
+        """Try again, because there may be room now."""
         if self._waiting.get(destination) and destination not in self._on_air:
             self._begin(destination)
 
@@ -179,7 +189,7 @@ class Outbox:
             self._station.set_timer(self._station.now + RETRY_S, RoomFor(destination))
 
     def _next(self, destination: int) -> Wire | Group:
-        """The message whose turn it is, and those behind it that fit into the same frame."""
+        """Return the next message, and those after it that fit into the same frame."""
         waiting = self._waiting[destination]
         if not self._settings.grouped or len(waiting) == 1:
             return waiting[0]
@@ -192,7 +202,7 @@ class Outbox:
         return Group(tuple(islice(waiting, count))) if count > 1 else waiting[0]
 
     def sent(self, destination: int, message: Wire | Group) -> None:
-        """The message was acknowledged."""
+        """Remove an acknowledged message."""
         if self._on_air.get(destination) is message:
             del self._on_air[destination]
             self._tries.pop(destination, None)
@@ -203,7 +213,7 @@ class Outbox:
                 self._begin(destination)
 
     def failed(self, destination: int, message: Wire | Group) -> bool:
-        """Whether the link has to be given up: not if the message was on one that is no more."""
+        """Return whether the link must be given up: not if the message was on an earlier link."""
         if self._on_air.get(destination) is not message:
             return False
         self._tries[destination] += 1
@@ -214,7 +224,7 @@ class Outbox:
         return False
 
     def give_up(self, destination: int) -> list[Message]:
-        """The link is no more: what was not acknowledged, in order."""
+        """End the link; return its unacknowledged messages in order."""
         self._on_air.pop(destination, None)
         self._tries.pop(destination, None)
         self.links.pop(destination, None)
@@ -223,7 +233,7 @@ class Outbox:
 
 
 class RoomFor(NamedTuple):
-    """A timer: look whether the antenna takes the next message to this station."""
+    """A timer: check whether the antenna accepts the next message to this station."""
 
     destination: int
 

@@ -1,13 +1,14 @@
-"""Stations that run MFT-PubSub: brokers that elect a leader and move, and clients of theirs.
+"""Stations that run MFT-PubSub: brokers that elect a leader and move, and their clients.
 
-Protocol and election are pure machines; here they meet the air. What the thesis leaves open:
+Protocol and election are pure machines; here they meet the air. Where the thesis leaves something open:
 
-- Heartbeats once a second. A broker is a child's parent, and a client's, by the heartbeats that they hear.
+- Heartbeats are sent once a second. They also keep a broker's children and clients connected to it.
 - A client takes the first broker it hears, keeps it until it has missed two of its heartbeats or could not
   send to it, and then takes the one nearest to the leader of those it has heard since.
-- A link is lost when a message over it was not acknowledged. The other side may not notice. So a broker
-  that hears a child, or has a client, whose link it has given up tells it to connect again (`Relink`).
-- A publisher keeps what it could not give to a broker until it finds one.
+- A link is lost when a message over it was not acknowledged. The other end may not notice. So a broker that
+  has given up the link of a child or client and still hears that station tells it to connect again
+  (`Relink`).
+- A publisher keeps what no broker has accepted until it finds one.
 """
 
 from __future__ import annotations
@@ -50,36 +51,40 @@ from roamcast.simulator.radio.network import Station
 from roamcast.simulator.radio.workload import Publishing
 
 JITTER_S = 0.010
-"""Our choice, the same as AODV's: who heard the same heartbeat does not repeat it at the same time."""
+"""Our choice, as in AODV: random delay, so that stations that heard the same heartbeat do not repeat it at
+once.
+"""
 MISSED_MAX = 2
-"""Heartbeats that a client may miss, as many as AODV's ALLOWED_HELLO_LOSS."""
+"""Number of heartbeats that a client may miss, as many as AODV's ALLOWED_HELLO_LOSS."""
 RELINKS_AT_ONCE, RELINK_EVERY = 3, 5
-"""A client that a broker cannot reach is asked to connect again: in so many periods, then in every fifth.
-It may be in another part of the network; but if it hears the heartbeats it will not come by itself."""
+"""A broker asks an unreachable client to connect again in each of the first periods, then in every fifth. The
+client may be in another part of the network; but a client that hears the heartbeats does not come by
+itself.
+"""
 
 EVERYTHING = parse("TRUE")
 
 
 class Repeat(NamedTuple):
-    """A timer: broadcast this."""
+    """A timer: broadcast this message."""
 
     heartbeat: Heartbeat
 
 
 class Check(NamedTuple):
-    """A timer: once in a heartbeat period."""
+    """A timer: runs once in a heartbeat period."""
 
 
 class Elect(NamedTuple):
-    """A timer: the election wants to be called."""
+    """A timer: the deadline of the election."""
 
 
 class Publish(NamedTuple):
-    """A timer."""
+    """A timer: publish a notification."""
 
 
 class PublishTo(NamedTuple):
-    """A timer: publish what is for this subscriber alone."""
+    """A timer: publish a notification for this subscriber alone."""
 
     subscriber: str
 
@@ -111,7 +116,7 @@ class MftBroker:
         self.protocol = rules(name_of(station.number))
         self.migrations = 0
         self.load: dict[int, Load] = {}
-        """By the distance from the leader, in hops, while there is anybody else in its tree."""
+        """By distance from the leader in hops, while another broker is in the tree."""
         self._counted = 0
         self._period_s = settings.period_s
         self._brokers = brokers
@@ -210,7 +215,7 @@ class MftBroker:
             self.station.set_timer(self._elects_at, Elect())
 
     def _give_up(self, name: str) -> None:
-        """The link to a neighbour or a client is no more."""
+        """Give up the link to a neighbour or client."""
         left = self._outbox.give_up(number_of(name))
         down = self.protocol.link_down if number_of(name) in self._brokers else self.protocol.detach
         self._carry_out(down(name, left))
@@ -229,7 +234,7 @@ class MftBroker:
             self._outbox.send(number_of(subscriber), message, _hops(message, cause))
 
     def _note_owed(self, message: Message) -> None:
-        """What is published is owed to every subscriber that a broker on its way knows of (section 4.5.3)."""
+        """Record a publish as owed to every subscriber that a broker on its way knows (section 4.5.3)."""
         if isinstance(message, Burst):
             notification = (number_of(message.publisher), message.number)
             attributes = decode_attributes(message.attributes)
@@ -238,7 +243,7 @@ class MftBroker:
                     self._ledger.owed(notification, number_of(subscriber))
 
     def _count(self) -> None:
-        """What it has sent since it was last asked, at the place in the tree where it is."""
+        """Count what the broker has sent since the last count, at its present place in the tree."""
         sent = self.station.sent.total()
         if self.election.parent is not None or self.election.children:
             hops = 0 if self.election.parent is None else self.election.hops
@@ -247,7 +252,7 @@ class MftBroker:
         self._counted = sent
 
     def _check(self) -> None:
-        """Ask those to connect again whose link was given up here, and who may not know."""
+        """Ask stations to connect again whose link was given up here, and who may not know it."""
         self.station.set_timer(self.station.now + self._period_s, Check())
         self._count()
         if self._links.relinks:
@@ -270,7 +275,7 @@ class MftBroker:
 
 
 def connects(message: Message | Relink, sender: str) -> bool:
-    """Whether a message begins a link, or asks for one."""
+    """Return whether a message begins a link, or asks for one."""
     if isinstance(message, BmigOfLocals):
         return message.broker == sender
     if isinstance(message, Bmig):
@@ -279,7 +284,7 @@ def connects(message: Message | Relink, sender: str) -> bool:
 
 
 def _hops(message: Message, cause: Wire | None) -> int:
-    """One more than it has come with; what was stored here begins again (section 4.5.4)."""
+    """Return the hops so far plus one; what was stored here starts again at one (section 4.5.4)."""
     if cause is None or isinstance(cause.message, Relink):
         return 1
     came = _events(cause.message)
@@ -304,7 +309,7 @@ class MftClient:
         subscribers: range,
         links: LinkSettings = LINKS,
     ) -> None:
-        """Whoever is not one of the subscribers publishes for them."""
+        """A client that is not one of the subscribers publishes for them."""
         self.station = station
         self.client = MobileSubscriber(name_of(station.number))
         self.migrations = 0
@@ -316,9 +321,9 @@ class MftClient:
         self._links = links
         self._outbox = Outbox(station, publishing.content_bytes, links)
         self._heard: dict[int, tuple[float, int, float]] = {}
-        """Broker to when it was last heard, how far from its leader it was, and how fast it is."""
+        """By broker: time of its last heartbeat, its distance from its leader, and its speed."""
         self._round = ("", (-1, 0))
-        """The leader that it follows, if it does, and the latest round of that one."""
+        """The leader that it follows, if any, and that leader's latest round."""
         self._round_at = 0.0
 
     # --- for the network ---
@@ -402,7 +407,9 @@ class MftClient:
         return speed if self._links.clients_prefer_slow else 0.0, hops, -heard_at
 
     def _follow(self, sender: int, heartbeat: Heartbeat) -> None:
-        """Go to whoever brings a round first; of two leaders the lower one counts."""
+        """Follow the broker whose heartbeat of a round arrives first; of two leaders the one with the lower
+        name wins.
+        """
         leader, round = self._round
         missed_s = MISSED_MAX * self._period_s
         is_news = heartbeat.leader < leader or (heartbeat.leader == leader and heartbeat.round > round)

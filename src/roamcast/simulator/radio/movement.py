@@ -19,10 +19,10 @@ class Movement(Protocol):
 
 
 class RandomWaypoint:
-    """Each goes straight to a random point at a given speed, and then to another (thesis, 4.5.2)."""
+    """Each station goes straight to a random point at a given speed, and then to another (thesis, 4.5.2)."""
 
     def __init__(self, stations: int, side_m: float, speed: float | Floats, rng: np.random.Generator) -> None:
-        """One speed for all, or one for each."""
+        """`speed` is one value for all stations, or one for each."""
         check_movement(side_m, float(np.min(speed)))
         self._side_m, self._rng = side_m, rng
         self._speed: Floats = np.broadcast_to(np.asarray(speed, dtype=float), stations)
@@ -47,7 +47,7 @@ class RandomWaypoint:
 
 
 class RandomWalk:
-    """At each tick of a clock everyone takes a random direction and distance; walls turn one back.
+    """At each tick of a clock every station takes a random direction and distance; walls reflect it.
 
     The thesis began with it and dropped it, because stations stay near where they started.
     """
@@ -87,7 +87,7 @@ class RandomWalk:
 
 
 class Still:
-    """Nobody moves."""
+    """Stations that do not move."""
 
     def __init__(self, positions_m: Floats) -> None:
         self.positions_m = np.asarray(positions_m, dtype=np.float64)

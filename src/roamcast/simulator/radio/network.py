@@ -1,7 +1,7 @@
 """A network of stations on one radio channel: virtual time, one seed decides everything.
 
-Each station runs a program, which is a pure machine: it is told what has arrived, what could not be
-sent and which of its timers is due, and acts through its `Station`.
+Each station runs a program, a pure machine that gets arrivals, failed sends and due timers as inputs, and
+acts through its `Station`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Program(Protocol):
     def on_received(self, sender: int, message: Any) -> None: ...
 
     def on_sent(self, destination: int, message: Any) -> None:
-        """A unicast message was acknowledged, or a broadcast is over."""
+        """Handle that a unicast message was acknowledged, or that a broadcast is over."""
 
     def on_send_failed(self, destination: int, message: Any) -> None:
-        """A message could not be sent: no acknowledgement came, or the channel was never free."""
+        """Handle that a message could not be sent: no acknowledgement came, or the channel was never free."""
 
     def on_deadline(self, token: Any) -> None: ...
 
@@ -57,14 +57,16 @@ class Station:
 
     @property
     def payload_bytes_max(self) -> int:
-        """What one frame holds."""
+        """Return the largest payload of one frame."""
         return self._network.parameters.payload_bytes_max
 
     def broadcast(self, kind: str, message: Any, payload_bytes: int) -> bool:
         return self.unicast(EVERYONE, kind, message, payload_bytes)
 
     def unicast(self, destination: int, kind: str, message: Any, payload_bytes: int) -> bool:
-        """False if the queue is full: nothing more will be said about this message."""
+        """Queue a unicast message. Returns False if the queue is full: neither `on_sent` nor `on_send_failed`
+        follows then.
+        """
         self.sent[kind] += 1
         return self.access.send(destination, message, payload_bytes)
 
@@ -101,7 +103,7 @@ class RadioNetwork(Engine):
         return Station(self, number, access)
 
     def run(self, programs: Sequence[Program], until_s: float) -> None:
-        """Start everyone, and go on until that time."""
+        """Start all stations, and simulate until that time."""
         self.programs = programs
         self.push(self.now + self.parameters.move_every_s, self._move)
         for program in programs:

@@ -1,8 +1,8 @@
-"""Every parameter of the radio model, and where it comes from.
+"""All parameters of the radio model, with their sources.
 
-Sources: the CC2420's datasheet; IEEE 802.15.4-2006 (2.4 GHz, O-QPSK with direct-sequence spreading);
-the defaults of Castalia 3, the simulator that Amozarrain 2021 used (section 4.5) and whose channel and
-radio settings the thesis leaves as they are; the thesis itself; or our choice, with its reason.
+Sources: the CC2420's datasheet; IEEE 802.15.4-2006 (2.4 GHz, O-QPSK with direct-sequence spreading); the
+defaults of Castalia 3, the simulator that Amozarrain 2021 used (section 4.5) without changing its channel and
+radio settings; the thesis itself; or our choice, with its reason.
 """
 
 from __future__ import annotations
@@ -29,21 +29,24 @@ class RadioParameters:
     asymmetry_db: float = 1.0
     """Castalia: bidirectionalSigma, the standard deviation of one direction given the other."""
     shadowing_cell_m: float = 5.0
-    """Castalia: xCellSize. The shadowing of a link is that of its pair of cells, so it changes by moving."""
+    """Castalia: xCellSize. The shadowing of a link depends on the cells of its ends, so it changes
+    by moving.
+    """
     move_every_s: float = 0.1
-    """Castalia: updateInterval of its mobility modules is of this order; at 10 m/s it is a step of 1 m."""
+    """Castalia: its mobility modules have an updateInterval of this order; at 10 m/s it is a step of 1 m."""
 
     # --- the CC2420 ---
     power_dbm: float = 0.0
-    """Thesis, 4.5.2: the most that the chip can do."""
+    """Thesis, 4.5.2: the chip's maximum."""
     sensitivity_dbm: float = -95.0
-    """Datasheet, typical; Castalia has the same. Weaker frames are not recognised."""
+    """Datasheet, typical; Castalia has the same value. Weaker frames are not recognised."""
     noise_floor_dbm: float = -100.0
     """Castalia: CC2420, mode normal. Thermal noise in 2 MHz is -111 dBm; the rest is the receiver's."""
     co_channel_rejection_db: float = 3.0
-    """Datasheet: how far a frame must be above another CC2420's to lose one packet in a hundred. The error
-    formula takes all interference for white noise, of which the receiver bears more: see
-    `reception.interference_weight`."""
+    """Datasheet: how far a frame must be above that of another CC2420 for a loss of one packet in a hundred.
+    The error formula treats interference as white noise, of which the receiver tolerates more: see
+    `reception.interference_weight`.
+    """
     bit_rate: float = 250_000.0
     """Datasheet and standard, in bits per second."""
     clear_channel_dbm: float = -95.0
@@ -67,22 +70,25 @@ class RadioParameters:
     backoff_exponent_max: int = 5
     """Largest back-off exponent (macMaxBE in the standard)."""
     backoffs_max: int = 4
-    """Standard: macMaxCSMABackoffs. With the channel busy once more, the attempt has failed."""
+    """Standard: macMaxCSMABackoffs. If the channel is busy once more, the attempt has failed."""
     backoff_step_s: float = 0.0
-    """0: the exponents of the standard. Otherwise wait up to so long before listening, up to twice so long
-    after the first busy channel, three times after the second, and so on."""
+    """0: use the exponents of the standard. Otherwise: longest wait before listening; twice as long after the
+    first busy channel, three times after the second, and so on.
+    """
     acknowledged: bool = True
-    """Whether unicast frames are. Castalia's CSMA acknowledges and repeats nothing, see `CASTALIA_CSMA`."""
+    """True if unicast frames are acknowledged. Castalia's CSMA acknowledges and repeats nothing, see
+    `CASTALIA_CSMA`.
+    """
     retries_max: int = 3
-    """Standard: macMaxFrameRetries. Of unicast frames; broadcast ones are sent once."""
+    """Standard: macMaxFrameRetries, for unicast frames; broadcast frames are sent once."""
     sensing_s: float = 8 * SYMBOL_S
-    """Standard, 6.9.9: the channel is listened to for 8 symbols."""
+    """Standard, 6.9.9: duration of listening to the channel, 8 symbols."""
     turnaround_s: float = 12 * SYMBOL_S
     """Standard: aTurnaroundTime, between receiving and sending."""
     acknowledgement_wait_s: float = 54 * SYMBOL_S
     """Standard: macAckWaitDuration."""
     queue_messages: int = 32
-    """Castalia: macBufferSize of its CSMA. What finds the queue full is not sent."""
+    """Castalia: macBufferSize of its CSMA. Messages that find the queue full are not sent."""
 
     def __post_init__(self) -> None:
         for name in POSITIVE:
@@ -99,7 +105,7 @@ class RadioParameters:
         return self.frame_bytes_max - self.header_bytes
 
     def air_s(self, frame_bytes: int) -> float:
-        """How long a frame of that size is on the air, its preamble included."""
+        """Return the airtime of a frame of that size, including its preamble."""
         return 8 * (self.preamble_bytes + frame_bytes) / self.bit_rate
 
 
@@ -114,7 +120,9 @@ NOT_NEGATIVE = tuple(
 )
 
 CASTALIA_CSMA = RadioParameters(acknowledged=False, backoff_step_s=0.016, backoffs_max=1_000_000)
-"""With the CSMA that comes with Castalia, which the thesis used (4.5.2): TunableMAC, with numTx 1,
-backoffType 2 and backoffBaseValue 16 ms. It never gives up listening, and nobody confirms anything. It does
-not wait before it listens first (randomTxOffset 0); here it does, or all who answer the same broadcast would
-always collide. MFT-PubSub stores what has not arrived, so it needs acknowledgements, and they are set."""
+"""Parameters with Castalia's CSMA, which the thesis used (4.5.2): TunableMAC, with numTx 1, backoffType 2 and
+backoffBaseValue 16 ms. It never gives up listening, and nothing is acknowledged. In Castalia it does not
+wait before it first listens (randomTxOffset 0); here it does, or all stations that answer the same
+broadcast would always collide. MFT-PubSub stores what has not arrived, so it needs acknowledgements, which
+the settings for it switch on.
+"""

@@ -45,9 +45,9 @@ class RadioScenario:
     election: ElectionSettings = ELECTION
     links: LinkSettings = LINKS
     slow_speed: float | None = None
-    """Of every second station, beginning with the first, where not all are equally fast."""
+    """Speed of every second station, beginning with the first; None if all have the same speed."""
     rules: type[MobileProtocol] = Mft
-    """Of MFT-PubSub: mended, as published, or those of the first approach."""
+    """Rules of MFT-PubSub: corrected, as published, or those of the first approach."""
 
     def run(self) -> RadioRun:
         configuration = Configuration(self.brokers)
@@ -109,7 +109,7 @@ class RadioScenario:
 
 
 def look_at_times(network: RadioNetwork, watch: TreeWatch, every_s: float) -> None:
-    """Once in each heartbeat period."""
+    """Yield a sampling time for each heartbeat period."""
 
     def look(*_: None) -> None:
         watch.look()
@@ -119,10 +119,10 @@ def look_at_times(network: RadioNetwork, watch: TreeWatch, every_s: float) -> No
 
 
 HOPS_MAX = 3
-"""Further away from the leader than this, brokers are counted together."""
+"""Brokers at this distance from the leader or more are counted together."""
 
 NEAR_HOPS = 1
-"""Near the leader: itself, and who hears it."""
+"""Brokers up to this distance count as near the leader, including the leader."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class RadioRun:
     watch: TreeWatch
 
     def figures(self) -> dict[str, Any]:
-        """Plain figures of the run."""
+        """Return the figures of the run as plain data."""
         stations, configuration = self.network.stations, self.configuration
         air = [station.access.counts for station in stations]
         return {
@@ -157,7 +157,7 @@ class RadioRun:
         }
 
     def _stored(self) -> Iterator[tuple[Notification, int]]:
-        """What brokers hold for subscribers that they cannot reach."""
+        """Return what brokers store for subscribers that they cannot reach."""
         for program in self.programs:
             if isinstance(program, MftBroker):
                 for subscriber, bursts in program.protocol.queues.items():
@@ -174,7 +174,7 @@ class RadioRun:
         return sum(self.network.stations[number].sent.total() for number in numbers) / len(numbers)
 
     def _load(self) -> dict[str, float | None]:
-        """Messages that a broker sends in a heartbeat period, by its distance from its leader."""
+        """Return the messages that a broker sends in a heartbeat period, by its distance from its leader."""
         messages, periods = [0] * (HOPS_MAX + 1), [0] * (HOPS_MAX + 1)
         for program in self.programs:
             for hops, load in program.load.items() if isinstance(program, MftBroker) else ():

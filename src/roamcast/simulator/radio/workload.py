@@ -1,4 +1,4 @@
-"""The networks of table 4.2 of Amozarrain 2021, and what is published in them."""
+"""The networks of table 4.2 of Amozarrain 2021, and their publications."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from roamcast.errors import InputError
 
 PUBLISHERS = 2
 SIDES_M = {2: 35.0, 4: 45.0, 8: 60.0, 16: 80.0, 32: 110.0}
-"""Brokers, of which there are as many as subscribers, to the side of the area."""
+"""By number of brokers, which is also that of subscribers: the side of the area."""
 SPEEDS = (2.0, 4.0, 6.0, 8.0, 10.0)
 
 
@@ -19,8 +19,9 @@ class Publishing:
     content_bytes: int = 32
     """Our choice: the thesis gives no size."""
     to_each: bool = False
-    """With MFT-PubSub: one notification for each subscriber, who subscribes to its own name, as AODV has
-    to do it (thesis, 4.5.1). Otherwise one for all."""
+    """With MFT-PubSub: True to publish a notification for each subscriber, which subscribes to its own name,
+    as AODV must (thesis, 4.5.1). Otherwise one notification serves all.
+    """
 
 
 @dataclass(frozen=True)
