@@ -575,7 +575,10 @@ class Network(NetworkBase):
     def _lie(self, broker: str, number: int) -> None:
         hostile = self._hostile
         if hostile is not None and broker == hostile.id:
-            hostile.lie(random.Random(number), list(self.clients), self.topology.brokers)
+            (neighbour,) = self.topology.peers(broker)
+            # Whoever knows the name of a broker that has never joined can keep it out (docs/security.md).
+            known = self.machines[neighbour].links.reach.members
+            hostile.lie(random.Random(number), list(self.clients), known)
             self._send_frames(broker, hostile, (), MachineEffects())
 
     def _take_snapshot(self, broker: str) -> None:
