@@ -42,8 +42,8 @@ def test_the_same_over_many_seeds(seed: int, monkeypatch: pytest.MonkeyPatch) ->
 def test_copies_serve_where_everybody_is_a_neighbour_and_where_neighbours_are_learned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert sum(told(seed, monkeypatch).copies for seed in SEEDS) >= len(SEEDS)
-    assert sum(told(seed, monkeypatch, LEARNED).copies for seed in SEEDS) > 0
+    assert sum(told(seed, monkeypatch).copies for seed in FEW_SEEDS) >= len(FEW_SEEDS)
+    assert any(told(seed, monkeypatch, LEARNED).copies for seed in SEEDS)
 
 
 def test_a_copy_without_what_came_before_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
