@@ -124,7 +124,7 @@ def test_acknowledgements_are_counted_in_order() -> None:
     got.take(data[:6], 13)
     got.take(data[6:], 13)
     assert got.count == 13
-    with pytest.raises(Miscounted, match="where PUBACK 4 was due"):
+    with pytest.raises(Miscounted, match="where PUBACK 4 was expected"):
         got.take(written_acknowledgements(0x40, 5, 1), 20)
     with pytest.raises(Miscounted):
         got.take(written_acknowledgements(0x40, 4, 1), 13)  # never sent

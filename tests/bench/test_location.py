@@ -17,13 +17,14 @@ from roamcast.filters.expression import Value
 
 def test_what_is_measured() -> None:
     result = run(subscriptions=60, moves=40)
-    for case in ("own_broker", "inner_broker"):
+    slowest = 0.0
+    for case in ("own_broker", "inner_broker", "own_broker_on_earth", "inner_broker_on_earth"):
         times = result[case]
         assert isinstance(times, dict)
-        assert 0 < times["p50_us"] <= times["p99_us"]
-    means = [result[case]["mean_us"] for case in ("own_broker", "inner_broker")]  # type: ignore[index]
+        assert 0 < times["p50_us"] <= times["p99_us"] <= times["p999_us"] <= times["longest_us"]
+        slowest = max(slowest, times["p99_us"])
     # Whether it was quick enough depends on the machine; that it was judged by its figures does not.
-    assert result["holds"] is (max(means) < 1000)
+    assert result["holds"] is (slowest < 1000)
 
 
 def test_a_broker_that_is_too_slow_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:

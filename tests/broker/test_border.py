@@ -13,11 +13,13 @@ from roamcast.broker.reunion import Claim, Claims, Rival
 from roamcast.broker.shared_messages import GroupOver
 from roamcast.filters.selector import parse, parse_subscription
 from roamcast.mobility import find_protocol
+from roamcast.mobility.multi_hop_handoff import SubMigration
 from roamcast.protocol.codec import message_types
 from roamcast.protocol.effects import OverlayChanged, Received
 from roamcast.protocol.messages import AttachRequest as Request
-from roamcast.protocol.messages import Locate, Located, Relayed, Settled, Update
+from roamcast.protocol.messages import Grant, Locate, Located, Relayed, Settled, Update
 from roamcast.protocol.notification import Burst, Fleeting, Message, decode_attributes, encode_attributes
+from roamcast.protocol.session import Session
 
 
 @pytest.mark.parametrize(
@@ -184,6 +186,8 @@ def test_an_asker_behind_a_guest_hears_that_a_session_is_not_for_it() -> None:
         (Rival(Claim("c", "g", (1.0, "g"), 1 << 61, 1)), "form"),
         (Claims("g", ("a",), (Claim("c", "g", (1.0, "g"), 1, -1),), is_last=True), "form"),
         (Reaches(), "area"),
+        (Relayed("h", "nobody", Grant(Session("c"))), "form"),
+        (Relayed("h", "a", SubMigration(Session("c"), "a", 1, (), 0, Update())), "form"),
     ],
 )
 def test_a_member_speaks_only_for_itself_and_those_behind_it(message: Message, reason: str) -> None:

@@ -59,7 +59,7 @@ def test_each_case_says_what_to_do() -> None:
     b = History("b")
     b.link("a", told_by(10, 5)[1])
     other = ToldHistory(99, 1, (), 0)
-    assert "begun with an empty folder" in b.doubt("a", other, is_linked=False)
+    assert "started with an empty folder" in b.doubt("a", other, is_linked=False)
     assert "'roamcast broker accept-history a' at b" in b.doubt("a", other, is_linked=False)
     assert "runs twice" in b.doubt("a", told_by(10, 5)[1], is_linked=True)
     assert "stop one of the two" in b.doubt("a", told_by(10, 5)[1], is_linked=True)

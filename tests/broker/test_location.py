@@ -1,5 +1,6 @@
 """Location-dependent subscriptions over MQTT: the client says where it is, and hears what is near."""
 
+import re
 from itertools import count
 from typing import Any
 
@@ -300,7 +301,7 @@ def test_what_is_no_position_is_refused(place: str) -> None:
     (ack,) = on_earth().send(1, move(place))[1]
     assert isinstance(ack, packets.Puback)
     assert ack.reason is Reason.IMPLEMENTATION_SPECIFIC_ERROR
-    assert "valid is" in told(ack) or "does not know how" in told(ack)
+    assert re.search("valid (is|are)", told(ack))
 
 
 # --- where a client is, as it publishes it ------------------------------------------------------------

@@ -194,5 +194,5 @@ def test_bad_input_is_refused_before_any_work(
     assert not (tmp_path / "never").exists()
     assert "missing option '--out'" in refused(capsys, "run", "X1")
     (tmp_path / "outcomes.json").touch()
-    assert "is there already; name a new folder" in refused(capsys, "run", "X1", "--out", str(tmp_path))
+    assert "exists already; name a new folder" in refused(capsys, "run", "X1", "--out", str(tmp_path))
     assert "invalid value for '--workers'" in refused(capsys, "check", "--workers", "0")

@@ -211,7 +211,7 @@ def test_the_defaults_are_those_of_the_models() -> None:
         ("fit --point 1,1 --degree two", "--degree 'two': valid is a number from 0 to 12, or best"),
         ("fit --point 1,1 --degree 13", "degree must be from 0 to 12, not 13"),
         ("fit --point 1,inf --degree 0 --point 1,1", "point 1 is 1, inf; both must be finite numbers"),
-        ("fit --point 1,1 --point 2,1 --degree 0 --at nan", "a place to predict at must be a number"),
+        ("fit --point 1,1 --point 2,1 --degree 0 --at nan", "the x of a prediction must be a number"),
         ("fit --pionts a.csv", "'roamcast model fit' has no option --pionts; did you mean '--points'?"),
     ],
 )

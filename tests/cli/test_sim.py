@@ -243,8 +243,8 @@ def test_progress_goes_by_simulated_time() -> None:
         ("--movement nope", "pattern 'nope': unknown"),
         ("--movement file:missing.csv", "missing.csv"),
         ("--clients 0", "clients 0: valid is 1 to"),
-        ("--mobile 1.5", "mobile 1.5: valid is a share from 0 to 1"),
-        ("--mobile nan", "mobile nan: valid is a share from 0 to 1"),
+        ("--mobile 1.5", "mobile 1.5: valid is a number from 0 to 1"),
+        ("--mobile nan", "mobile nan: valid is a number from 0 to 1"),
         ("--duration 0", "duration 0.0: valid is a time above 0"),
         ("--duration inf", "duration inf: valid is a time above 0"),
         ("--connect 0", "connect_s must be a number of seconds above 0"),
@@ -310,12 +310,12 @@ def test_a_used_folder_is_refused_and_left_alone(capsys: pytest.CaptureFixture[s
     out = tmp_path / "run"
     run_json(capsys, *SMALL, "--out", str(out))
     before = hashes(out / "log"), (out / "summary.json").read_bytes()
-    line = f"--out {out}: {out / 'summary.json'} is there already; name a new folder"
+    line = f"--out {out}: {out / 'summary.json'} exists already; name a new folder"
     assert refused(capsys, *SMALL, "--out", str(out)) == line
     assert (hashes(out / "log"), (out / "summary.json").read_bytes()) == before
     (out / "summary.json").unlink()
     assert refused(capsys, *SMALL, "--out", str(out)).endswith(
-        f"{out / 'log'} is there already; name a new folder"
+        f"{out / 'log'} exists already; name a new folder"
     )
 
 

@@ -70,7 +70,7 @@ def test_a_password_is_replaced_only_when_asked(
 ) -> None:
     add = ["add", "bob", "--file", users, "--password-stdin"]
     assert user(monkeypatch, *add, stdin=b"other\n") == 2
-    assert "user 'bob' is there already; --replace gives it a new password" in capsys.readouterr().err
+    assert "user 'bob' exists already; --replace sets a new password" in capsys.readouterr().err
     assert user(monkeypatch, *add, "--replace", stdin=b"other\n") == 0
     assert is_password(read_users(users)["bob"], b"other")
     assert "other" not in "".join(capsys.readouterr())

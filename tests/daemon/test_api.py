@@ -20,6 +20,7 @@ import yaml
 from tests.daemon.brokers import ROAMCAST, BrokerProcess, MqttClient, free_port, wait_until
 
 from roamcast.daemon.api import STREAM_BYTES_MAX, Page
+from roamcast.daemon.gate import Reader
 from roamcast.daemon.http import TooSlow
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -86,12 +87,13 @@ class Asker:
 class Events:
     """What a page hears."""
 
-    def __init__(self, broker: BrokerProcess, token: str = "") -> None:
+    def __init__(self, broker: BrokerProcess, token: str = "", cookie: str = "") -> None:
         self.connection = socket.create_connection(("127.0.0.1", broker.http_port), timeout=60)
-        proof = f"Authorization: Bearer {token}\r\n" if token else ""
+        proof = f"Authorization: Bearer {token}\r\n" if token else f"Cookie: {cookie}\r\n"
         self.connection.sendall(f"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n{proof}\r\n".encode())
         self.events: list[tuple[str, Any]] = []
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reading = threading.Thread(target=self._read, daemon=True)
+        self.reading.start()
 
     def _read(self) -> None:
         with self.connection.makefile("rb") as lines:
@@ -266,11 +268,15 @@ def test_users_log_in(chain: Chain) -> None:
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
     assert value["may_operate"]
-    olga = Asker(a, Cookie=cookie.partition(";")[0])
+    cookie = cookie.partition(";")[0]
+    olga, events = Asker(a, Cookie=cookie), Events(a, cookie=cookie)
+    wait_until(lambda: bool(events.events), lambda: "no event")
     assert olga.get("/api/v1/me")["user"] == "olga"
     assert olga.ask("POST", "/api/v1/actions/forget", {"broker": "zz"})[0] == 400, "there is no such broker"
     assert olga.ask("POST", "/api/v1/logout", {})[0] == 200
     assert olga.get("/api/v1/me")["user"] is None
+    wait_until(lambda: not events.reading.is_alive(), lambda: "what only olga may see goes on")
+    events.connection.close()
     a.wait_for("login of user 'olga' from 127.0.0.1 failed")
 
 
@@ -287,7 +293,9 @@ def test_foreign_pages_and_odd_requests_are_refused(chain: Chain) -> None:
     text = Asker(a, TOKEN, Content_Type="text/plain").ask("POST", "/api/v1/actions/kick", b"{}")
     assert text[0] == 415, "a page of another site could send that"
     asker = Asker(a)
-    for path in ("/api/v1/clients?limit=0", "/api/v1/clients?limit=x", "/api/v1/clients?%ff=1", "/%ff"):
+    for limit in ("0", "x", "-1", "10001", "000000001" * 2, "0" * 5000):
+        assert asker.ask("GET", f"/api/v1/clients?limit={limit}")[0] == 400, limit
+    for path in ("/api/v1/clients?%ff=1", "/%ff"):
         assert asker.ask("GET", path)[0] == 400, path
     for path in ("/../../etc/passwd", "/assets/../../daemon/http.py", "/api/v1/", "/api/v1/nothing", "/x"):
         assert asker.ask("GET", path)[0] == 404, path
@@ -435,7 +443,8 @@ def test_nothing_is_computed_when_nobody_looks(tmp_path: Path) -> None:
 
 
 def test_a_page_that_does_not_keep_up_is_dropped() -> None:
-    page = Page(True, str)
+    reader = Reader("olga", may_read=True, sees_names=True)
+    page = Page(reader, str, lambda: reader)
 
     async def story() -> None:
         page.put(b"x" * STREAM_BYTES_MAX)
@@ -448,13 +457,17 @@ def test_a_page_that_does_not_keep_up_is_dropped() -> None:
 
 
 def test_pages_are_counted_and_bounded(tmp_path: Path) -> None:
-    broker = BrokerProcess(tmp_path, "a", "view.streams_max=2")
+    broker = BrokerProcess(tmp_path, "a", "view.streams_max=2", config=configured(tmp_path))
     try:
         pages = [Events(broker) for _ in range(2)]
         for page in pages:
             wait_until(lambda page=page: bool(page.events), lambda: "no event")  # type: ignore[misc]
         assert Asker(broker).ask("GET", "/api/v1/events")[0] == 503
-        pages[0].close()
+        operator = Events(broker, TOKEN)
+        wait_until(lambda: bool(operator.events), lambda: "strangers keep an operator out")
+        wait_until(lambda: not pages[0].reading.is_alive(), lambda: "there are too many streams")
+        pages[0].connection.close()
+        operator.close()
         wait_until(lambda: broker.metric("roamcast_http_streams") == 1, lambda: broker.get("/metrics")[1])
         pages[1].close()
     finally:

@@ -318,7 +318,7 @@ def test_a_file_that_is_no_file_is_one_line(tmp_path: Path) -> None:
         ),
         ("[access]\nanonymous = 'never'", "listener.0 (tcp 127.0.0.1:1883): nobody could connect"),
         ("[[listener]]\nanonymous = false", "listener.0 (tcp 127.0.0.1:1883): nobody could connect"),
-        ("[[listener]]\n[[listener]]", "listener.1 and listener.0 are both 127.0.0.1:1883; give one another"),
+        ("[[listener]]\n[[listener]]", "listener.1 and listener.0 are both 127.0.0.1:1883; change one"),
         ("[link]\nport = 1883", "link and listener.0 are both 127.0.0.1:1883"),
         ("[metrics]\nenabled = true\nport = 1883", "metrics and listener.0 are both 127.0.0.1:1883"),
         ("[[listener]]\nkind = 'tls'", "listener.0 (tls 127.0.0.1:1883): certificate is missing; name a PEM"),
@@ -351,7 +351,7 @@ def test_a_file_that_is_no_file_is_one_line(tmp_path: Path) -> None:
         ("[[peer]]\nid = 'b'\naddress = 'h:70000'", "peer.0.address = 'h:70000': valid is HOST:PORT"),
         (
             "[[peer]]\nid = 'b'\naddress = '10.0.0.1:7001'",
-            "peer.0.address = 10.0.0.1: a link that is not on loopback needs proof of who is there; "
+            "peer.0.address = 10.0.0.1: a link that is not on loopback needs authentication; "
             "set link.secret_file, or link.tls with certificate, key and ca",
         ),
         ("[link]\naddress = '0.0.0.0'\nport = 7001", "link.address = 0.0.0.0: a link that is not on"),

@@ -62,7 +62,7 @@ def test_after_a_kill_every_row_is_there_once(tmp_path: Path) -> None:
     assert b"road" not in everything
     key_file = str(tmp_path / "key")
     done = roamcast("explain", "car", "sensor:1", "--log", str(broker.data), "--key-file", key_file)
-    assert done.stdout.splitlines()[-1] == "the client has it", done.stderr
+    assert done.stdout.splitlines()[-1] == "the client has received it", done.stderr
 
 
 @pytest.fixture

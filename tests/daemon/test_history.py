@@ -151,12 +151,16 @@ def test_an_empty_disk_serves_nobody_until_an_operator_decides(pair: Pair) -> No
     a.kill()
     shutil.rmtree(a.data)
     a.start()
-    a.wait_for("clients are refused and links are closed: b refuses this broker: broker a has begun with an")
+    a.wait_for(
+        "clients are refused and links are closed: b refuses this broker: broker a has started with an"
+    )
     assert "empty folder" in wait_for_health(a, 503)
     assert is_refused("owner", a.port) == UNAVAILABLE
     assert roamcast("broker", "status", "--data", str(a.data)).returncode == 1
     told = roamcast("broker", "status", "--data", str(b.data)).stdout
-    assert "history of a refused: broker a has begun with an empty folder, and what it held is gone" in told
+    assert (
+        "history of a refused: broker a has started with an empty folder, and its former data is gone" in told
+    )
     assert "roamcast broker accept-history a" in told
     # A restart changes nothing; the operator does.
     a.kill()
@@ -167,7 +171,7 @@ def test_an_empty_disk_serves_nobody_until_an_operator_decides(pair: Pair) -> No
     assert (done.returncode, done.stdout) == (0, "the history of a is accepted\n")
     a.wait_for_link("b")
     assert wait_for_health(a, 200) == "ok"
-    b.wait_for("the history of a is accepted as it is now, as the operator wishes")
+    b.wait_for("the history of a is accepted as it is now, by an operator's order")
     # Both work together.
     subscriber = MqttClient("subscriber", b.port)
     subscriber.subscribe("t")

@@ -75,7 +75,8 @@ def test_a_roaming_client_is_seen_by_all_means(pair: tuple[BrokerProcess, Broker
     assert roamcast("where", "nobody", "--data", str(a.data)).returncode == 1
 
     wait_until(
-        lambda: "the client has it" in explained(a, b, "sensor:2"), lambda: explained(a, b, "sensor:2")
+        lambda: "the client has received it" in explained(a, b, "sensor:2"),
+        lambda: explained(a, b, "sensor:2"),
     )
     story = explained(a, b, "sensor:2").splitlines()
     told = [line.split("  ", 1)[1] for line in story[:-1]]

@@ -31,7 +31,7 @@ def open_journal(folder: Path) -> tuple[Journal, AnyMachine | None]:
     config = Config(data=str(folder))
     journal, recovered = Journal.open(config.journal_folder, sync="process", version="0.0", replay=REPLAY)
     try:
-        return journal, recover(config, recovered, None)
+        return journal, recover(config, recovered, lambda number, rows: None)
     except BaseException:
         journal.close()
         raise
@@ -112,7 +112,7 @@ def large_state(folder: Path) -> Recovered:
     config = Config(data=str(folder))
     journal, recovered = Journal.open(config.journal_folder, sync="process", version="0.0", replay=REPLAY)
     try:
-        recover(config, recovered, None)
+        recover(config, recovered, lambda number, rows: None)
     finally:
         journal.close()
     return recovered

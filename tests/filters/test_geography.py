@@ -29,6 +29,21 @@ from roamcast.filters.zones import with_zones
 SQUARE = '{"type":"Polygon","coordinates":[[[0,0],[2,0],[2,2],[0,2]]]}'
 DATE_LINE = '{"type":"Polygon","coordinates":[[[179,-1],[-179,-1],[-179,1],[179,1]]]}'
 RING = '{"type":"Polygon","coordinates":[[[0,0],[4,0],[4,4],[0,4],[0,0]],[[1,1],[3,1],[3,3],[1,3],[1,1]]]}'
+PIERCED_DATE_LINE = json.dumps({"type": "Polygon", "coordinates": [
+    [[170, -9], [-170, -9], [-170, 9], [170, 9]], [[-175, -5], [-172, -5], [-172, 5], [-175, 5]],
+]})  # fmt: skip
+CUT_AT_DATE_LINE = json.dumps({"type": "MultiPolygon", "coordinates": [
+    [[[170, 0], [180, 0], [180, 9], [170, 9]]], [[[-180, 0], [-170, 0], [-170, 9], [-180, 9]]],
+]})  # fmt: skip
+NESTED = json.dumps({"type": "MultiPolygon", "coordinates": [
+    [[[0, 0], [4, 0], [4, 4], [0, 4]]], [[[0, 0], [4, 0], [4, 4], [0, 4]]],
+    [[[1, 1], [2, 1], [2, 2], [1, 2]]], [[[3, 3], [6, 3], [6, 6], [3, 6]]],
+]})  # fmt: skip
+ARCTIC = '{"type":"Polygon","coordinates":[[[-180,66],[180,66],[180,90],[-180,90],[-180,66]]]}'
+ANTARCTIC = json.dumps({"type": "Polygon", "coordinates": [
+    [[-180, -90], [180, -90], [180, -60], [90, -70], [0, -60], [-90, -70], [-180, -60]],
+]})  # fmt: skip
+EARTH = '{"type":"Polygon","coordinates":[[[-180,-90],[180,-90],[180,90],[-180,90],[-180,-90]]]}'
 TWO = '{"type":"MultiPolygon","coordinates":[[[[0,0],[1,0],[1,1],[0,1]]],[[[5,5],[6,5],[6,6],[5,6]]]]}'
 
 
@@ -100,6 +115,12 @@ def test_polygons_hold_what_their_outlines_go_around() -> None:
         (DATE_LINE, ["0,180", "0,-180", "0.5,179.5", "-0.5,-179.5"], ["0,178", "0,-178", "0,0", "2,180"]),
         (RING, ["0.5,0.5", "3.5,2"], ["2,2", "5,5"]),
         (TWO, ["0.5,0.5", "5.5,5.5"], ["3,3"]),
+        (PIERCED_DATE_LINE, ["0,175", "0,-179", "0,-171"], ["0,-173", "0,165", "0,-165", "0,0"]),
+        (CUT_AT_DATE_LINE, ["1,175", "1,180", "1,-180", "1,-175"], ["1,165", "1,-165", "1,0", "-1,180"]),
+        (NESTED, ["0.5,0.5", "1.5,1.5", "3.5,3.5", "5,5"], ["5,2", "2,5"]),
+        (ARCTIC, ["67,0", "80,-180", "80,180", "66,12", "90,0", "90,77"], ["65,0", "-80,0"]),
+        (ANTARCTIC, ["-80,0", "-90,5", "-80,180", "-62,0", "-68,-45"], ["-59,0", "-62,90", "-66,-90"]),
+        (EARTH, ["0,0", "90,0", "-90,0", "0,180", "0,-180", "12,100"], []),
     ],
 )
 def test_shapes(shape: str, inside: list[str], outside: list[str]) -> None:
@@ -151,6 +172,19 @@ def test_cells() -> None:
         ('at INSIDE \'{"type":"Polygon","coordinates":[[["a",0],[1,9],[1,0]]]}\'', "lists of rings"),
         ("at INSIDE '{broken'", "cannot be read"),
         ("at IN CELL 'zz'", "H3"),
+        ('at INSIDE \'{"type":"Polygon","coordinates":[[["0",0],[1,9],[1,0]]]}\'', "lists of rings"),
+        ('at INSIDE \'{"type":"Polygon","coordinates":[[[0],[1,9],[1,0]]]}\'', "lists of rings"),
+        (
+            'at INSIDE \'{"type":"Polygon","coordinates":[[[-180,80],[-90,70],[0,75],[90,70],[180,80]]]}\'',
+            "a pole",
+        ),
+        ("at WITHIN 1 M OF (-122.4, 37.7)", r"latitude -122\.4, longitude 37\.7: .* swapped"),
+        ("at INSIDE harbour", "position 4: found 'INSIDE' without a zone's name"),
+        ("at IN CELL 8a39629a2d37fff", "found 'CELL' without a cell in single quotes"),
+        ("at WITHIN 5 OF (1, 2)", "found '5' without M or KM"),
+        ("at WITHIN 5 M (1, 2)", "found 'M' without OF"),
+        ("at WITHIN 5 M OF mylock", "did you mean 'myloc'"),
+        ("at WITHN 5 M OF myloc", "did you mean 'WITHIN'"),
     ],
 )
 def test_bad_regions_are_refused(text: str, why: str) -> None:

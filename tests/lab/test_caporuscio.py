@@ -49,7 +49,7 @@ def test_without_the_service_all_must_be_lost() -> None:
     found = none_outcome([row(option="none", lost=20, lost_away=20)] * 10, [])
     assert found.holds is True
     # Ten trips without an arrival do not show that there is never one, only that it is rare.
-    assert found.figures["nats"]["trips on which one arrives, at most"] == 0.308  # type: ignore[index]
+    assert found.figures["nats"]["share of such trips, upper bound of the estimate"] == 0.308  # type: ignore[index]
     outcome = none_outcome([row(option="none", lost=19, lost_away=19)], ["rabbits are not installed"])
     assert outcome.holds is False
     assert outcome.note == "nats: 1 published while away arrived; rabbits are not installed"

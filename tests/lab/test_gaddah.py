@@ -134,7 +134,7 @@ FLAT = dict.fromkeys(BROKERS, 100.0) | {"b5": 101.0}
         (gaddah.judge_g7, REACTIVE, "handoff_mean_s", 0.3, "reactive is not 2 times slower"),
         (gaddah.judge_g7, DURABLE, "handoff_mean_s", 0.3, "pro-active is not above durable"),
         (gaddah.judge_g8, REACTIVE, "loss_percent", 1.0, "RND: another order"),
-        (gaddah.judge_g8, PROACTIVE, "loss_percent", 3.0, "RND: pro-active's does not fall"),
+        (gaddah.judge_g8, PROACTIVE, "loss_percent", 3.0, "RND: pro-active's loss does not fall"),
         (gaddah.judge_g9, REACTIVE, "duplicate_percent", 20.0, "RND: durable is not above reactive"),
         (gaddah.judge_g9, REACTIVE, "duplicate_percent", 0.0, "reactive has none with 200 subscribers"),
         (gaddah.judge_g9, PROACTIVE, "duplicate_percent", 0.001, "pro-active has duplicates"),

@@ -54,7 +54,7 @@ def test_what_cannot_be_is_told(
 
     file, overlay = trace
     assert "give both" in said("N1", "--trace", file)
-    assert "takes none; comparison and" in said("W6", "--trace", file, "--overlay", overlay)
+    assert "does not accept a trace; comparison and" in said("W6", "--trace", file, "--overlay", overlay)
     assert "is always replayed in full" in said("N1", "--trace", file, "--overlay", overlay, "--quick")
     assert not (tmp_path / "out").exists()
 

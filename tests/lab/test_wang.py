@@ -53,7 +53,7 @@ AS_PUBLISHED_5B: dict[str, Shape] = {
 def test_w1_holds_for_curves_as_published() -> None:
     outcome = wang.judge_w1(curves(PERIODS_S, AS_PUBLISHED_5A))
     assert (outcome.holds, outcome.note) == (True, "")
-    assert outcome.figures["home broker, power of what is added above 100 s"] == pytest.approx(1, abs=0.01)
+    assert outcome.figures["home broker, exponent of its growth above 100 s"] == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_points_that_cannot_be_fitted_are_refused(
 def test_places_that_are_too_far_are_refused() -> None:
     found = fit(*noisy(6))
     for x in (math.nan, math.inf):
-        with pytest.raises(InputError, match="a place to predict at must be a number"):
+        with pytest.raises(InputError, match="the x of a prediction must be a number"):
             found.predict(x)
     with pytest.raises(InputError, match=r"x = 1e\+200 is too far from the points, 0 to 19"):
         found.predict(1e200)

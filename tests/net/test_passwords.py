@@ -12,11 +12,11 @@ import pytest
 from roamcast.config.sections import Access
 from roamcast.net import passwords
 from roamcast.net.passwords import Outcome, Verifier, network_of
-from roamcast.net.users import HASHER
+from roamcast.net.users import hasher
 
 HERE, THERE = "192.0.2.1", "192.0.2.2"
 RIGHT, WRONG = b"open sesame", b"open barley"
-USERS = {"alice": HASHER.hash(RIGHT), "bob": HASHER.hash(b"builder")}
+USERS = {"alice": hasher().hash(RIGHT), "bob": hasher().hash(b"builder")}
 SETTINGS = Access(failures_max=3, backoff_s=10.0, backoff_max_s=100.0)
 
 Result = TypeVar("Result")
@@ -82,7 +82,7 @@ def test_the_memory_is_bounded_and_can_be_turned_off() -> None:
 def test_a_changed_password_or_a_removed_user_ends_what_was_proved() -> None:
     verifier = new_verifier()
     assert run(tries(verifier, RIGHT)) == ["ACCEPTED"]
-    verifier.reconfigure({**USERS, "alice": HASHER.hash(WRONG)}, SETTINGS)
+    verifier.reconfigure({**USERS, "alice": hasher().hash(WRONG)}, SETTINGS)
     assert run(tries(verifier, RIGHT, WRONG)) == ["REFUSED", "ACCEPTED"]
     verifier.reconfigure({"bob": USERS["bob"]}, SETTINGS)
     assert run(tries(verifier, WRONG)) == ["REFUSED"]
@@ -93,7 +93,7 @@ def test_a_password_that_changes_while_it_is_checked_is_not_accepted() -> None:
         verifier = new_verifier()
         checking = asyncio.ensure_future(verifier.verify("alice", RIGHT, HERE))
         await asyncio.sleep(0)
-        verifier.reconfigure({"alice": HASHER.hash(WRONG)}, SETTINGS)
+        verifier.reconfigure({"alice": hasher().hash(WRONG)}, SETTINGS)
         return await checking
 
     assert run(story()) is Outcome.REFUSED
@@ -237,7 +237,10 @@ def test_the_decoy_is_like_the_hashes_of_the_users() -> None:
     strong = PasswordHasher(time_cost=1, memory_cost=1024, parallelism=2).hash(b"x")
     verifier = Verifier({"alice": strong}, SETTINGS)
     assert extract_parameters(verifier._decoy) == extract_parameters(strong)
-    assert extract_parameters(Verifier({}, SETTINGS)._decoy) == extract_parameters(USERS["alice"])
+    later = Verifier({}, SETTINGS)
+    assert run(later.verify("eve", b"x", HERE)) is Outcome.REFUSED
+    later.reconfigure(USERS, SETTINGS)
+    assert extract_parameters(later._decoy) == extract_parameters(USERS["alice"])
 
 
 # Many at once.

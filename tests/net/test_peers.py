@@ -432,7 +432,7 @@ def test_another_format_of_the_handshake_is_named_on_both_sides(caplog: pytest.L
         writer.close()
 
     run(story(), a)
-    said = f"format {HANDSHAKE_FORMAT + 1}, and here it is {HANDSHAKE_FORMAT}; upgrade this broker"
+    said = f"format {HANDSHAKE_FORMAT + 1}, this broker has {HANDSHAKE_FORMAT}; upgrade this broker"
     assert said in caplog.text
 
 
@@ -573,7 +573,7 @@ def test_tls_on_a_plain_port_is_told_so(tmp_path: Path) -> None:
     async def story() -> None:
         await a.start()
         await b.start(a)
-        await until(lambda: "set link.tls alike at both ends" in b.why("a"))
+        await until(lambda: "set link.tls to the same value at both ends" in b.why("a"))
 
     run(story(), a, b)
 

@@ -9,9 +9,9 @@ import pytest
 
 from roamcast.errors import InputError
 from roamcast.net.passwords import is_password
-from roamcast.net.users import HASHER, changing_users, check_name, hash_password, read_users
+from roamcast.net.users import changing_users, check_name, hash_password, hasher, read_users
 
-HASH = HASHER.hash(b"open sesame")
+HASH = hasher().hash(b"open sesame")
 
 
 def mode_of(path: Path) -> int:

@@ -16,8 +16,11 @@ pyspark = pytest.importorskip("pyspark", reason="the pipeline's extra is not ins
 
 from pyspark.sql import SparkSession  # noqa: E402
 
-from roamcast.pipeline.master import find_java  # noqa: E402
-from roamcast.pipeline.session import start_spark, stop_spark  # noqa: E402
+from roamcast.pipeline.session import (  # noqa: E402
+    find_java,
+    start_spark,
+    stop_spark,
+)
 
 WriteLog = Callable[..., Path]
 

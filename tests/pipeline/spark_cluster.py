@@ -13,7 +13,7 @@ import pyspark
 from tests.daemon.brokers import free_port
 from tests.pipeline.waiting import wait_until
 
-from roamcast.pipeline.master import find_java
+from roamcast.pipeline.session import find_java
 
 SPARK_CLASS = Path(pyspark.__path__[0]) / "bin" / "spark-class"
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"

@@ -19,8 +19,7 @@ from tests.pipeline.log_maker import Tampered
 
 from roamcast.bench.synthetic_log import Planted, write_synthetic_log
 from roamcast.mobility import PROTOCOLS
-from roamcast.pipeline.agreement import counts_by_run, disagreements
-from roamcast.pipeline.audit import audit_embedded, protocol_of
+from roamcast.pipeline.audit import audit_embedded, counts_by_run, disagreements, protocol_of
 from roamcast.pipeline.audit_sql import is_bad, problem
 from roamcast.pipeline.spark_engine import audit_on_spark
 from roamcast.protocol.notification import encode_attributes

@@ -15,8 +15,7 @@ from tests.filters.naive_filters import Condition, conditions, notifications, te
 from roamcast.filters.selector import parse
 from roamcast.pipeline import conditions as conditions_module
 from roamcast.pipeline.conditions import MISSING, Allowed, boxes_of, encode, java_quoted
-from roamcast.pipeline.dialects import DUCKDB
-from roamcast.pipeline.engines import DuckEngine
+from roamcast.pipeline.engines import DUCKDB, DuckEngine
 from roamcast.pipeline.matching import filter_table, pairs_sql
 from roamcast.pipeline.spark_engine import matching_pairs, with_values
 from roamcast.protocol.notification import encode_attributes

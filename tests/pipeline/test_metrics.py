@@ -15,8 +15,7 @@ from tests.pipeline.conftest import WriteLog
 from roamcast.lab.demo import DemoSettings
 from roamcast.lab.measure import Window
 from roamcast.models.intervals import mean_interval
-from roamcast.pipeline.measures import f_neg, f_pos, handoff_delay, move_out_delay, table_size
-from roamcast.pipeline.metrics import metrics
+from roamcast.pipeline.metrics import f_neg, f_pos, handoff_delay, metrics, move_out_delay, table_size
 from roamcast.pipeline.spark_engine import read_log
 from roamcast.protocol.records import Row
 from roamcast.records.parquet import LogWriter

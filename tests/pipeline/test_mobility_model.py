@@ -15,8 +15,16 @@ from roamcast.mobility.prediction import Predictor
 from roamcast.models.next_broker import count_moves, learned_document
 from roamcast.models.residence import exponential_test
 from roamcast.pipeline.mobility_figures import save_figures
-from roamcast.pipeline.mobility_model import ModelSettings, contexts, learn
-from roamcast.pipeline.neighbours import edges, first_order, hit_rates, lru_of_broker, second_order
+from roamcast.pipeline.mobility_model import (
+    ModelSettings,
+    contexts,
+    edges,
+    first_order,
+    hit_rates,
+    learn,
+    lru_of_broker,
+    second_order,
+)
 from roamcast.pipeline.residence import counted_stays, exponential_tests, hot_spots, presence_shares
 from roamcast.pipeline.sightings import VISITS_SCHEMA
 from roamcast.pipeline.spark_engine import read_log

@@ -10,7 +10,7 @@ from tests.pipeline.conftest import WriteLog
 from tests.pipeline.log_maker import as_nobody
 
 from roamcast.errors import InputError, empty_log
-from roamcast.pipeline.log_files import VERSION_KEY, find_log_files, spark_schema
+from roamcast.pipeline.places import VERSION_KEY, find_log_files, spark_schema
 from roamcast.pipeline.spark_engine import read_log
 from roamcast.protocol.records import COLUMNS, SCHEMA_VERSION, Row
 from roamcast.records import parquet

@@ -9,13 +9,17 @@ from pyspark.sql import SparkSession
 
 from roamcast.errors import InputError
 from roamcast.pipeline import session
-from roamcast.pipeline.master import check_master, find_java, is_on_this_machine, is_one_process, version_of
 from roamcast.pipeline.session import (
     HEAP_MB_MAX,
     HEAP_MB_MIN,
+    check_master,
+    find_java,
     fitting_heap_mb,
     fitting_partitions,
+    is_on_this_machine,
+    is_one_process,
     memory_mb,
+    version_of,
     watched,
 )
 

@@ -28,8 +28,13 @@ from roamcast.client import connect
 from roamcast.errors import InputError
 from roamcast.pipeline.inbox import Received
 from roamcast.pipeline.source import RoamcastSource, WaitingReader
-from roamcast.pipeline.source_columns import as_column, attribute_columns, attributes_of, selector_of
-from roamcast.pipeline.source_options import parse_options
+from roamcast.pipeline.source_format import (
+    as_column,
+    attribute_columns,
+    attributes_of,
+    parse_options,
+    selector_of,
+)
 
 MESSAGES = 100
 PAYLOAD = "x" * 1_000

@@ -12,8 +12,7 @@ from pyspark.sql import SparkSession
 from roamcast.errors import InputError
 from roamcast.models.spanning_tree import spanning_tree
 from roamcast.pipeline import gps, wifi
-from roamcast.pipeline.sightings import Rules, visits_of, visits_of_client
-from roamcast.pipeline.trace_files import read_table, readable
+from roamcast.pipeline.sightings import Rules, read_table, readable, visits_of, visits_of_client
 
 pytestmark = pytest.mark.xdist_group("spark")
 

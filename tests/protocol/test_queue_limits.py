@@ -1,5 +1,7 @@
 """Limits of a queue: what is given up, and what the numbers say afterwards."""
 
+import random
+
 import pytest
 
 from roamcast.protocol.notification import HELD_BYTES, Burst
@@ -45,6 +47,30 @@ def test_a_queue_that_may_have_less_in_flight_sends_one_at_a_time() -> None:
     queue.append(one)
     assert other.pass_through(one, 10) == 1
     assert buffer.taken_bytes == 4 * burst(1).held + HELD_BYTES
+
+
+@pytest.mark.parametrize("in_flight_bytes_max", [1_000, 3_000, 1_000_000])
+def test_bytes_are_counted_whatever_is_sent_acknowledged_and_sent_again(in_flight_bytes_max: int) -> None:
+    for seed in range(30):
+        rng, number = random.Random(seed), 0
+        limits = QueueLimits(1_000_000, 1 << 30, in_flight_bytes_max=in_flight_bytes_max)
+        queue = DeliveryQueue("s", buffer=Buffer(limits=limits))
+        for _ in range(60):
+            what = rng.random()
+            if what < 0.5:
+                bodies = tuple(bytes(rng.randint(1, 90)) for _ in range(rng.randint(1, 4)))
+                one = Burst("p", 1, number + 1, b"a", 0.0, bodies, len(bodies))
+                number += len(bodies)
+                if not queue.pass_through(one, 10):
+                    queue.append(one)
+            elif what < 0.9 and queue.sent > queue.base:
+                queue.acknowledge(rng.randint(queue.base + 1, queue.sent))
+            elif what > 0.95:
+                queue.rewind(queue.base)
+            queue.take(10)
+            assert queue.size_bytes == sum(one.held for one in queue.bursts())
+            assert len(queue.in_flight) == 1 or queue.in_flight_bytes <= in_flight_bytes_max
+            assert not queue.waiting or len(queue) > 10 or queue.size_bytes > in_flight_bytes_max
 
 
 def test_what_was_sent_is_not_given_up() -> None:

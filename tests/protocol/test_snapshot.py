@@ -516,7 +516,7 @@ def grown(name: str) -> Plain:
         (Slotted({1: InputError("x")}), r"slotted.given\[1\]: a InputError cannot be written"),
         ([Plain().act], r"list\[0\]: a method cannot be written"),
         ([Plain], r"list\[0\]: a type cannot be written"),
-        ([Active(1)], r"list\[0\]: a Active cannot be written \(a Active does something when it is made"),
+        ([Active(1)], r"list\[0\]: a Active cannot be written \(a Active runs code when it is created"),
         ([OwnDict()], r"list\[0\]: a OwnDict cannot be written \(a OwnDict is derived from one of Python's"),
         ([OwnTuple()], r"list\[0\]: a OwnTuple cannot be written"),
         ([frozenset({Point(1, 2)})], r"list\[0\]: a frozenset of instances that are hashed by what"),
@@ -537,7 +537,7 @@ def test_what_cannot_be_written_is_named_with_its_place(state: Any, said: str) -
 def test_two_classes_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     twin = type("Twin", (), {"__module__": __name__, "__state__": State("plain")})
     monkeypatch.setitem(globals(), "Twin", twin)
-    with pytest.raises(CannotFreeze, match=r"the name plain stands for .*Plain and .*Twin: give one another"):
+    with pytest.raises(CannotFreeze, match=r"the name plain is used by .*Plain and .*Twin: rename one"):
         freeze(Plain(), Catalogue((f"{__name__}.",)))
 
 

@@ -58,7 +58,7 @@ def test_the_example_of_the_guide_can_be_used(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ('[broker]\nkind = "mosquito"', "broker.kind = mosquito: did you mean 'mosquitto'"),
-        ('[broker]\nurl = "mqtt://me:secret@127.0.0.1"', "broker.url is told to clients"),
+        ('[broker]\nurl = "mqtt://me:secret@127.0.0.1"', "clients are told broker.url"),
         ('[[proxy]]\nsite = "b"\naddress = "127.0.0.1:1"', "peers.secret_file is missing"),
         ('[peers]\nsecret = "short"', "valid is 16 characters or more"),
         ('[[proxy]]\nsite = "a"\naddress = "127.0.0.1:1"', "site a is listed twice"),

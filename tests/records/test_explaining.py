@@ -53,7 +53,7 @@ def test_a_notification_in_bursts_over_a_link() -> None:
         ("b", "sent at the client’s broker"),
         ("b", "acknowledged by the client"),
     ]
-    assert outcome == "the client has it"
+    assert outcome == "the client has received it"
 
 
 def test_what_was_sent_to_a_connection_that_ended_is_not_acknowledged_by_the_next() -> None:
@@ -72,15 +72,15 @@ def test_a_row_that_is_there_twice_is_told_once() -> None:
     a.row("dropped", client="c", number=5, reason="overflow")
     assert told(a, a) == (
         [("a", "published by p (9 bytes)"), ("a", "dropped at the client’s broker: overflow")],
-        "it was given up for this client: overflow",
+        "it was dropped for this client: overflow",
     )
 
 
 def test_what_logs_cannot_tell_is_said() -> None:
     a = Log("a")
-    assert told(a)[1] == "no log has it: it was not published, or its logs are not here"
+    assert told(a)[1] == "no log contains it: it was not published, or its logs are missing"
     a.row("published", client="p", number=5)
-    assert 'events.level = "full" is needed' in told(a)[1]
+    assert 'hops need events.level = "full"' in told(a)[1]
     a.row("sent", client="other", number=5)
     assert "nothing was sent to this client" in told(a)[1]
 

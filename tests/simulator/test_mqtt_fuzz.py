@@ -52,7 +52,7 @@ HEAD = "brokers b0-b1\nprotocol multi_hop_handoff\nfront mqtt\n"
     ("line", "words"),
     [
         ("at 1 c attach b7", "no broker 'b7'"),
-        ("at 1 c attach b0 version 3", "version 4 is MQTT 3.1.1"),
+        ("at 1 c attach b0 version 3", "the version must be 4 (MQTT 3.1.1)"),
         ("at 1 c attach b0 soon", "'soon' is not known; valid are clean"),
         ("at 1 c publish a qos 3", "valid are 0, 1 and 2"),
         ("at 1 c subscribe a/#/b", "a/#/b"),

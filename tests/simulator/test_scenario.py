@@ -130,7 +130,7 @@ def test_visits_from_a_file_are_followed(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"clients": 0}, "clients 0: valid is 1 to 1000000"),
-        ({"mobile": 1.5}, "mobile 1.5: valid is a share from 0 to 1"),
+        ({"mobile": 1.5}, "mobile 1.5: valid is a number from 0 to 1"),
         ({"duration_s": 0.0}, "duration 0.0: valid is a time above 0"),
         ({"duration_s": float("inf")}, "duration inf"),
         ({"duration_s": float("nan")}, "duration nan"),

@@ -174,7 +174,7 @@ def test_a_single_broker_needs_no_link() -> None:
         ("at 1 b0 cut", "b0 has no link to ''; valid are b1"),
         ("at 1 b0 heal b2", "b0 has no link to 'b2'; valid are b1"),
         ("at 1 b9 cut b0", "there is no broker 'b9'; valid are b0, b1, b2"),
-        ("loss 1", "loss 1: valid is a share from 0 to below 1"),
+        ("loss 1", "loss 1: valid is a number from 0 to below 1"),
         ("loss some", "some"),
         ("heartbeat_period_s often", "heartbeat_period_s 'often': Expected `float | null`"),
         ("neighbours_max 1.5", "neighbours_max '1.5': Expected `int | null`"),

@@ -13,11 +13,12 @@ import os
 import random
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SECTOR_BYTES = 512
 NAMES = "names.json"
+RWF_DSYNC = os.RWF_DSYNC
 
 
 class PowerLost(BaseException):
@@ -30,23 +31,42 @@ class ForgetfulDisk:
         self.syncs_left: int | None = None
         """The power is lost at the sync after so many; None: it is not."""
         self._real: dict[str, Callable[[int], None]] = {"fsync": os.fsync, "fdatasync": os.fdatasync}
+        self._pwritev = os.pwritev
         shadow.mkdir(exist_ok=True)
 
     def install(self) -> None:
         for name, real in self._real.items():
             setattr(os, name, lambda file, real=real: self._sync(file, real))
+        os.pwritev = self._write_synced  # type: ignore[assignment]
 
     def remove(self) -> None:
         for name, real in self._real.items():
             setattr(os, name, real)
+        os.pwritev = self._pwritev
 
-    def _sync(self, file: int, real: Callable[[int], None]) -> None:
+    def _has_power(self) -> bool:
         if self.syncs_left is not None:
             if not self.syncs_left:
                 if threading.current_thread() is threading.main_thread():
                     raise PowerLost
-                return
+                return False
             self.syncs_left -= 1
+        return True
+
+    def _write_synced(self, file: int, parts: Sequence[bytes], offset: int, flags: int) -> int:
+        """Write; nothing but what is written here is synced."""
+        data = b"".join(parts)
+        os.pwrite(file, data, offset)
+        if flags & RWF_DSYNC and self._has_power():
+            shadow = self.shadow / f"{os.fstat(file).st_ino}"
+            durable = bytearray(shadow.read_bytes() if shadow.exists() else b"").ljust(offset, b"\0")
+            durable[offset : offset + len(data)] = data
+            _replace(shadow, bytes(durable))
+        return len(data)
+
+    def _sync(self, file: int, real: Callable[[int], None]) -> None:
+        if not self._has_power():
+            return
         real(file)
         path = Path(os.readlink(f"/proc/self/fd/{file}"))
         if path == self.folder:

@@ -36,6 +36,7 @@ class History:
         journal: Journal | None = None
         try:
             journal, recovered = open_journal(self.folder, sync="group", snapshot_after_bytes=64 << 10)
+            journal.mark_after_s = 3600.0
             base = int(recovered.snapshot or b"0")
             numbers = [int(one.partition(b":")[0]) for one in recovered.entries]
             last = base + len(numbers)
@@ -58,6 +59,13 @@ class History:
         if self.rng.random() < 0.1:
             journal.write_snapshot(b"%d" % self.promised)
             return
+        if self.rng.random() < 0.5:
+            self.written += 1
+            journal.write(entry(self.written, self.rng.choice((12, 100, 700, 9_000))))
+            self.promised = self.written
+            return
+        if self.rng.random() < 0.1:
+            journal.mark()
         count = self.rng.choice((1, 1, 1, 3, 20))
         for number in range(self.promised + 1, self.promised + count + 1):
             self.written = number
@@ -82,12 +90,18 @@ def test_what_was_promised_survives(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "forgotten", ["journal.Journal._sync", "snapshots.sync_folder", "spares.sync_folder"]
+    ("forgotten", "instead"),
+    [
+        ("roamcast.storage.journal.Journal._sync", lambda self: None),
+        ("roamcast.storage.snapshots.sync_folder", lambda folder: None),
+        ("roamcast.storage.spares.sync_folder", lambda folder: None),
+        ("os.RWF_DSYNC", 0),
+    ],
 )
 def test_a_journal_that_does_not_sync_is_caught(
-    tmp_path: Path, forgotten: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, forgotten: str, instead: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"roamcast.storage.{forgotten}", lambda self: None)
+    monkeypatch.setattr(forgotten, instead)
     assert any(_breaks(tmp_path / f"{seed}", seed) for seed in range(SEEDS))
 
 

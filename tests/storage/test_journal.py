@@ -178,7 +178,7 @@ def test_a_snapshot_without_any_entry_is_kept(tmp_path: Path) -> None:
 
 def test_a_journal_that_gets_no_snapshot_stops_at_its_limit(tmp_path: Path) -> None:
     journal, _ = open_journal(tmp_path, snapshot_after_bytes=50_000, journal_bytes_max=200_000)
-    with pytest.raises(JournalFailed, match="at most 200000 are allowed: nothing is promised until"):
+    with pytest.raises(JournalFailed, match="at most 200000 are allowed: nothing is acknowledged until"):
         commit_entries(journal, [[9_000]] * 100)
     promised = journal.last_sequence
     assert 20 <= promised <= 24

@@ -259,6 +259,47 @@ def test_a_write_that_failed_is_written_again_elsewhere(
     journal.close()
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EOPNOTSUPP])
+def test_a_record_is_synced_while_it_is_written_where_the_file_system_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    journal, _ = open_journal(tmp_path, sync="group")
+    journal.mark_after_s = 3600.0
+    syncs: list[int] = []
+    sync = os.fdatasync
+
+    def count(file: int) -> None:
+        syncs.append(file)
+        sync(file)
+
+    monkeypatch.setattr(os, "fdatasync", count)
+    for one in (1, 2, 3):
+        journal.write(entry(one))
+    before = len(syncs)
+    journal.write(entry(4))
+    assert len(syncs) == before
+
+    def refuse(*arguments: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    if number == errno.EIO:
+        with pytest.raises(JournalFailed, match="Input/output error"):
+            journal.write(entry(5))
+        journal.try_again()
+    else:
+        journal.write(entry(5))
+    assert len(syncs) > before
+    journal.mark()
+    before = len(syncs)
+    journal.write(entry(6))  # The watermark is in the file's first block.
+    assert len(syncs) > before
+    journal.close()
+    journal, recovered = open_journal(tmp_path)
+    assert recovered_numbers(recovered) == [1, 2, 3, 4, 5, 6]
+    journal.close()
+
+
 def test_what_a_failed_commit_left_may_be_recovered_but_only_once(
     tmp_path: Path, failing: Callable[[str, int], None]
 ) -> None:

@@ -37,7 +37,7 @@ class Cycle:
         self.id_at = [4 + len(topic) for topic in topics]
         """Offset of the packet id in each frame, if it has one."""
         if any(len(frame) > 129 for frame in self.frames):
-            raise ValueError("frames of more than 127 bytes have a longer header than is counted on here")
+            raise ValueError("frames of more than 127 bytes have a longer header than this check expects")
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -65,7 +65,7 @@ class Acknowledged:
             most = min(self._round - place, sent - self.count)
             found = acknowledged(data, at, 0x40, place + 1, most) if most else 0
             if not found:
-                raise Miscounted(f"{data[at : at + 4].hex()} came where PUBACK {place + 1} was due")
+                raise Miscounted(f"{data[at : at + 4].hex()} arrived where PUBACK {place + 1} was expected")
             at += 4 * found
             self.count += found
         self._rest = data[at:]
@@ -131,7 +131,7 @@ def _difference(data: bytes, wanted: bytes, stride: int, received: int) -> str:
         came, due = data[at : at + stride], wanted[at : at + stride]
         # The payload is at the end; the packet id is somewhere before it.
         if came[-32:] != due[-32:] or came[0] != due[0]:
-            return f"message {received + index}: {came!r} came where {due!r} was due"
+            return f"message {received + index}: {came!r} arrived where {due!r} was expected"
     return f"message {received}: its header differs from what was published"
 
 
@@ -202,7 +202,7 @@ class MixedStream(FrameStream):
         if self._qos:
             frame = frame[:id_at] + b"\0\0" + frame[id_at + 2 :]
         if frame != wanted:
-            raise Miscounted(f"message {counts[publisher]}: {frame!r} came where {wanted!r} was due")
+            raise Miscounted(f"message {counts[publisher]}: {frame!r} arrived where {wanted!r} was expected")
         counts[publisher] += 1
 
 
@@ -228,7 +228,7 @@ class Echo:
             if len(data) < len(frame):
                 return None
             if data != frame:
-                raise Miscounted(f"message {self.count}: {data!r} came where {frame!r} was due")
+                raise Miscounted(f"message {self.count}: {data!r} arrived where {frame!r} was expected")
             answer = following
         else:
             if len(data) < len(frame) + 4:
@@ -240,7 +240,7 @@ class Echo:
             came = data[start:id_at] + b"\0\0" + data[id_at + 2 : start + len(frame)]
             if came != cycle.blanked(place) or puback != _PUBACK + encode_id(place + 1):
                 raise Miscounted(
-                    f"message {self.count}: {data!r} came where {frame!r} and its PUBACK were due"
+                    f"message {self.count}: {data!r} arrived where {frame!r} and its PUBACK were expected"
                 )
             answer = _PUBACK + data[id_at : id_at + 2] + following
         self._read = b""

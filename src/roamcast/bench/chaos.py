@@ -51,12 +51,12 @@ KINDS = {
     "kill, torn tail": "the same, with half a record behind the last one of the journal",
     "kill, flipped tail": "the same, with a record behind the last one in which a bit is wrong",
     "kill, unheard": "kill -9 at the moment when a client publishes",
-    "unheard": "a client publishes, and is gone for good before it has heard of anything",
+    "unheard": "a client publishes, and disappears for good before any answer",
     "stop": "SIGSTOP, and SIGCONT after its clients have moved on",
     "cut": "both sides of a link are closed",
     "apart": "both sides of a link are closed and cannot connect for a while",
     "delay": "one direction of a link is late, while a client moves back and forth over it",
-    "swallow": "what one side of a link says is swallowed for a while, then the link is closed",
+    "swallow": "the traffic of one side of a link is discarded for a while, then the link is closed",
 }
 OF_LINKS = ("cut", "apart", "delay", "swallow")
 CROSSINGS_MIN = 3

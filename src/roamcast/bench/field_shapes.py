@@ -126,7 +126,7 @@ class Subscriber:
                 if _blanked(frame, self._qos) != wanted or topic not in self._wanted:
                     raise Miscounted(f"{frame!r} came, which nobody sent to this subscriber")
                 if last.get(publisher, -1) >= number:
-                    raise Miscounted(f"message {number} came again, or behind a later one")
+                    raise Miscounted(f"message {number} arrived again, or after a later one")
                 last[publisher] = number
                 took_s.append(arrived_s - due_s)
         return took_s
@@ -284,7 +284,7 @@ def recall(broker: Process, seconds: float) -> Figure:
         took_s = time.perf_counter() - began_s
         connection.close()
         if sorted(_frames(data)) != due:
-            raise Miscounted("something else came than what is retained")
+            raise Miscounted("other messages arrived than the retained ones")
         return took_s
 
     try:
@@ -322,7 +322,7 @@ SHAPES = (
     Shape("latency at 500 per second", 1, partial(paced, ONE, 1), BOTH, {"p50_ms": 1.3}),
     Shape("5,000 publishers, one message in 2 s, 10 subscribers of all", 1, partial(paced, REPORTS, 1), BOTH),
     Shape("1,000 topics, 100 subscribers, 1 to 3 per write", 1, partial(paced, SCATTERED, 1), BOTH),
-    Shape("the same, topics that never came before", 1, partial(paced, COLD, 1), BOTH),
+    Shape("the same, with topics never used before", 1, partial(paced, COLD, 1), BOTH),
     Shape("1 to 1,000", 0, partial(paced, FAN_OUT, 0)),
     Shape("1 to 1,000", 1, partial(paced, FAN_OUT, 1), BOTH),
     Shape("1,000 pairs, lasting sessions", 1, partial(paced, PAIRS, 1), BOTH),

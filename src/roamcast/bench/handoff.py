@@ -211,7 +211,7 @@ def publish(publisher: LoadConnection, first: int, count: int) -> list[bytes]:
         while due:
             came = publisher.receive_frames(ACKNOWLEDGEMENT_BYTES, len(due) // ACKNOWLEDGEMENT_BYTES)
             if not due.startswith(came):
-                raise BenchFailed(f"{came[:40].hex()}… came where PUBACK {due[:40].hex()}… was due")
+                raise BenchFailed(f"{came[:40].hex()}… arrived where PUBACK {due[:40].hex()}… was expected")
             due = due[len(came) :]
         payloads += chunk
     return payloads
@@ -223,7 +223,7 @@ def await_filled(publisher: LoadConnection, watcher: LoadConnection, broker: int
     publisher.receive_packet()
     filled = watcher.receive_packet()
     if not isinstance(filled, packets.Publish):
-        raise BenchFailed(f"{filled} came where a message was due that all is there")
+        raise BenchFailed(f"{filled} arrived where the last message of the queue was expected")
     watcher.send_all(packets.Puback(filled.packet_id))
 
 
@@ -234,7 +234,7 @@ def come_back(port: int | Door, client_id: str, payloads: Sequence[bytes]) -> Ca
     connack_s = time.perf_counter() - started_s
     try:
         if not client.is_resumed:
-            raise BenchFailed("the client came back and was told that there is no session")
+            raise BenchFailed("the client reconnected and CONNACK said that there is no session")
         first_s = all_s = connack_s
         for part in read_and_acknowledge(client, payloads):
             all_s = time.perf_counter() - started_s
@@ -266,7 +266,7 @@ def read_and_acknowledge(client: LoadConnection, payloads: Sequence[bytes]) -> I
             # What a copy of the session may have sent already is marked as sent again.
             is_publish = frames[at] & ~DUP == start[0] and frames[at + 1 : id_at] == start[1:]
             if not is_publish or frames[id_at + 2 : at + size] != b"\0" + payloads[number]:
-                raise BenchFailed(f"{frames[at : at + size]!r} came where message {number} was due")
+                raise BenchFailed(f"{frames[at : at + size]!r} arrived where message {number} was expected")
             ids.append(frames[id_at : id_at + 2])
             number += 1
         client.socket.sendall(PUBACK + PUBACK.join(ids))

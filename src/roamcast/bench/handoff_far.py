@@ -66,8 +66,8 @@ class Kind:
 
 
 KINDS = {
-    "resume": Kind("multi_hop_handoff", "the client comes back to where it was", moves=False),
-    "multi_hop_handoff": Kind("multi_hop_handoff", "the session is asked for and comes"),
+    "resume": Kind("multi_hop_handoff", "the client returns to its last broker", moves=False),
+    "multi_hop_handoff": Kind("multi_hop_handoff", "the session is fetched"),
     "roam_hit": Kind("roam", "a copy is where the client appears", goes="there"),
     "roam_miss": Kind("roam", "a copy is elsewhere", goes="aside"),
     "proactive": Kind("proactive", "a neighbour stores for the client", goes="there"),

@@ -89,7 +89,9 @@ class Audit(Counts):
 
 def audit(ledger: Ledger) -> Audit:
     found = Audit(lost_sessions=len(ledger.lost_sessions))
-    found.examples += [f"{client} came back to no session" for client in ledger.lost_sessions[:EXAMPLES_MAX]]
+    found.examples += [
+        f"{client} found no session when it came back" for client in ledger.lost_sessions[:EXAMPLES_MAX]
+    ]
     messages = list(ledger.published.values())
     found.published = len(messages)
     found.acknowledged = sum(message.is_acknowledged for message in messages)

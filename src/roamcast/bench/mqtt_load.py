@@ -112,7 +112,7 @@ class LoadConnection(PacketSocket):
         self.send_all(packets.Pingreq())
         answer = self.receive_packet()
         if not isinstance(answer, packets.Pingresp):
-            raise BenchFailed(f"{answer} came where nothing but the answer to a ping was due")
+            raise BenchFailed(f"{answer} arrived, but only the answer to a ping was expected")
 
     def receive_frames(self, size: int, most: int) -> bytes:
         """Read available frames of this size: at least one and at most `most`."""

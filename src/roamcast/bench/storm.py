@@ -231,7 +231,7 @@ class Storm:
                 elif isinstance(answer, packets.Pubcomp):
                     self._acknowledged += 1
                 else:
-                    raise BenchFailed(f"{answer} came where a message was to be acknowledged")
+                    raise BenchFailed(f"{answer} arrived where an acknowledgement was expected")
         except BlockingIOError:
             return
         finally:

@@ -107,7 +107,9 @@ class Riders:
                 self.appear(client)
                 gone += 1
             if now_s - began_s > patience_s:
-                raise BenchFailed(f"{count - self.welcomes} clients were not welcome in {patience_s:.0f} s")
+                raise BenchFailed(
+                    f"{count - self.welcomes} clients were not accepted within {patience_s:.0f} s"
+                )
             self.turn(0 if gone < due else 0.001 if gone < count else 0.05)
         return self._summary(began_s)
 
@@ -119,7 +121,7 @@ class Riders:
             self.turn(0.05)
             if time.perf_counter() > end_s:
                 left = len(self.clients) - self.welcomes
-                raise BenchFailed(f"{left} clients were not welcome in {patience_s:.0f} s")
+                raise BenchFailed(f"{left} clients were not accepted within {patience_s:.0f} s")
         return self._summary(min(client.began_s for client in self.clients))
 
     def finish(self, owed: list[int], patience_s: float) -> dict[str, int]:

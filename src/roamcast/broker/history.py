@@ -1,8 +1,8 @@
 """Identity and history: who this broker is, how far it has come, and what it remembers of its peers.
 
-Every start of a broker takes the next epoch and a random id. The id of the first start names the history:
-it is made together with the data folder. The position counts journalled turns, so it rises with everything
-that a broker has promised. A broker tells all this in the handshake, and its position while a link is up.
+Every start of a broker takes the next epoch and a random id. The id of the first start names the history: it
+is made together with the data folder. The position counts journalled turns, so it rises with everything that
+a broker has acknowledged. A broker tells all this in the handshake, and its position while a link is up.
 
 A peer remembers what it heard last, in its journalled state. A broker goes on with its history if its starts
 include the one that the peer remembers, and that start came as far as the peer remembers. (The position alone
@@ -13,7 +13,7 @@ does not tell: a broker that runs with an old backup goes on from there.) Everyt
 - **an older history**: the start that the peer remembers is missing, or ended before the position that the
   peer remembers. A copy of the folder that ran meanwhile looks the same, and is refused for the same reason.
 
-A broker refused for its history is fenced: it promises nothing until the peer accepts it, or until an
+A broker refused for its history is fenced: it acknowledges nothing until the peer accepts it, or until an
 operator lets it continue.
 """
 
@@ -152,7 +152,7 @@ class History:
             f" 'roamcast broker accept-history {peer}' at {self.id}"
         )
         if told.history != seen.history:
-            return f"broker {peer} has begun with an empty folder, and what it held is gone: {way_out}"
+            return f"broker {peer} has started with an empty folder, and its former data is gone: {way_out}"
         reached = told.reached(seen.start)
         if reached is None and seen.epoch <= told.epoch - len(told.starts):
             reached = told.starts[0].at if told.starts else 0

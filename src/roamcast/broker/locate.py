@@ -7,10 +7,9 @@ place, and gives the session the next attach number. If nobody holds one, the as
 makes it; of several brokers that ask everyone at once, the one with the lowest id makes
 it, and the others ask that broker.
 
-A former holder remembers where the session went until its arrival is confirmed.
-That is long enough: links do not overtake, so a question that passed the new
-holder before the session arrived there reaches the former holder before the
-confirmation does.
+A former holder remembers where the session went until its arrival is confirmed. That is long enough: messages
+do not overtake each other on a link, so a question that passed the new holder before the session arrived
+there reaches the former holder before the confirmation does.
 """
 
 from __future__ import annotations
@@ -353,7 +352,7 @@ class Locator:
         """Serve a request, forward it, or answer that the session is not here.
 
         A request waits here only if its broker gave way to this one when both were asking everyone. Otherwise
-        brokers might wait for each other for ever.
+        brokers might wait for each other forever.
         """
         broker, here = self._broker, self._clients.here.get(request.client)
         if not broker.is_reachable(request.broker):

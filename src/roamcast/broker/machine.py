@@ -447,7 +447,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         try:
             if item.incarnation and peer in self.links.reach.peers:
                 # The peer's end is not the one that this link was made with.
-                turn = self.links.drop(peer, "the link is made anew")
+                turn = self.links.drop(peer, "the link restarts")
                 turn.closes.clear()
                 self._follow(turn)
             self._follow(self.links.connected(peer, item.offer, item.incarnation, item.version))

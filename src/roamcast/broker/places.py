@@ -26,7 +26,7 @@ from roamcast.broker.session import ClientHere, Handoff, Waiting
 from roamcast.errors import InputError
 from roamcast.filters.expression import Own
 from roamcast.filters.filter import Filter, Value
-from roamcast.filters.geography import read_geojson
+from roamcast.filters.geography import LATITUDES, LONGITUDES, read_geojson
 from roamcast.filters.own import bind, owner_of
 from roamcast.filters.selector import parse
 from roamcast.filters.zones import with_zones
@@ -60,6 +60,7 @@ TOLD = 0
 """Request number of a move that a client reported in a published message: needs no answer."""
 LENT = -1
 """Request number of a move to the broker's place, of a client that never reported its location."""
+NO_POSITION = 'a position: valid are numbers, as {"lat": 43.263, "lon": -2.935}; lat from -90 to 90 degrees'
 
 
 class Announced(NamedTuple):
@@ -149,7 +150,7 @@ class Places:
         for name, value in values.items():
             variable = self._settings.variables.get(name)
             if variable is None:
-                return self._unknown(name)
+                return NO_POSITION if name in LATITUDES + LONGITUDES else self._unknown(name)
             try:
                 variable.check(value)
             except InputError as error:

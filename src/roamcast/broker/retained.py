@@ -234,7 +234,8 @@ class RetainedMessages:
     def _bury(self) -> None:
         """Forget expired tombstones, and the oldest ones if there are too many.
 
-        While a peer has not heard everything, only their memory is limited: it may not have heard of any.
+        While a peer has not heard everything, their number is not limited, only their memory: the peer may
+        have heard of none of them.
         """
         old = self._broker.now - TOMBSTONE_S
         while self._tombstones:

@@ -34,8 +34,7 @@ class Ways:
         return self._ways(burst, self._router.table.split)
 
     def gathered(self, burst: Burst) -> list[Way]:
-        """Return as few parts as possible: a burst without numbers may be sent without notifications for
-        others."""
+        """Return one part for each receiver: its notifications of a burst without numbers."""
         return self._ways(burst, self._router.table.gather)
 
     def _ways(self, burst: Burst, divide: Divide) -> list[Way]:

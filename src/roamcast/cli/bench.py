@@ -354,7 +354,9 @@ def show_broker(result: dict[str, Any]) -> None:
     table_of(result["idle"], "memory with idle connections")
     for row in result["cases"]:
         if "target_per_s" in row:
-            print(f"{row['case']}: {row['target_per_s']:,.0f} per second asked for, {verdict(row['holds'])}")
+            print(
+                f"{row['case']}: {row['target_per_s']:,.0f}per second is the target, {verdict(row['holds'])}"
+            )
     for name, settings in result["settings"].items():
         print(f"{name}: {settings}")
     show_skipped(result)
@@ -464,7 +466,7 @@ def far_handoffs(
     columns = ["kind", "round trip ms", "lost %", "queued", "hops", "connack p50 ms", "first message", "all"]
     table(columns, rows, title="bench handoff over slow links")
     if result["asked"]:
-        table_of(result["asked"], "asked for with a round trip of 50 ms and no loss")
+        table_of(result["asked"], "targets for a round trip of 50 ms without loss")
     print(result["settings"])
 
 
@@ -692,7 +694,7 @@ def show_attacks(result: dict[str, Any]) -> None:
         did = ", ".join(f"{count} {what}" for what, count in case["did"].items())
         print(f"{case['attack']}: {case['what']} ({did})")
         for line in case["said"]:
-            print(f"  the broker said: {line}")
+            print(f"  log of the broker: {line}")
         for why in case["why"]:
             print(f"  failed: {why}")
     show_skipped(result)

@@ -111,7 +111,7 @@ def show(result: dict[str, Any], violations: list[str]) -> None:
         print(f"violation: {violation}")
     trip, folder = result["departure_arrival"], result["folder"]
     print()
-    print("One client, ten seconds away:")
+    print("One client that is away for ten seconds:")
     for name, figures in trip.items():
         if isinstance(figures, dict):
             print(f"  {name}: {figures['lost']} of {figures['published']} notifications lost")
@@ -147,7 +147,7 @@ def show_audit_of_demo(figures: dict[str, Any] | None) -> None:
 
 LEAD = """\
 {brokers}Then the same roaming clients were simulated under each mobility protocol. "none" is what ordinary \
-brokers do: whatever is published while a client is away is lost. Red figures are expected where a protocol \
+brokers do: messages published while a client is away are lost. Red figures are expected where a protocol \
 promises less than "exactly once"; the table "protocols" has each promise.
 
 To watch it again: {replay}

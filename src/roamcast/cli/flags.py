@@ -115,7 +115,7 @@ class Command(NamedTuple):
             lines += [*textwrap.wrap(rest, WIDTH, initial_indent="  ", subsequent_indent="  "), ""]
         lines.append("Options:")
         shown = [(f"{', '.join(flag.names)} {flag.metavar}".rstrip(), flag.help) for flag in self.flags]
-        for names, text in [*shown, ("--help", "Show this, and exit.")]:
+        for names, text in [*shown, ("--help", "Show this help and exit.")]:
             body = textwrap.wrap(text, WIDTH - INDENT)
             if len(names) > INDENT - 4:
                 lines.append(f"  {names}")

@@ -62,7 +62,7 @@ FRONTS = ("plain", "mqtt", "all")
 IN_A_STORY = {
     "seeds": "a story is not drawn from a seed",
     "faults": "a story contains its faults",
-    "feature": "a story tells itself what is in it",
+    "feature": "a story file already says what it contains",
     "front": "a story has its own line for that (`front mqtt`)",
     "routing": "a story has its own line for that (`routing …`)",
 }
@@ -315,7 +315,7 @@ def parse_protocols(text: str) -> list[str]:
 
     if text in MOBILE_PROTOCOLS:
         if not MOBILE_PROTOCOLS[text].keeps_promises:
-            raise InputError(f"--protocol {text}: it promises nothing; with --story you see what it does")
+            raise InputError(f"--protocol {text}: it promises nothing; use --story to see what it does")
         return [text]
     if text != "all":
         return [find_protocol(text).name]

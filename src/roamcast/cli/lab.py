@@ -293,8 +293,8 @@ def given_trace(
     if trace is None and overlay is None:
         return None
     if experiment.run_on_trace is None:
-        takers = "comparison and learned-neighbours take one"
-        raise InputError(f"--trace: experiment {experiment.id} takes none; {takers}")
+        takers = "comparison and learned-neighbours accept one"
+        raise InputError(f"--trace: experiment {experiment.id} does not accept a trace; {takers}")
     if trace is None or overlay is None:
         raise InputError("--trace and --overlay: give both; `roamcast trace import` writes both")
     if quick:

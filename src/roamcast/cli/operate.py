@@ -113,7 +113,10 @@ def print_status(answer: dict[str, Any]) -> None:
         print(f"history of {peer} refused: {why}")
     if answer["unmet"]:
         names = ", ".join(answer["unmet"])
-        print(f"never met: {names}; clients without a session here are refused until then (mobility.unmet)")
+        print(
+            f"never met: {names}; clients without a session here are refused until it has met them "
+            "(mobility.unmet)"
+        )
     if "tree" in answer:
         tree = answer["tree"]
         parent = f"parent {tree['parent']}" if tree["parent"] else "no parent"
@@ -274,7 +277,7 @@ def explain(
     client: str = argument("", "The client that should have received the notification."),
     notification: str = argument(
         "",
-        "The notification; PUBLISHER:INCARNATION:NUMBER if the publisher started anew.",
+        "The notification; PUBLISHER:INCARNATION:NUMBER if the publisher has several.",
         metavar="PUBLISHER:NUMBER",
     ),
     logs: list[Path] | None = option(

@@ -129,7 +129,7 @@ def prepare_new_folder(out: Path, *names: str) -> None:
     prepare_out_folder(out)
     for used in (out / name for name in names):
         if used.is_file() or (used.is_dir() and any(used.iterdir())):
-            raise InputError(f"--out {out}: {used} is there already; name a new folder")
+            raise InputError(f"--out {out}: {used} exists already; name a new folder")
 
 
 def prepare_out_folder(path: Path, *, option: str = "--out") -> Path:

@@ -59,7 +59,7 @@ def agree(
     The checkers see the whole run; the audit has only the log, and evaluates filters by itself. Their counts
     must be equal in every run. Exit code 1 if they are not.
     """
-    from roamcast.pipeline.agreement import disagreements
+    from roamcast.pipeline.audit import disagreements
 
     stories = [(name, seed) for name in chosen(protocol) for seed in parse_seeds(seeds)]
     with folder_for(out) as folder:
@@ -135,6 +135,8 @@ def show(result: dict[str, Any]) -> None:
     rows = [(name.replace("_", " "), value) for name, value in result.items() if name != "examples"]
     table(["what", "value"], rows, title="checkers and audit")
     for one in result["examples"]:
-        print(f"{one['run']}: {one['what']} is {one['audit']} to the audit, {one['other']} to the checkers")
+        print(
+            f"{one['run']}: {one['what']} is {one['audit']} by the audit and {one['other']} by the checkers"
+        )
     if not result["disagreements"]:
         print("Checkers and audit agree on every run.")

@@ -86,8 +86,8 @@ def check_inputs(log: Path | None, trace: Path | None, master: str) -> bool:
     if (log is None) == (trace is None):
         raise InputError("--log and --trace: give one of them")
     need_spark()
-    from roamcast.pipeline.log_files import find_log_files
-    from roamcast.pipeline.master import check_master
+    from roamcast.pipeline.places import find_log_files
+    from roamcast.pipeline.session import check_master
     from roamcast.pipeline.visits import check_trace
 
     check_master(master)
@@ -126,7 +126,7 @@ def show(document: dict[str, Any], as_json: bool) -> None:
     rows += [["brokers where it is rejected", rejected]]
     table(["residence times", "value"], rows)
     errors = about["chain"]["error"].items()
-    table(["where clients are later, by", "wrong share"], [list(one) for one in errors])
+    table(["later positions of clients, predicted by", "wrong share"], [list(one) for one in errors])
     spots = [[row["broker"], row["share"], row["clients"], row["most_at_once"]] for row in about["hot_spots"]]
     table(["hot spot", "share of the time", "clients", "most at once"], spots[:10])
 
@@ -138,4 +138,4 @@ def show_evaluation(found: dict[str, Any]) -> None:
     title = f"Later moves: {found['moves']:,}; the bound of clients' own ways is {found['bound_of_own_way']}"
     table(["model", *(name.replace("_", " ") for name in columns)], rows, title=title)
     calibrated = [list(row.values()) for row in found["calibration"]]
-    table(["stays", "said to end within 5 min", "did"], calibrated)
+    table(["stays", "predicted to end within 5 min", "did"], calibrated)

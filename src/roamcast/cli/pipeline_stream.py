@@ -51,7 +51,11 @@ def register(group: typer.Typer) -> None:
 def stream(
     log: Log,
     out: Annotated[
-        str, typer.Option("--out", help="Folder or URL for minutes and checkpoint, with which it goes on.")
+        str,
+        typer.Option(
+            "--out",
+            help="Folder or URL for the minutes and the checkpoint; a stopped stream resumes from it.",
+        ),
     ],
     master: Master = LOCAL,
     conf: Conf = None,
@@ -73,8 +77,8 @@ def stream(
     corrected when rows arrive later (--forget).
     """
     need_spark()
-    from roamcast.pipeline.master import check_master
     from roamcast.pipeline.places import place_of
+    from roamcast.pipeline.session import check_master
     from roamcast.pipeline.stream import StreamSettings, check_log, start_stream
 
     for name, value in (("--late", late), ("--forget", forget), ("--every", every)):

@@ -52,15 +52,15 @@ def run(
     movement: str = option(
         "uniform",
         "Movement pattern: uniform, RND, NBR, fixed; file:PATH with visits of c0, c1 …; or "
-        "trace:PATH with visits of whoever is in it, at most --clients of them.",
+        "trace:PATH with visits of any clients, at most --clients of them.",
     ),
-    trace_from: float = option(0.0, "When the part of a trace begins that is replayed, in its seconds."),
+    trace_from: float = option(0.0, "Start of the replayed part of a trace, in seconds of the trace."),
     connect: float = option(30.0, "Mean time attached, in seconds."),
     disconnect: float = option(30.0, "Mean time away, in seconds."),
     handoff: float = option(
         3.0, "Mean time away between two brokers in the patterns RND and NBR, in seconds."
     ),
-    proclaimed: float = option(0.0, "Share of the moves in which the client says where it goes, 0 to 1."),
+    proclaimed: float = option(0.0, "Share of the moves that the client announces, 0 to 1."),
     workload: str = option("groups", "Kind of subscriptions: groups, ranges, nested, gaddah or mixed."),
     selectivity: float = option(0.0625, "Share of the clients that a notification matches."),
     publish_every: float = option(20.0, "Mean time between two notifications of a client, in seconds."),
@@ -78,16 +78,16 @@ def run(
     ),
     service: float = option(0.0, "Processing time of one message, in seconds."),
     buffer_bytes: int | None = option(
-        None, "Bytes that a broker stores at most; unlimited if not given.", min=0
+        None, "Maximum number of bytes that a broker stores; unlimited if not given.", min=0
     ),
-    window: int = option(256, "Unacknowledged notifications sent to a client, at most.", min=1),
+    window: int = option(256, "Maximum number of unacknowledged notifications sent to a client.", min=1),
     unknown_last_broker: bool = option(
         False, "Clients do not name their previous broker.", "--unknown-last-broker"
     ),
     neighbours: Path | None = option(
         None, "Neighbour graph that proactive begins with, from 'roamcast pipeline neighbours'."
     ),
-    neighbours_max: int = option(8, "Neighbours of a broker, at most, for proactive.", min=1),
+    neighbours_max: int = option(8, "Maximum number of neighbours of a broker, for proactive.", min=1),
     neighbours_fixed: bool = option(
         False, "Keep the graph as given, with its directions.", "--neighbours-fixed"
     ),

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
@@ -133,9 +135,8 @@ def run_on_spark(
     Logs in object stores are inspected through Spark, since only Spark can access them.
     """
     need_spark()
-    from roamcast.pipeline.master import check_master
     from roamcast.pipeline.places import rows_in
-    from roamcast.pipeline.session import fitting_partitions
+    from roamcast.pipeline.session import check_master, fitting_partitions
 
     check_master(where.master)
     rows = rows_in(log) if isinstance(log, Path) else STORED_ROWS
@@ -144,6 +145,8 @@ def run_on_spark(
     small = rows <= SMALL_ROWS
     conf = [] if small else [f"spark.sql.shuffle.partitions={fitting_partitions(rows)}"]
     conf += [*(INTERPRETED if rows <= TINY_ROWS else ()), *(where.conf or [])]
+    # Python reads its libraries while Java starts.
+    Thread(target=import_module, args=("roamcast.pipeline.spark_engine",), daemon=True).start()
     with spark_session(where.master, conf=conf, memory_mb=where.memory_mb, small=small) as spark:
         begun = time.perf_counter()
         figures = watched_work(title, spark, work)

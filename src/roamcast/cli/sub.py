@@ -189,9 +189,9 @@ class Printing:
 COMMAND = Command(
     "sub",
     "Subscribe, and print what is published until it is told to end.\n\n"
-    "What was not printed is not acknowledged: with -c the next one to come gets it. Exit code 1 if the "
-    "broker cannot be reached, its reason code if it refuses, with the reason in a line; 27 after the time "
-    "of -W.",
+    "Messages that were not printed are not acknowledged: with -c, the session keeps them for the next run. "
+    "Exit code 1 if the broker cannot be reached, its reason code if it refuses, with the reason in a line; "
+    "27 after the time of -W.",
     FLAGS,
     ABSENT,
     (

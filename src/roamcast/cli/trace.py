@@ -94,8 +94,7 @@ def import_wifi(
     where it was, or else is at the first spot by name.
     """
     from roamcast.pipeline import wifi
-    from roamcast.pipeline.sightings import Rules
-    from roamcast.pipeline.trace_files import read_table, readable
+    from roamcast.pipeline.sightings import Rules, read_table, readable
 
     if by not in ("spot", "room"):
         raise InputError(f"--by {by!r}: valid are spot and room")
@@ -117,7 +116,9 @@ def import_gps(
     out: Out,
     overlay: Overlay = None,
     cells: int | None = option(None, "Resolution of H3 cells, each a broker: 7 if there are no sites."),
-    sites: Path | None = option(None, "CSV file broker,latitude,longitude: a point is at the nearest."),
+    sites: Path | None = option(
+        None, "CSV file broker,latitude,longitude: a point belongs to the nearest site."
+    ),
     speed_max: float = option(40.0, "Highest possible speed, in metres per second."),
     away: Away = 900.0,
     ping_pong: PingPong = 300.0,
@@ -127,8 +128,7 @@ def import_gps(
 ) -> None:
     """Compute visits from GPS points; points with impossible speeds are dropped."""
     from roamcast.pipeline import gps
-    from roamcast.pipeline.sightings import Rules
-    from roamcast.pipeline.trace_files import read_table, readable
+    from roamcast.pipeline.sightings import Rules, read_table, readable
 
     if cells is not None and sites is not None:
         raise InputError("--cells and --sites: give one of them")

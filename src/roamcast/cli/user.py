@@ -47,7 +47,7 @@ def add(
 
     def refuse_known(users: dict[str, str]) -> None:
         if name in users and not replace:
-            raise InputError(f"{file}: user {name!r} is there already; --replace gives it a new password")
+            raise InputError(f"{file}: user {name!r} exists already; --replace sets a new password")
 
     check_name(name)
     with changing_users(file) as users:

@@ -118,7 +118,8 @@ class Api:
             case "brokers", _:
                 return as_json(await self._broker(one, reader))
             case "events", "":
-                return Stream(self._pulse.events(reader))
+                events = self._pulse.events(reader, lambda: self._gate.who(request))
+                return Stream(events, (reader.user is not None) + reader.may_operate)
         raise Problem(HTTPStatus.NOT_FOUND, "there is no such path; /api/v1/openapi.json describes all")
 
     def _clients(self, network: Network, request: Request, names: Names) -> dict[str, object]:
@@ -199,10 +200,11 @@ class Pulse:
         if self._task is not None:
             self._task.cancel()
 
-    async def events(self, reader: Reader) -> AsyncIterator[bytes]:
+    async def events(self, reader: Reader, who: Callable[[], Reader]) -> AsyncIterator[bytes]:
+        """Yield events while `who` returns this reader: until it logs out or loses a right."""
         yield b"retry: 2000\n\n"
         await self._watching.gathered()
-        page = Page(reader.sees_names, self._names(reader))
+        page = Page(reader, self._names(reader), who)
         if not self._pages:
             # Changes made while no page was open are not sent.
             self._watching.network.take_changes()
@@ -214,8 +216,8 @@ class Pulse:
         try:
             for event in everything:
                 yield event
-            while True:
-                yield await page.next()
+            while event := await page.next():
+                yield event
         finally:
             del self._pages[page]
 
@@ -248,9 +250,12 @@ class Pulse:
         changed = network.take_changes() if number % 2 == 0 and network.changed else {}
         audiences: dict[bool, list[bytes]] = {}
         for page in list(self._pages):
-            events = audiences.get(page.sees_names)
+            if number % 4 == 0 and page.is_revoked():
+                page.put(b"")
+                continue
+            events = audiences.get(page.reader.sees_names)
             if events is None:
-                events = audiences[page.sees_names] = []
+                events = audiences[page.reader.sees_names] = []
                 if number % 4 == 0:
                     events.append(_event("network", network.told(self._watching.members())))
                 if changed:
@@ -265,11 +270,18 @@ class Pulse:
 class Page:
     """One open page and its unsent updates."""
 
-    def __init__(self, sees_names: bool, names: Names) -> None:
-        self.sees_names = sees_names
+    def __init__(self, reader: Reader, names: Names, who: Callable[[], Reader]) -> None:
+        self.reader = reader
         self.names = names
+        self._who = who
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue()
         self._bytes = 0
+
+    def is_revoked(self) -> bool:
+        try:
+            return self._who() != self.reader
+        except Problem:
+            return True
 
     def put(self, event: bytes) -> None:
         if self._bytes <= STREAM_BYTES_MAX:  # Otherwise the page is about to be closed.
@@ -277,6 +289,7 @@ class Page:
             self._waiting.put_nowait(event)
 
     async def next(self) -> bytes:
+        """Return the next update; b"" ends the stream."""
         if self._bytes > STREAM_BYTES_MAX:
             raise TooSlow(f"{self._bytes} bytes are unsent")
         event = await self._waiting.get()
@@ -314,7 +327,7 @@ def _allow(request: Request, method: str) -> None:
 
 def _limit(request: Request) -> int:
     text = request.query.get("limit", "100")
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= LIMIT_MAX:
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= LIMIT_MAX:
         raise Problem(HTTPStatus.BAD_REQUEST, f"limit = {text[:20]!r}: valid is 1 to {LIMIT_MAX}")
     return int(text)
 

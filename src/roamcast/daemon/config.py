@@ -188,7 +188,7 @@ def check_told_and_lent(location: Location) -> None:
                 f"location.{key}: set movement_graph (locations are names) or position_step_m too"
             )
     if location.movement_graph and len(location.attributes) == 2:
-        raise InputError("location.attributes: locations are names here; give the one attribute that has it")
+        raise InputError("location.attributes: locations are names here; give the name of one attribute")
     if location.at:
         variable: Variable = Earth(location.position_step_m or 0.0)
         if location.movement_graph:
@@ -218,7 +218,7 @@ def check_addresses(config: Config) -> None:
     for key, address, port in taken:
         if port and seen.setdefault((address, port), key) != key:
             endpoint = join_endpoint(address, port)
-            raise InputError(f"{key} and {seen[address, port]} are both {endpoint}; give one another port")
+            raise InputError(f"{key} and {seen[address, port]} are both {endpoint}; change one of the ports")
 
 
 def check_listener(key: str, listener: Listener, config: Config, warn: Warn) -> None:
@@ -328,7 +328,7 @@ def check_detours(config: Config, warn: Warn) -> None:
                 raise InputError(f"{key}.peers: {peer} is no [[peer]] of this broker")
         listed = peers.get(detour.id)
         if not (link.tls or link.secret or detour.secret_files or (listed and listed.secret_files)):
-            told = f"{key}: detours need proof of who is there; set link.secret_file or link.tls"
+            told = f"{key}: detours need authentication; set link.secret_file or link.tls"
             if not is_loopback(split_endpoint(detour.address)[0]):
                 raise InputError(told)
             warn(told)
@@ -337,9 +337,9 @@ def check_detours(config: Config, warn: Warn) -> None:
     if not config.relay.brokers:
         return
     if link.port is None:
-        raise InputError("relay.brokers: they could not connect here; set link.port")
+        raise InputError("relay.brokers: these brokers could not connect here; set link.port")
     if not (link.tls or link.secret or config.relay.secret_files):
-        raise InputError("relay.brokers needs proof of who is there; set link.secret_file or link.tls")
+        raise InputError("relay.brokers needs authentication; set link.secret_file or link.tls")
 
 
 def check_guest(key: str, peer: Peer, config: Config) -> None:
@@ -393,7 +393,7 @@ def check_link_addresses(config: Config, link: Link, warn: Warn) -> None:
             continue
         if not has_secret:
             raise InputError(
-                f"{key} = {host}: a link that is not on loopback needs proof of who is there; "
+                f"{key} = {host}: a link that is not on loopback needs authentication; "
                 f"set link.secret_file, or link.tls with certificate, key and ca"
             )
         warn(f"{key} = {host}: links are authenticated but not encrypted; link.tls = true encrypts them")

@@ -67,7 +67,7 @@ class ControlServer:
             request = msgspec.json.decode(line, type=dict[str, Any])
             command = self._commands.get(str(request.get("command")))
             if command is None:
-                raise InputError(f"there is no such command; there are {', '.join(self._commands)}")
+                raise InputError(f"there is no such command; valid are {', '.join(self._commands)}")
             async for answer in command(request):
                 yield answer
         except msgspec.MsgspecError:

@@ -106,7 +106,7 @@ class EventLog:
         done = threading.Event()
         self._batches.put(done)
         if not done.wait(SYNC_WITHIN_S):
-            log.warning("the event log takes long to write; a crash now may lose rows of it")
+            log.warning("writing the event log takes long; a crash now may lose some of its rows")
 
     def close(self) -> None:
         """Write everything and close the last file."""

@@ -11,10 +11,10 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import h11
 import msgspec
 
 from roamcast.config.sections import Metrics
@@ -23,6 +23,9 @@ from roamcast.net.doorway import Doorway
 from roamcast.net.hosts import host_objection
 from roamcast.net.strangers import Stranger, Strangers
 from roamcast.net.tls import ServerContext, http_context
+
+if TYPE_CHECKING:
+    import h11
 
 log = logging.getLogger("roamcast.http")
 
@@ -82,6 +85,8 @@ class Stream(NamedTuple):
     """A continuing answer: Server-Sent Events."""
 
     events: AsyncIterator[bytes]
+    rank: int = 0
+    """With too many streams, this one takes the place of one with a lower rank."""
 
 
 Handler = Callable[[Request], Awaitable[Answer | Stream]]
@@ -114,7 +119,8 @@ class HttpServer:
         self._settings = settings
         self._handler = handler
         self._streams_max = streams_max
-        self._streams: dict[asyncio.Task[None], None] = {}
+        self._streams: dict[asyncio.Task[None], int] = {}
+        """Streams and their ranks, the oldest first."""
         self.streams_dropped = 0
         """Number of streams closed because their readers were too slow."""
         self._context = ServerContext(lambda: http_context(settings)) if settings.certificate else None
@@ -131,6 +137,7 @@ class HttpServer:
 
     async def start(self) -> int:
         """Listen, and return the port."""
+        import_module("h11")  # Not at the first request, which may come because the disk is full.
         address, port = self._settings.address, self._settings.port
         try:
             await self._doorway.open(address, port)
@@ -181,6 +188,8 @@ class HttpServer:
 
     async def _answer(self, reader: asyncio.StreamReader, stranger: Stranger) -> tuple[Answer | Stream, bool]:
         """Return the answer, and whether its body is wanted."""
+        import h11  # Loaded by `start`: a broker that answers nobody over HTTP does not need it.
+
         try:
             request = await self._read(reader, stranger.host)
         except Problem as error:
@@ -203,6 +212,8 @@ class HttpServer:
             stranger.is_asking = False
 
     async def _read(self, reader: asyncio.StreamReader, host: str) -> Request:
+        import h11
+
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         head: h11.Request | None = None
         body = b""
@@ -248,10 +259,14 @@ class HttpServer:
 
     def _begin_stream(self, writer: asyncio.StreamWriter, stream: Stream) -> bool:
         if len(self._streams) >= self._streams_max():
-            return False
+            lower = next((task for task, rank in self._streams.items() if rank < stream.rank), None)
+            if lower is None:
+                return False
+            del self._streams[lower]
+            lower.cancel()
         task = asyncio.get_running_loop().create_task(self._run_stream(writer, stream))
-        self._streams[task] = None
-        task.add_done_callback(self._streams.pop)
+        self._streams[task] = stream.rank
+        task.add_done_callback(lambda task: self._streams.pop(task, None))
         return True
 
     async def _run_stream(self, writer: asyncio.StreamWriter, stream: Stream) -> None:

@@ -114,7 +114,7 @@ class Linking:
                 if count == told.refused or now_s < told.again_at_s:
                     continue
                 log.warning(
-                    "refused %d of what %s sent: %s", count - told.refused, peer, REASONS.get(reason, reason)
+                    "refused %d messages from %s: %s", count - told.refused, peer, REASONS.get(reason, reason)
                 )
                 pause_s = min(2 * told.pause_s, REPORT_PAUSE_MAX_S)
                 self._told[peer, reason] = Told(count, now_s + told.pause_s, pause_s)

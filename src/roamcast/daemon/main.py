@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +19,7 @@ from roamcast.broker.machine_base import StateDiverged
 from roamcast.broker.making import make_machine
 from roamcast.config.sections import Config
 from roamcast.daemon.failing import cannot_replay, settle
+from roamcast.daemon.memory import collect_seldom, keep_freed_memory_small
 from roamcast.daemon.server import Server
 from roamcast.daemon.settings import site_settings
 from roamcast.daemon.workers import Worker, end_with, worker_config
@@ -40,16 +38,6 @@ if TYPE_CHECKING:
     from roamcast.daemon.replicating import Replicating
 
 log = logging.getLogger("roamcast")
-
-COLLECT_AFTER = 50_000
-"""Number of new container objects, minus freed ones, after which garbage is collected."""
-
-M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
-OWN_PAGES_BYTES = 256 << 10
-"""A block of at least this size, such as the body of a large message, gets its own pages, which are returned
-when it is freed."""
-KEPT_FREE_BYTES = 8 << 20
-"""Free memory that may stay at the end of the heap, so that the next turn can use it."""
 
 VERIFIED_HERE_BYTES = 4 << 20
 """A larger snapshot is verified in another process: verifying takes as long as reading it."""
@@ -82,7 +70,7 @@ def serve(
             return read(log.warning)
         return worker_config(read(log.warning if worker.number == 1 else lambda line: None), worker)
 
-    _keep_freed_memory_small()
+    keep_freed_memory_small()
     uvloop.run(_serve(config if worker is None else worker_config(config, worker), reread, worker))
 
 
@@ -135,13 +123,13 @@ async def _serve(config: Config, reread: Callable[[], Config], worker: Worker | 
             state = load_state(config, recovered.lost, is_empty=journal.last_sequence == 0)
             take = events.take if events is not None else None
             replicating = Replicating(config, journal, site, state, take, unreleased, fail_stop.closes)
-            _collect_seldom()  # A follower steps the same inputs as its leader.
+            collect_seldom()  # A follower steps the same inputs as its leader.
             if not await follow(replicating):
                 return
             site = replicating.site
         site = site or make_machine(site_settings(config))
         settle(fail_stop, site)
-        _collect_seldom()
+        collect_seldom()
         await Server(config, site, journal, reread, fail_stop, events, replicating, worker).run()
     finally:
         if verified is not None and recovered.verifying is not None and verified.cancel():
@@ -227,32 +215,3 @@ async def _end_if_wrong(verifying: Child, where: Path) -> None:
     if error:
         log.critical("journal %s: %s; keep a copy of the folder for a report: the process ends", where, error)
         os._exit(EXIT_INPUT)
-
-
-def _keep_freed_memory_small() -> None:
-    """Return freed memory to the system.
-
-    Otherwise the C library raises the size from which a block gets its own pages to that of the largest
-    message, and free memory between long-lived blocks is never returned.
-    """
-    with suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(M_MMAP_THRESHOLD, OWN_PAGES_BYTES)
-        library.mallopt(M_TRIM_THRESHOLD, KEPT_FREE_BYTES)
-
-
-def _trim_memory() -> None:
-    """Return the memory that the start has freed."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _collect_seldom() -> None:
-    """Collect garbage rarely: few objects form cycles, and collection took a quarter of a busy broker's time.
-
-    Objects that exist now live until the end and are not examined again.
-    """
-    gc.collect()
-    gc.freeze()
-    _trim_memory()
-    gc.set_threshold(COLLECT_AFTER, 20, 20)

@@ -87,9 +87,9 @@ READS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Clients", ("search?", "broker?", "limit?", "after?"),
     ),
     "/api/v1/clients/{id}": ("One client's session.", "ClientDetail", ("id",)),
-    "/api/v1/explain/{client}": ("The same in words.", "Explanation", ("client",)),
+    "/api/v1/explain/{client}": ("A description in sentences.", "Explanation", ("client",)),
     "/api/v1/handoffs": ("Finished handoffs, the newest first.", "Handoffs", ("limit?",)),
-    "/api/v1/me": ("Who asks, and what that one may do.", "Me", ()),
+    "/api/v1/me": ("The user or program that asks, and its rights.", "Me", ()),
 }  # fmt: skip
 
 

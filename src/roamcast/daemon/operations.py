@@ -253,7 +253,7 @@ class Operations:
     async def _promote(self, request: dict[str, Any]) -> Answers:
         replicating, name = self._replica_command(request)
         await replicating.step_down(name)
-        log.warning("replica %s takes over, as the operator wishes", name)
+        log.warning("replica %s takes over by an operator's order", name)
         yield {"promoted": name, "done": True}
 
     async def _add_replica(self, request: dict[str, Any]) -> Answers:
@@ -267,7 +267,7 @@ class Operations:
             raise InputError(f"{name} leads: 'roamcast broker promote' another replica first")
         replicating.replica.bar(name)
         replicating.leading.drop(name)
-        log.warning("replica %s is removed, as the operator wishes", name)
+        log.warning("replica %s is removed by an operator's order", name)
         yield {"removed": name, "done": True}
 
     def heard(self, peer: str, news: News) -> None:
@@ -346,7 +346,7 @@ class Operations:
             raise InputError(f"{broker} is a worker of this site; start the site with fewer workers")
         self._engine.site.check_forgetting(broker)
         if any(link.peer == broker and link.is_up for link in self._figures.links()):
-            raise InputError(f"{broker} is connected: stop it first, what is forgotten must never come back")
+            raise InputError(f"{broker} is connected: stop it first, since its old disk must never return")
         self._engine.push(BrokerForgotten(broker))
         log.warning("broker %s is forgotten: its sessions and messages are given up", broker)
         is_configured = any(peer.id == broker for peer in self._server.config.peers)
@@ -367,7 +367,7 @@ class Operations:
         self._engine.turn()
         if not self._engine.is_promising:
             raise InputError("the journal cannot be written now; try again")
-        log.warning("the history of %s is accepted as it is now, as the operator wishes", broker)
+        log.warning("the history of %s is accepted as it is now, by an operator's order", broker)
         if broker != self._config.id:
             self._server.linking.peers.dial_again(broker)
         yield {"accepted": broker, "begins_anew": accepted.begins_anew, "done": True}
@@ -381,7 +381,7 @@ class Operations:
             names = ", ".join(map(str, kept_out.now())) or "nobody"
             raise InputError(f"{name} is not kept out; kept out now: {names}")
         for who in found:
-            log.warning("%s is let in again, as the operator wishes", who)
+            log.warning("%s is readmitted by an operator's order", who)
             if who.kind == "peer":
                 self._server.linking.peers.dial_again(who.name)
         yield {"readmitted": [*(who._asdict() for who in found), *elsewhere], "done": True}
@@ -464,7 +464,7 @@ class Operations:
         rights = [one.may for one in self._server.config.peers if one.id == peer]
         if peer and not (rights and "operate" in rights[0]):
             raise InputError(
-                f"broker {self._config.id} takes no such orders over its link to {peer}: say it there, or "
+                f"broker {self._config.id} accepts no such orders from {peer}: give the order there, or "
                 f'add "operate" to may of its [[peer]] {peer}'
             )
 

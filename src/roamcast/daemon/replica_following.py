@@ -137,7 +137,7 @@ class Following:
                     self._on_snapshot_part(data)
                 case Unwelcome(why):
                     if self._complaints.is_due(stream.peer, why):
-                        log.warning("%s does not take this replica: %s", stream.peer, why)
+                        log.warning("%s refuses this replica: %s", stream.peer, why)
                     stream.close(why)
                 case Released() if self._is_copy:
                     self._on_released(message)

@@ -321,7 +321,7 @@ def metrics_of(replicating: Replicating) -> str:
         "# HELP roamcast_replication_epoch The epoch of the leader.",
         "# TYPE roamcast_replication_epoch gauge",
         f"roamcast_replication_epoch {status['epoch']}",
-        "# HELP roamcast_replication_in_sync Replicas that have everything that was promised.",
+        "# HELP roamcast_replication_in_sync Replicas that have everything that the site has acknowledged.",
         "# TYPE roamcast_replication_in_sync gauge",
         f"roamcast_replication_in_sync {len(replicating.replica.view.in_sync)}",
         "# HELP roamcast_replication_lag Entries that a follower has not acknowledged.",

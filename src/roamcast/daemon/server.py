@@ -360,8 +360,8 @@ class Server:
         self.engine.push(RulesChanged(config.access_rules))
         self._revoke_all(gone)
         log.info(
-            "users, access rules, certificates, peers, quotas, [view], log level, the mobility model and what"
-            " to do while brokers are away have been read again"
+            "users, access rules, certificates, peers, quotas, [view], log level, mobility.model and "
+            "mobility.unreachable have been read again"
         )
 
     def _complain_of_model(self) -> None:
@@ -444,7 +444,7 @@ class Server:
             self._revoke((), self._expired())
             for client in list(self._clients.values()):
                 if client.id not in self._held and client.is_silent(now):
-                    client.why = f"nothing heard for {now - client.last_heard_s:.0f} s"
+                    client.why = f"no packet received for {now - client.last_heard_s:.0f} s"
                     # The site regards the connection as closed even if the client does not notice.
                     self.engine.push(ConnectionLost(client.id))
                     client.finish(self._farewell(client, Reason.KEEP_ALIVE_TIMEOUT))
@@ -730,7 +730,7 @@ class Server:
         if client is None or client.answered(packet):
             return
         if packet.reason is not Reason.RE_AUTHENTICATE or connection in self._proving:
-            self._revoke((), {connection: "an AUTH that nobody asked for"})
+            self._revoke((), {connection: "an AUTH that was not requested"})
             return
         proving = asyncio.get_running_loop().create_task(self._prove_again(client, packet))
         self._proving[connection] = proving

@@ -187,7 +187,9 @@ def read_zones(path: str) -> tuple[tuple[str, str], ...]:
         if not isinstance(name, str) or not name:
             raise InputError(f'{where}: has no "name" among its properties')
         if any(character in name for character in "/+#\0"):
-            raise InputError(f"{where}: name {name!r}: a level of a topic; valid is one without / + #")
+            raise InputError(
+                f"{where}: name {name!r}: it becomes a level of a topic; valid is a name without / + #"
+            )
         if name in zones:
             raise InputError(f"{where}: there is another zone with the name {name!r}")
         try:

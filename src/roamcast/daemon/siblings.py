@@ -53,7 +53,7 @@ async def _last_answer(path: Path, request: dict[str, object]) -> Answer:
             answer = msgspec.json.decode(line, type=Answer)
             if answer.get("done"):
                 return answer
-        raise EOFError("it went away before it was done")
+        raise EOFError("it closed the connection before it had finished")
     finally:
         writer.close()
 

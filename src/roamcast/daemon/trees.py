@@ -33,6 +33,6 @@ class Trees:
         if tree.leader == self._id:
             return "this broker leads"
         if not tree.parent:
-            return f"the leader is {tree.leader}, and there is no way to it now"
+            return f"the leader is {tree.leader}, and there is no route to it now"
         hops = "1 hop" if tree.hops == 1 else f"{tree.hops} hops"
         return f"the leader is {tree.leader}, {hops} away; the parent is {tree.parent}"

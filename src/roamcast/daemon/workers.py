@@ -149,7 +149,7 @@ def check_workers(config: Config) -> None:
         raise InputError(f"{where}: the id of the last worker would be {last}; valid are 64 characters")
     if config.replication.name:
         raise InputError(
-            f"{where}: a replicated site has one process; set workers = 1, or no replication.name"
+            f"{where}: a replicated site has one process; set workers = 1, or leave out replication.name"
         )
     if config.mobility.protocol in MOBILE_PROTOCOLS:
         raise InputError(

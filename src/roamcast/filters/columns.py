@@ -23,7 +23,7 @@ _NO_CHECKS: Mapping[int, Predicate] = MappingProxyType({})
 
 
 class Bucket:
-    """Entries found in one place. `sure` is rising, because entry numbers rise and are appended."""
+    """Entries found in one place. `sure` is sorted, because entry numbers rise and are appended."""
 
     __slots__ = ("_checks", "sure")
 

@@ -128,7 +128,7 @@ def _span(values: ValueSet) -> Span:
 
 
 def _levels(values: ValueSet) -> tuple[str, ...]:
-    """Return the levels of the topic filter, or the only string, that these values are; else none."""
+    """Return the levels if the values are a topic filter or a single string; else none."""
     if values.topic is not None and values.topic_exact:
         return values.topic.levels
     points = string_points(values.strings) if len(values.strings) == 2 else None

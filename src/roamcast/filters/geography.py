@@ -5,7 +5,8 @@ A position is latitude and longitude in degrees (WGS 84). As the value of an att
 
 Distances are those on a sphere with the earth's mean radius: within half a percent of those on the
 ellipsoid. Edges of polygons are straight lines on a map of latitude and longitude, as GeoJSON has them
-(RFC 7946). A polygon may lie across the meridian of 180 degrees, but not around a pole; a disc may.
+(RFC 7946). A polygon may lie across the meridian of 180 degrees. Around a pole it must be cut at that
+meridian, from -180 to 180; a disc need not.
 
 Every region is a pattern over texts, so the covering algebra can calculate with it (values.py). Whether one
 region contains another is told by bounding boxes where no better way is known: then the answer may be
@@ -18,7 +19,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -55,11 +56,17 @@ class Position(NamedTuple):
 
 def position(latitude: float, longitude: float) -> Position:
     """Return a position; InputError if it is not on the earth."""
-    if not (-90 <= latitude <= 90 and -180 <= longitude <= 180):
-        raise InputError(f"position {latitude}, {longitude}: valid are -90 to 90 and -180 to 180 degrees")
+    if not _is_on_earth(latitude, longitude):
+        where = f"latitude {latitude:.12g}, longitude {longitude:.12g}"
+        hint = "; are they swapped?" if _is_on_earth(longitude, latitude) else ""
+        raise InputError(f"{where}: valid are -90 to 90 and -180 to 180 degrees{hint}")
     north, east = math.radians(latitude), math.radians(longitude)
     around = math.cos(north)
     return Position(latitude, longitude, around * math.cos(east), around * math.sin(east), math.sin(north))
+
+
+def _is_on_earth(latitude: float, longitude: float) -> bool:
+    return -90 <= latitude <= 90 and -180 <= longitude <= 180
 
 
 @lru_cache(maxsize=POSITIONS_REMEMBERED)
@@ -104,9 +111,7 @@ def read_position(said: Mapping[str, Any]) -> str | None:
         )
     if type(latitude) not in (int, float) or type(longitude) not in (int, float):
         return None
-    if not (-90 <= latitude <= 90 and -180 <= longitude <= 180):
-        return None
-    return position_text(latitude, longitude)
+    return position_text(latitude, longitude) if _is_on_earth(latitude, longitude) else None
 
 
 def distance_m(one: Position, other: Position) -> float:
@@ -275,6 +280,10 @@ def _disc_bounds(centre: Position, angle: float) -> Bounds:
 
 Point = tuple[float, float]
 """Longitude and latitude, in GeoJSON's order; the longitude may be beyond 180 degrees."""
+Edge = tuple[float, float, float, float]
+"""Two points."""
+_Rings = list[list[Annotated[list[float], msgspec.Meta(min_length=2)]]]
+"""A polygon as GeoJSON has it. A third coordinate is a height, and ignored."""
 
 
 class Polygon(Region):
@@ -291,35 +300,43 @@ class Polygon(Region):
         if not all(checked):
             raise InputError("a polygon without an outline: valid is one ring of points, then its holes")
         unrolled = [[_unrolled(ring) for ring in polygon] for polygon in checked]
+        beside = _middle(unrolled[0][0])
+        unrolled = [[_turned(ring, beside) for ring in polygon] for polygon in unrolled]
         points = [point for polygon in unrolled for ring in polygon for point in ring]
         south, north = min(point[1] for point in points), max(point[1] for point in points)
         west = min(point[0] for point in points)
         width = max(point[0] for point in points) - west
         if width > 360:
             raise InputError("a polygon wider than the earth: valid is one around less than 360 degrees")
-        self._edges = [edge for polygon in unrolled for ring in polygon for edge in _edges(ring)]
-        _refuse_crossings(self._edges)
-        for polygon in unrolled:
-            for ring in polygon:
-                _refuse_empty(ring)
-        self._make_bands(south, north)
+        parts = [[edge for ring in polygon for edge in _edges(ring)] for polygon in unrolled]
+        for edges in parts:
+            _refuse_crossings(edges)
+        if not all(_has_area(ring) for polygon in unrolled for ring in polygon):
+            raise InputError(
+                "a polygon without an area: valid are three or more points that are not in a line"
+            )
+        self._edges = [edge for edges in parts for edge in edges]
+        self._make_bands(parts, south, north)
         self.shape = _as_geojson(checked)
         super().__init__(f"INSIDE '{self.shape}'", Bounds(south, north, west, width))
 
-    def _make_bands(self, south: float, north: float) -> None:
+    def _make_bands(self, parts: Sequence[Sequence[Edge]], south: float, north: float) -> None:
         """Index the edges by bands of latitude, so that a query tests only a few."""
         count = max(1, len(self._edges) // 4)
         self._step = (north - south) / count
-        self._bands: list[list[tuple[float, float, float, float]]] = [[] for _ in range(count)]
-        for edge in self._edges:
-            low, high = sorted((edge[1], edge[3]))
-            first = min(int((low - south) / self._step), count - 1)
-            last = min(int((high - south) / self._step), count - 1)
-            for band in self._bands[first : last + 1]:
-                band.append(edge)
+        self._bands: list[list[tuple[float, float, float, float, int]]] = [[] for _ in range(count)]
+        for number, edges in enumerate(parts):
+            for edge in edges:
+                low, high = sorted((edge[1], edge[3]))
+                first = min(int((low - south) / self._step), count - 1)
+                last = min(int((high - south) / self._step), count - 1)
+                for band in self._bands[first : last + 1]:
+                    band.append((*edge, 1 << number))
 
     def holds(self, place: Position) -> bool:
         latitude, longitude, *_ = place
+        if latitude == 90:
+            latitude -= MARGIN  # An outline holds its southern and western edges, not the northern one.
         south, north, west, width = self.bounds
         if not south <= latitude <= north:
             return False
@@ -329,13 +346,14 @@ class Polygon(Region):
         return self._encloses(west + east_of, latitude)
 
     def _encloses(self, longitude: float, latitude: float) -> bool:
-        """True if a line to the west crosses the outline an odd number of times."""
+        """True if a line to the east crosses the outline and holes of one of the polygons an odd number of
+        times."""
         band = self._bands[min(int((latitude - self.bounds.south) / self._step), len(self._bands) - 1)]
-        inside = False
-        for x1, y1, x2, y2 in band:
+        inside = 0
+        for x1, y1, x2, y2, part in band:
             if (y1 > latitude) != (y2 > latitude):
-                inside ^= longitude < x1 + (latitude - y1) / (y2 - y1) * (x2 - x1)
-        return inside
+                inside ^= part * (longitude < x1 + (latitude - y1) / (y2 - y1) * (x2 - x1))
+        return inside != 0
 
     def distance_m(self, place: Position) -> float:
         """Return the approximate distance to a position outside (on a local map); 0 inside."""
@@ -373,32 +391,55 @@ def _checked_ring(ring: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def _unrolled(ring: Sequence[Point]) -> list[Point]:
-    """Unroll longitudes, so that each point is reached the shorter way, beyond 180 degrees if needed."""
+def _unrolled(ring: Sequence[Point]) -> Sequence[Point]:
+    """Unroll longitudes, so that each point is reached the shorter way, beyond 180 degrees if needed.
+
+    Where this gives no polygon, edges from -180 to 180 go around the earth, as they are written.
+    """
     points = [ring[0]]
     for longitude, latitude in ring[1:]:
         before = points[-1][0]
         points.append((before + (longitude - before + 180) % 360 - 180, latitude))
-    first, last = points[0][0], points[-1][0]
-    if abs(last - first) > 180:
-        raise InputError("a polygon around a pole: cut it at a meridian, or take WITHIN … KM OF (90, 0)")
+    is_around = abs(points[-1][0] - points[0][0]) > 180
+    if (is_around or not _has_area(points)) and _goes_round(ring):
+        return ring
+    if is_around:
+        raise InputError(
+            "a polygon around a pole: cut it at the meridian of 180 degrees, or take WITHIN … KM OF (90, 0)"
+        )
     return points
 
 
-def _refuse_empty(ring: Sequence[Point]) -> None:
+def _goes_round(ring: Sequence[Point]) -> bool:
+    """True if the ring goes around the earth and back again, or along a pole."""
+    wide = [edge for edge in _edges(ring) if abs(edge[0] - edge[2]) > 180]
+    at_pole = all(abs(y1) == 90 and y1 == y2 for _, y1, _, y2 in wide)
+    return all(abs(x1 - x2) == 360 for x1, _, x2, _ in wide) and (len(wide) > 1 or at_pole)
+
+
+def _middle(ring: Sequence[Point]) -> float:
+    return (min(x for x, _ in ring) + max(x for x, _ in ring)) / 2
+
+
+def _turned(ring: Sequence[Point], beside: float) -> Sequence[Point]:
+    """Return the ring in the turn of the earth that is nearest to a longitude."""
+    turn = 360 * round((beside - _middle(ring)) / 360)
+    return [(x + turn, y) for x, y in ring]
+
+
+def _has_area(ring: Sequence[Point]) -> bool:
     doubled = sum(x1 * y2 - x2 * y1 for x1, y1, x2, y2 in _edges(ring))
-    if abs(doubled) < 10.0 ** (2 - 2 * DIGITS):
-        raise InputError("a polygon without an area: valid are three or more points that are not in a line")
+    return abs(doubled) >= 10.0 ** (2 - 2 * DIGITS)
 
 
-def _edges(ring: Sequence[Point]) -> list[tuple[float, float, float, float]]:
+def _edges(ring: Sequence[Point]) -> list[Edge]:
     return [(*one, *other) for one, other in zip(ring, [*ring[1:], ring[0]], strict=True)]
 
 
-def _refuse_crossings(edges: Sequence[tuple[float, float, float, float]]) -> None:
+def _refuse_crossings(edges: Sequence[Edge]) -> None:
     """Refuse outlines that cross themselves or each other: their inside is ambiguous."""
     ordered = sorted(edges, key=lambda edge: min(edge[0], edge[2]))
-    open_edges: list[tuple[float, float, float, float]] = []
+    open_edges: list[Edge] = []
     for edge in ordered:
         west = min(edge[0], edge[2])
         open_edges = [other for other in open_edges if max(other[0], other[2]) >= west]
@@ -409,14 +450,14 @@ def _refuse_crossings(edges: Sequence[tuple[float, float, float, float]]) -> Non
         open_edges.append(edge)
 
 
-def _cross(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+def _cross(one: Edge, other: Edge) -> bool:
     """True if two edges share a point that is not an end of both."""
     a, b, c, d = one[:2], one[2:], other[:2], other[2:]
     sides = _side(a, b, c), _side(a, b, d), _side(c, d, a), _side(c, d, b)
     return sides[0] * sides[1] < 0 and sides[2] * sides[3] < 0
 
 
-def _distance(edge: tuple[float, float, float, float], x: float, y: float, narrow: float) -> float:
+def _distance(edge: Edge, x: float, y: float, narrow: float) -> float:
     """Return the distance from a point to an edge, in degrees of latitude; degrees of longitude are
     narrower."""
     x1, y1, x2, y2 = (edge[0] - x) * narrow, edge[1] - y, (edge[2] - x) * narrow, edge[3] - y
@@ -430,9 +471,7 @@ def _side(a: Sequence[float], b: Sequence[float], c: Sequence[float]) -> int:
     return (turned > 0) - (turned < 0)
 
 
-def _crosses_box(
-    edge: tuple[float, float, float, float], west: float, south: float, east: float, north: float
-) -> bool:
+def _crosses_box(edge: Edge, west: float, south: float, east: float, north: float) -> bool:
     """True if the edge may touch the box."""
     x1, y1, x2, y2 = edge
     if max(x1, x2) < west or min(x1, x2) > east or max(y1, y2) < south or min(y1, y2) > north:
@@ -466,17 +505,10 @@ def read_geojson(text: str | bytes) -> Polygon:
     if kind not in ("Polygon", "MultiPolygon"):
         raise InputError(f"GeoJSON {kind!r}: valid are Polygon, MultiPolygon, or a Feature that is one")
     try:
-        rings = _read_rings([coordinates] if kind == "Polygon" else coordinates)
-    except (TypeError, ValueError, IndexError, OverflowError):
+        polygons = msgspec.convert([coordinates] if kind == "Polygon" else coordinates, list[_Rings])
+    except msgspec.ValidationError:
         raise InputError(f"GeoJSON {kind}: valid are lists of rings of [longitude, latitude]") from None
-    return Polygon(rings)
-
-
-def _read_rings(polygons: Any) -> list[list[list[Point]]]:
-    # A third coordinate is a height, and ignored.
-    return [
-        [[(float(point[0]), float(point[1])) for point in ring] for ring in polygon] for polygon in polygons
-    ]
+    return Polygon([[[(point[0], point[1]) for point in ring] for ring in rings] for rings in polygons])
 
 
 class NamedZone(Region):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
-from roamcast.errors import InputError
+from roamcast.errors import InputError, did_you_mean
 from roamcast.filters.expression import (
     KEYWORDS,
     MIRRORED_OPERATOR,
@@ -62,7 +62,7 @@ test: BETWEEN literal _AND literal                      -> between
     | IN own                                            -> own_in
     | _WITHIN NUMBER _OF own                            -> within
     | _WITHIN NUMBER UNIT _OF own                       -> within_distance
-    | _WITHIN NUMBER UNIT _OF LPAR NUMBER _COMMA NUMBER _RPAR -> disc
+    | _WITHIN NUMBER UNIT? _OF LPAR NUMBER _COMMA NUMBER _RPAR -> disc
     | INSIDE STRING                                     -> inside
     | IN CELL STRING                                    -> cell
 
@@ -105,6 +105,14 @@ _READABLE = {
     "$END": "the end",
 }
 
+# Words that are names of attributes unless this follows them.
+_NEEDED = {
+    "INSIDE": ("INSIDE", "a zone's name or GeoJSON in single quotes"),
+    "CELL": ("CELL", "a cell in single quotes"),
+    "M": ("UNIT", "OF"),
+    "KM": ("UNIT", "OF"),
+}
+
 
 def read_expression(text: str) -> Expression:
     """Parse a selector; InputError names the error and its place."""
@@ -121,11 +129,17 @@ def _explain(text: str, error: UnexpectedInput) -> str:
             return f"{place(position)}: the quote is not closed, expected another {found}"
         return f"{place(position)}: found {found!r}, expected {_expected_after(text[:position])}"
     assert isinstance(error, UnexpectedToken)
-    expected = _expectations(error.accepts or error.expected)
+    terminals = error.accepts or error.expected
+    expected = _expectations(terminals)
     if error.token.type == "$END":
         return f"{place(len(text))}: the selector ends here, expected {expected}"
     found = shortened(str(error.token))
-    return f"{place(error.token.start_pos or 0)}: found {found!r}, expected {expected}"
+    where = f"{place(error.token.start_pos or 0)}: found {found!r}"
+    if (needed := _NEEDED.get(error.token.upper())) and needed[0] in terminals:
+        return f"{where} without {needed[1]} behind it"
+    words = {terminal.lstrip("_") for terminal in terminals} - set(_READABLE)
+    hint = did_you_mean(found, words | ({"myloc"} if "OWN" in terminals else set()))
+    return f"{where}, expected {expected}" + (f"; {hint}" if hint else "")
 
 
 def _expected_after(beginning: str) -> str:
@@ -288,8 +302,11 @@ class _Builder(Transformer[Token, Any]):
         metres = _metres(token, unit)
         return lambda name: own(name, "IN", *variable, within=metres, is_metric=True)
 
-    def disc(self, token: Token, unit: Token, _: Token, latitude: Token, longitude: Token) -> _Test:
-        metres = _metres(token, unit)
+    def disc(self, token: Token, *rest: Token) -> _Test:
+        *unit, _, latitude, longitude = rest
+        if not unit:
+            raise InputError(f"{place(token.start_pos or 0)}: found {str(token)!r} without M or KM behind it")
+        metres = _metres(token, *unit)
         return _region(token, lambda: Disc(_number(latitude), _number(longitude), metres))
 
     def inside(self, _: Token, shape: Token) -> _Test:

@@ -300,7 +300,8 @@ class _Axis:
     def __init__(
         self, name: str, conditions: Sequence[tuple[int, ValueSet]], count: int, share: float
     ) -> None:
-        """`conditions` are the values that boxes accept, by their bits; `share` of their ends become cuts."""
+        """`conditions` are the values that boxes accept, by bit; `share` is the part of their ends that
+        become cuts."""
         self.name = name
         free = bytearray(b"\xff") * (count // 8 + 1)
         _flip(free, [place for place, _ in conditions])

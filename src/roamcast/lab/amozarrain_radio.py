@@ -288,7 +288,7 @@ def load_chart(rows: Sequence[Row], chart: Callable[..., Chart], sent: str) -> C
         if size >= 8
     }
     return chart(
-        "Who sends how much at 8 m/s under MFT-PubSub",
+        "Messages sent under MFT-PubSub at 8 m/s, by role and by distance",
         in_words(max((len(where(rows, brokers=size)) for size in sizes), default=0)).partition(" with")[0],
         Panel(bars(roles, (ARRIVED, "#2e7d4f", LOST)),
               {"xlabel": "configuration (brokers)", "ylabel": sent},
@@ -349,7 +349,7 @@ def judge_a7(rows: Sequence[Row]) -> Outcome:
     figures = {
         "sizes": [f"C{size:g}" for size in curves[MFT].xs],
         "rate, mean over speeds": means_of(curves, 4),
-        f"mft, rate at {fast:g} m/s less that at {slow:g} m/s (mean, low, high)": {
+        f"mft, rate at {fast:g} m/s minus rate at {slow:g} m/s (mean, low, high)": {
             name: shown(values) for name, values in gains.items()
         },
         "the same, C8 to C32 together": shown(pooled),
@@ -378,14 +378,14 @@ def judge_a8(rows: Sequence[Row]) -> Outcome:
             name: [round(mean) for mean in curve.means]
             for name, curve in Curves(at_size, "protocol", "speed", "delivered").items()
         },
-        f"C{SIZE}, MFT-PubSub's less AODV's (mean, low, high)": {
+        f"C{SIZE}, MFT-PubSub minus AODV (mean, low, high)": {
             speed: shown(values, 1) for speed, values in mft_more.items()
         },
         f"C{LARGEST} at {SPEED:g} m/s, delivered": {
             name: round(curve.means[0])
             for name, curve in Curves(largest, "protocol", "brokers", "delivered").items()
         },
-        f"C{LARGEST} at {SPEED:g} m/s, AODV's less MFT-PubSub's (mean, low, high)": shown(aodv_more, 1),
+        f"C{LARGEST} at {SPEED:g} m/s, AODV minus MFT-PubSub (mean, low, high)": shown(aodv_more, 1),
     }
     return A8.judge(parts, figures, why=WHY_AODV_DELIVERS_LESS if is_above(aodv_more) is False else "")
 
@@ -418,10 +418,10 @@ def judge_a9(rows: Sequence[Row]) -> Outcome:
     figures = {
         "sizes": [f"C{size:g}" for size in per_node[MFT].xs],
         "messages per node": {name: [round(mean) for mean in one.means] for name, one in per_node.items()},
-        "C2, MFT-PubSub's less AODV's (mean, low, high)": shown(mft_more, 1),
+        "C2, MFT-PubSub minus AODV (mean, low, high)": shown(mft_more, 1),
         "AODV, C32 / C2": explodes,
-        "MFT-PubSub, dearest / cheapest size": per_node[MFT].spread,
-        "MFT-PubSub, power of the number of nodes in its total": exponent,
+        "MFT-PubSub, costliest / cheapest size": per_node[MFT].spread,
+        "MFT-PubSub, exponent of its total over the number of nodes": exponent,
         "MFT-PubSub, messages of each kind per node at C2 and C32": {
             kind.removeprefix("sent_"): [
                 per_node_of(where(mft, brokers=size), kind) for size in (SIZES[0], LARGEST)
@@ -436,8 +436,8 @@ def judge_a9(rows: Sequence[Row]) -> Outcome:
 
 
 WHY_AODV_SENDS_MORE = (
-    "everyone says hello, but only brokers pass heartbeats on, both once a second: the thesis gives neither "
-    "period, and they decide this order (R4)"
+    "all stations send hellos, but only brokers forward heartbeats, both once a second: the thesis gives "
+    "neither period, and they decide this order (R4)"
 )
 WHY_MFT_GROWS = (
     "where timestamps differ, brokers are told (BSUB), so both the migrations and the messages of each grow "

@@ -60,15 +60,17 @@ R3 = Claim(
 )  # fmt: skip
 R4 = Claim(
     "R4", "order",
-    "A9, C2, is decided by periods and by who beats: AODV sends fewer if heartbeats are four times as "
-    "frequent as hellos, if hellos come every 5 s, if clients send heartbeats as well, or if neither counts",
+    "A9, C2, is decided by the periods, and by which stations send heartbeats: AODV sends fewer messages "
+    "if heartbeats are four times as frequent as hellos, if hellos come every 5 s, if clients send "
+    "heartbeats as well, or if neither counts",
     "for the smallest configuration AODV needs fewer",
 )  # fmt: skip
 R5 = Claim(
     "R5", "shape",
-    "A9, growth of MFT-PubSub's messages: no choice tried keeps them within half from C2 to C32, and all "
-    "that grows is what migrations cost; sending together saves a quarter or more, and delivers no less",
-    "MFT-PubSub barely changes in number",
+    "A9, growth of MFT-PubSub's messages: with every choice tried they grow by more than half from C2 to "
+    "C32, and only the cost of migrations grows; sending messages together saves a quarter or more of "
+    "them, and delivers no fewer notifications",
+    "the number of MFT-PubSub's messages barely changes",
 )  # fmt: skip
 
 
@@ -320,7 +322,7 @@ def judge_r3(rows: Sequence[Row]) -> Outcome:
             more if is_more else [-one for one in more]
         )
     figures: dict[str, object] = {
-        f"C{LARGEST}, {duration_s:g} s, AODV's less MFT-PubSub's (mean, low, high)": {
+        f"C{LARGEST}, {duration_s:g} s, AODV minus MFT-PubSub (mean, low, high)": {
             variant.name: shown(values, 1)
             for variant in VARIANTS
             if (values := aodv_more(rows, variant, LARGEST, duration_s, "delivered"))
@@ -359,7 +361,7 @@ def judge_r4(rows: Sequence[Row]) -> Outcome:
     bare = aodv_more(rows, BY_NAME["as set"], SMALLEST, duration_s, COUNTING[BARE])
     parts["without hellos and heartbeats AODV does not send fewer"] = is_above([-one for one in bare])
     figures = {
-        f"C{SMALLEST}, messages per node, AODV's less MFT-PubSub's (mean, low, high)": {
+        f"C{SMALLEST}, messages per node, AODV minus MFT-PubSub (mean, low, high)": {
             name: shown(values, 1) for name, values in differences.items() if values
         },
         "the same as set, by what counts as a message": {
@@ -437,7 +439,7 @@ def judge_r5(rows: Sequence[Row]) -> Outcome:
         "messages per node, C32 / C2, and the power of the number of nodes in all": {
             name: list(found) for name, found in growth.items()
         },
-        "the same without what migrations cost, C32 / C2": steady,
+        "the same without the cost of migrations, C32 / C2": steady,
         "C32, sent together: share of messages saved (mean, low, high)": shown(saved, 3),
         "C32, sent together: delivered more (mean, low, high)": shown(more, 1),
     }

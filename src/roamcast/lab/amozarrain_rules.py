@@ -108,19 +108,19 @@ def judge(
 
 R21 = Claim(
     "R21", "order",
-    "over the radio, at 8 m/s, MFT-PubSub delivers a larger share of what is owed than the first approach, "
-    "in which nobody knows how old an entry is (section 3.5)",
+    "over the radio, at 8 m/s, MFT-PubSub delivers a larger share of what is owed than the first "
+    "approach, in which the age of an entry is unknown (section 3.5)",
     "the first approach leaves inconsistent tables after partitions; MFT-PubSub repairs them",
 )  # fmt: skip
 R22 = Claim(
     "R22", "order",
-    "over the radio, at 8 m/s, MFT-PubSub sends fewer messages for each migration than the first approach, "
-    "whose migrations force those below them (sections 3.4 and 4.2)",
+    "over the radio, at 8 m/s, MFT-PubSub sends fewer messages for each migration than the first "
+    "approach, in which a migration forces all brokers below to migrate (sections 3.4 and 4.2)",
     "13 messages against 2 for the simple migration (sections 3.4 and 4.4)",
 )  # fmt: skip
 WHY_MORE = (
-    "the sequences of the thesis are of tables that agree; over the radio they seldom do, and each "
-    "difference is repaired by a BSUB that goes to every broker, while few migrations force others"
+    "the sequences of the thesis assume that tables agree; over the radio they seldom do, and each "
+    "difference is repaired by a BSUB to every broker, while a migration seldom forces others"
 )
 APPROACHES = ("recursive_migration", "mft")
 CONTROL = ("bmig", "bquery", "bsub", "bmigoflocals", "btab", "fmig", "sub", "uns")

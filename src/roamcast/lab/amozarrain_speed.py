@@ -140,9 +140,9 @@ def judge_r31(table: Sequence[Row]) -> Outcome:
     more = [row["variant"] for row in table if row["neighbours"]]
     not_more = [row["variant"] for row in table if row["neighbours"] is not True]
     parts = {
-        "the leader does not always send most": all(row["leader"] for row in table),
-        "its neighbours send more in none": bool(more),
-        "its neighbours send more in all": bool(not_more),
+        "the leader does not always send the most": all(row["leader"] for row in table),
+        "its neighbours send more in no variant": bool(more),
+        "its neighbours send more in all variants": bool(not_more),
     }
     figures = {row["variant"]: row["its neighbours send more by"] for row in table}
     said = f"its neighbours send more in: {', '.join(more)}" if more else ""

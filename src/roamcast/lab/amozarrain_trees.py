@@ -63,8 +63,8 @@ EVENTS_MAX = 2_000_000
 
 R6 = Claim(
     "R6", "order",
-    "balanced trees have fewer children at most than stable ones, and change parents less often than plain "
-    "ones, as the thesis hopes (4.6); but stable ones change least",
+    "the largest number of children is smaller in balanced trees than in stable ones, and parents change "
+    "less often than in plain trees, as the thesis expects (4.6); but they change least in stable trees",
     "trees are severely unbalanced, which leads to more migrations; balancing is future work",
 )  # fmt: skip
 
@@ -109,8 +109,8 @@ def measure(job: TreeJob) -> Row:
 MEASURED = {
     "changes": "changes of parent per broker and minute",
     "tree_hops": "hops to the leader, mean",
-    "tree_depth": "hops to the leader, most",
-    "tree_children_most": "children of a broker, most",
+    "tree_depth": "hops to the leader, maximum",
+    "tree_children_most": "children of a broker, maximum",
     "tree_branch_largest": "brokers in the largest branch, share",
     "delivery_rate": "delivered of what was owed",
     "delivered": "notifications delivered",
@@ -269,7 +269,7 @@ def judge_r6(rows: Sequence[Row]) -> Outcome:
         for text, (of, than, key) in compared.items()
     }
     figures = {
-        **{f"{text} (less: mean, low, high)": shown(values, 3) for text, values in less.items()},
+        **{f"{text} (difference: mean, low, high)": shown(values, 3) for text, values in less.items()},
         **{
             MEASURED[key]: {
                 f"{case}, {rule}": mean

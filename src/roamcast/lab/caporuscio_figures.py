@@ -116,9 +116,7 @@ def delays(rows: Sequence[Row]) -> Chart:
         }
         panels.append(replace(one, draw=with_printed(one.draw, PENS, points, name)))
     title = "Move-in over GPRS, p = 2 per second, table 3"
-    return Chart(
-        title, "solid: measured here; dotted: printed, of the system for which ours stands in", panels
-    )
+    return Chart(title, "solid: measured here; dotted: as printed, for the system that ours replaces", panels)
 
 
 def causes(rows: Sequence[Row]) -> Chart:

@@ -46,7 +46,7 @@ def judge_none(rows: Sequence[Row]) -> tuple[Figures, Parts]:
         figures[system] = {
             "trips": len(found), "published while away": away, "of these lost": lost,
             "trips on which one arrived": arrived,
-            "trips on which one arrives, at most": rare(arrived, len(found)),
+            "share of such trips, upper bound of the estimate": rare(arrived, len(found)),
         }  # fmt: skip
         parts[f"{system}: {away - lost} published while away arrived"] = away == lost
     return figures, parts
@@ -65,8 +65,10 @@ def judge_basic(rows: Sequence[Row]) -> tuple[Figures, Parts]:
         low, high = mean_interval(shares) if len(found) > 1 else (0.0, 1.0)
         figures[system] = {
             "trips": len(found), "published while away": away, "lost": lost,
-            "lost on one trip, at most": max((row["lost"] for row in found), default=0),
-            "trips on which one is lost, at most": rare(sum(row["lost"] > 0 for row in found), len(found)),
+            "lost on one trip, maximum": max((row["lost"] for row in found), default=0),
+            "trips on which one is lost, upper bound": rare(
+                sum(row["lost"] > 0 for row in found), len(found)
+            ),
             "share that arrives, of what is published while away": [round(low, 4), min(round(high, 4), 1)],
         }  # fmt: skip
         if system in FLOODING:
@@ -93,12 +95,16 @@ def judge_duplicates(rows: Sequence[Row]) -> tuple[Figures, Parts]:
         for option in ("basic", "ping"):
             found = where(rows, system=system, option=option)
             slope = plane([{**row, "sp": row["s"] * row["p"]} for row in found], "duplicates", ["sp"])["sp"]
-            text = f"{system} {option}: {1000 * slope.low:.2g} to {1000 * slope.high:.2g} more for 1000 s·p"
+            low, high = 1000 * slope.low, 1000 * slope.high
+            text = f"{system} {option}: {low:.2g} to {high:.2g} additional for 1000 s·p"
             parts[text] = above_0(slope)
             of_system |= {
                 f"{option}: trips": len(found),
                 f"{option}: duplicates": mean_duplicates(found),
-                f"{option}: more for 1000 s·p": [round(1000 * slope.low, 3), round(1000 * slope.high, 3)],
+                f"{option}: additional for 1000 s·p": [
+                    round(1000 * slope.low, 3),
+                    round(1000 * slope.high, 3),
+                ],
             }
         added[system] = share_added(where(rows, system=system))
         figures[system] = {**of_system, "ping adds, share": rounded(added[system], 3)}

@@ -76,7 +76,7 @@ class Outcome:
     """Measured values, and the thresholds they are compared with."""
     note: str = ""
     by_setting: dict[str, str] = field(default_factory=dict)
-    """Where the document's setting is not the one chosen here: the verdict in each, the document's first."""
+    """Verdict in each setting, the document's first, if the document's setting is not the one chosen here."""
 
     @property
     def verdict(self) -> str:

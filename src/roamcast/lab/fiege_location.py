@@ -192,8 +192,8 @@ def judge_f3(found: dict[str, Sets]) -> Outcome:
 
 
 PUBLISHED = (
-    "the last row of table 3 is the producer's own broker, which has no filter: what is published is shown, "
-    "which cannot be otherwise"
+    "the last row of table 3 is the producer's own broker, which has no filter: the row shows what is "
+    "published, and cannot be different"
 )
 
 

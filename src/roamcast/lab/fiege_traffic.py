@@ -260,7 +260,8 @@ class Meter:
         self.hops[kind] += 1
 
     def on_rows(self, rows: list[records.Row]) -> None:
-        """Offer each notification to every link of the tree, with the filters of the moment of publishing."""
+        """Offer each notification to every link of the tree, with the filters that were valid when it was
+        published."""
         for row in rows:
             if row.kind == "published" and row.attributes is not None:
                 self.offered += sum(up in router.route(row.attributes)[0] for router, up in self.links)

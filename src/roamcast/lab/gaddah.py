@@ -431,7 +431,7 @@ def judge_g7(rows: Sequence[Row]) -> Outcome:
     figures: dict[str, object] = {
         "subscribers": xs,
         "handoff_s": means_of(curves, 4),
-        "reactive / pro-active, at least": round(far, 2),
+        "reactive / pro-active, minimum": round(far, 2),
         "pro-active / durable": [round(curves[PROACTIVE].at(x) / curves[DURABLE].at(x), 2) for x in xs],
         "pro-active without an active copy in time, %": rounded(misses.means),
         f"load of the busiest broker at {xs[-1]:g}, %": {name: round(one, 1) for name, one in loads.items()},
@@ -440,7 +440,7 @@ def judge_g7(rows: Sequence[Row]) -> Outcome:
 
 
 WHY_HANDOFF = (
-    "whether deliveries wait for caching decides about durable: if it goes on aside, the order is as printed "
+    "durable's place depends on whether deliveries wait for caching: if they do not, the order is as printed "
     "at 100 subscribers (R27)"
 )
 
@@ -464,7 +464,7 @@ def judge_g8(rows: Sequence[Row]) -> Outcome:
         figures[f"{movement}, order"] = [f"{x:g}: {order(curves, x)}" for x in many]
         parts[f"{movement}: another order"] = is_order(curves, (REACTIVE, DURABLE, PROACTIVE), many)
         if len(curves[PROACTIVE].xs) > 1:
-            parts[f"{movement}: pro-active's does not fall"] = curves[PROACTIVE].growth < 0
+            parts[f"{movement}: pro-active's loss does not fall"] = curves[PROACTIVE].growth < 0
     figures["away, % of the time"] = round(100 * away_share(), 1)
     return G8.judge(parts, figures)
 
@@ -475,10 +475,10 @@ def away_share() -> float:
 
 
 WHY_LOSS = (
-    "whose the 1 MB is decides pro-active's place: with a queue of its own for each virtual subscriber it "
-    "loses least, and less the more there are (R26). Where all share 1 MB, it stores at all neighbours of an "
-    "absent subscriber nearly all that is published, as durable does. That reactive loses more than durable "
-    "with 100 subscribers no choice tried gives"
+    "pro-active's place depends on who shares the 1 MB: if each virtual subscriber has its own queue, it "
+    "loses least, and less the more subscribers there are (R26). If all share 1 MB, the neighbours of an "
+    "absent subscriber store nearly everything that is published, as with durable. With 100 subscribers, "
+    "reactive loses more than durable in none of the settings tried"
 )
 
 
@@ -549,9 +549,9 @@ def judge_g10(rows: Sequence[Row]) -> Outcome:
 
 
 WHY_THROUGHPUT = (
-    "durable is last by a fifth if caching goes on beside deliveries and the publisher waits for its end; "
-    "otherwise the three differ by little (R28). Telling five neighbours instead of two or three costs "
-    "pro-active hardly any load"
+    "durable is last, by at least a fifth if caching goes on beside deliveries and the publisher waits for "
+    "its end; otherwise the three differ by little (R28). Telling five neighbours instead of two or three "
+    "costs pro-active hardly any load"
 )
 
 
@@ -612,7 +612,7 @@ def judge_g11(rows: Sequence[Row]) -> Outcome:
 
 
 WHY_BUFFERS = (
-    "pro-active loses little at 1 MB and nothing where the buffer holds what is published in a long absence; "
+    "pro-active loses little at 1 MB, and nothing if the buffer holds all messages of a long absence; "
     "reactive's duplicates are published within a propagation delay of a move-in, whatever the buffer holds"
 )
 

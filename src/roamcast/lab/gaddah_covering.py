@@ -131,7 +131,7 @@ def judge(rows: Sequence[Row]) -> Outcome:
             f"{workload}: losses or violations": not any(
                 one[name] for one in (simple, covering) for name in ("lost", "violations")
             ),
-            f"{workload}: sharing takes as much room": covering["stored_once"] < covering["stored"],
+            f"{workload}: sharing takes as much memory": covering["stored_once"] < covering["stored"],
         }
         figures[f"{workload}: updates per handoff"] = {
             name: round(one["updates"] / max(one["handoffs"], 1), 2)

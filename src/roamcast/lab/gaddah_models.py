@@ -178,8 +178,8 @@ def judge_g1(published: Presence, forks: Presence) -> Outcome:
                 "subscribers per broker": round(expected_clients(forks.connect["b1"], SUBSCRIBERS), 3),
             },
         },
-        "his matrix sends 1/7 of the disconnected to handoff, figure 6.1 and the simulation 1/2: "
-        "the simulation is to be compared with the latter",
+        "in the thesis's matrix 1/7 of the disconnected clients hand off, in figure 6.1 and in the "
+        "simulation 1/2: compare the simulation with figure 6.1",
     )
 
 
@@ -240,7 +240,7 @@ def judge_g5() -> Outcome:
     return G5.outcome(
         near(found[1], 0.808, 3) and near(found[5], 0.191, 3),
         {f"case {case}": round(value, 4) for case, value in found.items()},
-        "0.808 is printed as 0.80: cut off, not rounded",
+        "0.808 is printed as 0.80: truncated, not rounded",
     )
 
 

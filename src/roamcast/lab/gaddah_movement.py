@@ -43,8 +43,8 @@ TESTBED = "testbed of Gaddah 2008, section 4.4, simulated"
 
 G13 = Claim(
     "G13", "shape",
-    "the probability of a neighbour-graph miss (eq. 3.5) starts near 1 and goes to 0; unused edges leave "
-    "by the LRU rule, and F_pos (eq. 3.6) shows what they cost",
+    "the probability of a neighbour-graph miss (eq. 3.5) starts near 1 and goes to 0; the LRU rule "
+    "removes unused edges, and F_pos (eq. 3.6) shows their cost",
     "F_neg about 1 in the initial phase, closer to 0 in the steady state; F_pos > 0: unnecessary edges",
 )  # fmt: skip
 
@@ -81,7 +81,7 @@ def neighbour_graph(quick: bool, sweep: Sweep) -> Findings:
 def graph_chart(found: Mapping[str, Curve]) -> Chart:
     shares = {
         "f_neg": Pen("F_neg, moves without an edge", LOST, ""),
-        "f_pos": Pen("F_pos, time of edges for nothing", ARRIVED, ""),
+        "f_pos": Pen("F_pos, unused time of edges", ARRIVED, ""),
     }
     degree = {"neighbours": Pen("neighbours of a broker", "#2e7d4f", "")}
 
@@ -226,8 +226,8 @@ def judge_g14(rows: Sequence[Row]) -> Outcome:
 
 R7 = Claim(
     "R7", "exact",
-    "(ours) of all message sizes and costs of an entry tried, the thesis's setting of the testbed is the one "
-    "that comes nearest to the durable column of table 5.3; no other value of the thesis was looked at",
+    "(ours) of all message sizes and costs of an entry tried, the thesis's setting of the testbed is the "
+    "one that comes nearest to the durable column of table 5.3; no other value of the thesis was used",
     "durable, RND: 4.78, 5.14, 4.56 % lost with 10, 100, 200 subscribers",
 )  # fmt: skip
 
@@ -389,7 +389,7 @@ def throughput_chart(table: Sequence[Row]) -> Chart:
         ))  # fmt: skip
     about = f"by the chain and the curve of figure 6.4, and measured; pro-active; {TESTBED}"
     return Chart(
-        "Throughput foretold and measured, figures 6.6, 6.7, 6.9, 6.10", about, panels, 2, (11.0, 8.2)
+        "Throughput predicted and measured, figures 6.6, 6.7, 6.9, 6.10", about, panels, 2, (11.0, 8.2)
     )
 
 
@@ -397,9 +397,9 @@ def throughput_chart(table: Sequence[Row]) -> Chart:
 
 R9 = Claim(
     "R9", "order",
-    "(ours, section 7.2.1) a subscriber is served by the least occupied of the broker where it comes and its "
-    "neighbours: brokers are more evenly occupied, messages wait less at the slowest broker, and "
-    "throughput is no lower",
+    "(ours, section 7.2.1) a subscriber is served by the least occupied broker among the one where it "
+    "arrives and that one's neighbours: brokers are more evenly occupied, messages wait less at the "
+    "slowest broker, and throughput is no lower",
     "a selection policy by hosted subscribers should improve throughput and message processing time",
 )  # fmt: skip
 
@@ -435,7 +435,8 @@ def judge_r9(rows: Sequence[Row]) -> Outcome:
     }
     parts = {
         "brokers are not more evenly occupied": found["spread"][True] < found["spread"][False],
-        "messages wait no less at the slowest broker": found["slowest_ms"][True] < found["slowest_ms"][False],
+        "messages do not wait less at the slowest broker": found["slowest_ms"][True]
+        < found["slowest_ms"][False],
         "throughput is lower": found["useful_per_s"][True] >= found["useful_per_s"][False],
     }
     figures = {f"{name}, without and with selection": rounded(one.values(), 2) for name, one in found.items()}

@@ -271,15 +271,17 @@ def chart(means: Sequence[Row]) -> Chart:
                     color=pen.colour, marker=pen.marker, label=pen.label,
                 )  # fmt: skip
 
-        there = "context is there when the client comes, % of moves"
+        there = "context is present when the client arrives, % of moves"
         ticks = {value: str(value) for value in sorted(distinct(rows, x))} if x == "degree" else {}
         said = {"xlabel": label, "ylabel": there, "ylim": (0, 102)}
         return Panel(draw, said, title, ticks, {"loc": "best", "fontsize": 9})
 
-    by_degree = "Hit rate by degree", "degree", "neighbours of a broker, at most"
+    by_degree = "Hit rate by degree", "degree", "maximum of neighbours of a broker"
     by_cost = "Hit rate by cost", "copies_per_move", "copies of contexts made per move"
     panels = [panel(*by_degree, where(means, mass=1)), panel(*by_cost, means)]
-    return Chart("What a learned neighbour graph is good for", "proactive, on moves not seen before", panels)
+    return Chart(
+        "Benefit of a learned neighbour graph", "proactive, on moves that were not learned from", panels
+    )
 
 
 TITLE = "A learned neighbour graph in proactive"

@@ -201,7 +201,7 @@ def reception_chart(rows: Sequence[Row]) -> Chart:
         "xlim": (0, 124),
     }
     return Chart(
-        "Packet reception over distance, CC2420 at 0 dBm", "frames of 51 bytes, nobody else sending",
+        "Packet reception over distance, CC2420 at 0 dBm", "frames of 51 bytes, without interference",
         [Panel(draw, said, legend={"loc": "center right", "fontsize": 9})],
     )  # fmt: skip
 
@@ -275,7 +275,7 @@ def judge_r1(curve: Sequence[Row]) -> Outcome:
         "least reception in the connected region": min(connected, default=None),
         "most reception in the disconnected region": max(disconnected, default=None),
         "lost at the sensitivity, packets of 20 bytes": sensitivity_loss,
-        "links neither good nor bad (10 to 90 %), at most": max(row["mixed_links"] for row in curve),
+        "links neither good nor bad (10 to 90 %), maximum": max(row["mixed_links"] for row in curve),
     }
     return R1.judge(parts, figures)
 

@@ -203,9 +203,9 @@ def judge_w1(curves: Mapping[str, Curve]) -> Outcome:
     figures = {
         "sub-unsub, shortest period / 100 s": sub_unsub.at(shortest_s) / sub_unsub.at(EDGE_S),
         "home broker, longest period / 100 s": home.at(longest_s) / home.at(EDGE_S),
-        "home broker, power of what is added above 100 s": power(*map(list, zip(*added, strict=True))),
-        "MHH, dearest / cheapest period": mhh.spread,
-        "MHH / cheaper of the others, at worst": max(
+        "home broker, exponent of its growth above 100 s": power(*map(list, zip(*added, strict=True))),
+        "MHH, costliest / cheapest period": mhh.spread,
+        "MHH / cheaper of the others, maximum": max(
             mhh.at(x) / min(sub_unsub.at(x), home.at(x)) for x in mhh.xs
         ),
     }
@@ -227,11 +227,11 @@ def judge_w2(curves: Mapping[str, Curve]) -> Outcome:
     mhh, sub_unsub, home = (curves[name] for name in COMPARED)
     between = [home.at(x) / mhh.at(x) for x in mhh.xs]
     figures = {
-        "sub-unsub / slower of the others, at least": min(
+        "sub-unsub / slower of the others, minimum": min(
             sub_unsub.at(x) / max(mhh.at(x), home.at(x)) for x in mhh.xs
         ),
-        "home broker / MHH, at most": max(between),
-        "home broker / MHH, at least": min(between),
+        "home broker / MHH, maximum": max(between),
+        "home broker / MHH, minimum": min(between),
         "MHH, slowest / fastest period": mhh.spread,
         "home broker, slowest / fastest period": home.spread,
     }

@@ -30,9 +30,7 @@ ELSEWHERE = frozenset({"another_broker"})
 
 class DurableSubscriptions(MobilityProtocol):
     name = "durable"
-    summary = (
-        "every visited broker stores: misses at first visits, duplicates on return, a remainder elsewhere"
-    )
+    summary = "each visited broker stores: losses at first visits, duplicates on return, messages left behind"
     promise = Promise(
         lost=frozenset({"remainder", "overflow"}),
         duplicate=ELSEWHERE,

@@ -1,7 +1,7 @@
 """Home broker (Wang et al., section 2, measured in section 5): Mobile IP's idea for publish/subscribe.
 
 The broker where a client attaches first is its home broker: it maintains the client's subscriptions and its
-queue for ever. Any other broker is a foreign broker. When the client attaches there, the foreign broker
+queue forever. Any other broker is a foreign broker. When the client attaches there, the foreign broker
 registers it with the home broker (`Register`), which forwards everything that arrives (`ForwardEvents`): all
 of it travels by way of the home broker, the triangle. A client names its home broker when it attaches, as a
 mobile node knows its home agent. The session is at home while the client is away, and comes to the foreign

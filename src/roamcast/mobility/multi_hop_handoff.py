@@ -728,7 +728,10 @@ class MultiHopHandoffUnacknowledged(MultiHopHandoff):
 
     name = "multi_hop_handoff:unacknowledged"
     is_as_published = True
-    summary = "waits for no acknowledgement: loses what is on the air, and what a temporary queue gets late"
+    summary = (
+        "waits for no acknowledgement: loses messages in transit to the client, and late arrivals for a "
+        "temporary queue"
+    )
 
     __state__ = State("multi-hop-handoff-published")
 

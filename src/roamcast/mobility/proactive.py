@@ -652,7 +652,7 @@ class Proactive(MobilityProtocol):
             self.serve_readers(store)
 
     def serve_readers(self, store: Store) -> None:
-        """Tell the readers that have acknowledged, and so miss nothing more, that they are complete."""
+        """Tell the readers that have acknowledged that they are complete: they miss nothing more."""
         if not store.complete:
             return
         stay = self.current.get(store.client)

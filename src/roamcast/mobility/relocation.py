@@ -434,7 +434,9 @@ class Relocation(MobilityProtocol):
 class RelocationRepeating(Relocation):
     name = "relocation:repeating"
     is_as_published = True
-    summary = "as section 4 tells it: delivers twice what came to the new broker on behalf of others there"
+    summary = (
+        "as section 4 tells it: delivers a message twice if it reached the new broker for other clients, too"
+    )
 
     __state__ = State("relocation-published")
 

@@ -228,7 +228,7 @@ class SubUnsub(MobilityProtocol):
 class SubUnsubPublished(SubUnsub):
     name = "sub_unsub:published"
     is_as_published = True
-    summary = "as published: the old broker waits one longest delay, and may miss what is still on its way"
+    summary = "as published: the old broker waits one longest delay, and may miss messages on their way"
     waits_bounds = 1
 
     __state__ = State("sub-unsub-published")

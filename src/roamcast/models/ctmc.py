@@ -227,7 +227,9 @@ def _check_ways(graph: Mapping[str, Sequence[str]]) -> None:
         missed = [broker for broker, number in numbers.items() if number not in reached]
         if missed:
             way = text.format(next(iter(graph)), missed[0])
-            raise InputError(f"the neighbour graph has no way {way}; clients must get everywhere")
+            raise InputError(
+                f"the neighbour graph has no way {way}; clients must be able to reach every broker"
+            )
 
 
 def _check_binomial(probability: float, clients: int) -> None:

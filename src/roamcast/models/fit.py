@@ -93,7 +93,7 @@ class Fit:
         """Return the curve's value at `x`, with its bounds."""
         factor = t_factor(confidence, self.freedom)
         if not math.isfinite(x):
-            raise InputError(f"a place to predict at must be a number, not {x}")
+            raise InputError(f"the x of a prediction must be a number, not {x}")
         with np.errstate(all="ignore"):
             y = float(self._scaled(x))
             offset, scale = self._scaled.mapparms()

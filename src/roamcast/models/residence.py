@@ -82,7 +82,7 @@ def fitted_chain(stays: Mapping[str, Stays]) -> Chain:
     matrix = sparse.coo_array((rates, (rows, columns)), shape=(len(states),) * 2).tocsr()
     kept = _largest_part(matrix)
     if len(kept) < 2:
-        raise InputError("no two brokers between which clients went there and back: there is no chain to fit")
+        raise InputError("no two brokers have moves in both directions between them: no chain can be fitted")
     inner = matrix[kept][:, kept]
     generator = inner - sparse.diags_array(np.asarray(inner.sum(axis=1)).ravel())
     return Chain(tuple(states[number] for number in kept), generator.tocsr())

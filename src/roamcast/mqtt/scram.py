@@ -55,7 +55,7 @@ class ScramVerifier(NamedTuple):
         except (ValueError, TypeError):
             raise InputError(f"a SCRAM verifier is {METHOD}$ITERATIONS:SALT$STORED_KEY:SERVER_KEY") from None
         if method != METHOD or not 4096 <= found.iterations <= ITERATIONS_MAX or len(found.stored_key) != 32:
-            raise InputError(f"a SCRAM verifier is of {METHOD} with 4096 to {ITERATIONS_MAX} iterations")
+            raise InputError(f"a SCRAM verifier must use {METHOD} with 4096 to {ITERATIONS_MAX} iterations")
         return found
 
     @property

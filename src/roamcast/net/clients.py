@@ -212,14 +212,14 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_finished:
             self._discard(len(data))
-            return
-        if self._first is None:
+        elif self._first is None:
             self.last_heard_s = now_s = monotonic()
-            self.received_bytes += len(data)
+            size = len(data)
+            self.received_bytes += size
             self._take(ClientFrames(self.id, data), now_s)
             if self._budget is not None:
-                self._spend(self._budget, len(data))
-            if len(data) > FULL_READ_BYTES:
+                self._spend(self._budget, size)
+            if size > FULL_READ_BYTES:
                 self.hold_back()
         elif self.id:
             self._first += data

@@ -342,7 +342,7 @@ class Handshake:
         if format != HANDSHAKE_FORMAT:
             older = "the peer" if format < HANDSHAKE_FORMAT else "this broker"
             raise LinkRefusal(
-                f"its handshake has format {format}, and here it is {HANDSHAKE_FORMAT}; upgrade {older}"
+                f"its handshake has format {format}, this broker has {HANDSHAKE_FORMAT}; upgrade {older}"
             )
 
     def _check_identity(self, peer: HandshakeHello) -> None:

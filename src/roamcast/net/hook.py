@@ -14,10 +14,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-import h11
 import msgspec
 
 from roamcast.config.addresses import is_loopback
@@ -25,6 +25,9 @@ from roamcast.config.private_files import check_readable
 from roamcast.config.sections import HttpHook
 from roamcast.errors import InputError
 from roamcast.mqtt.server.access import Grants, check_grants
+
+if TYPE_CHECKING:
+    import h11
 
 ANSWER_BYTES_MAX = 65_536
 ANSWERS_KEPT_MAX = 10_000
@@ -70,6 +73,7 @@ class Hook:
     """One service; accepting answers are cached for a while."""
 
     def __init__(self, settings: HttpHook, clock: Callable[[], float] = time.monotonic) -> None:
+        import_module("h11")  # Not at the first question.
         self.settings = settings
         self._clock = clock
         self._key = secrets.token_bytes(32)
@@ -79,6 +83,8 @@ class Hook:
 
     async def ask(self, question: Question) -> Answer:
         """Return the service's answer; raise HookFailed if there is no usable one."""
+        import h11  # A broker that asks no service does not load it.
+
         proof = self._proof(question)
         until, known = self._known.get(proof, (0.0, None))
         if known is not None and until > self._clock():
@@ -104,6 +110,8 @@ class Hook:
         return answer
 
     async def _post(self, body: bytes) -> Answer:
+        import h11
+
         parts = urlsplit(self.settings.url)
         host, port = parts.hostname or "", parts.port or (443 if self._tls else 80)
         reader, writer = await asyncio.open_connection(host, port, ssl=self._tls)
@@ -136,6 +144,8 @@ class Hook:
 
 
 async def _answer(connection: h11.Connection, reader: asyncio.StreamReader) -> Answer:
+    import h11
+
     status, body = 0, b""
     while True:
         event = connection.next_event()

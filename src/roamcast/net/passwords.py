@@ -20,11 +20,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import IPv6Address, ip_address
 
-from argon2 import PasswordHasher, extract_parameters
-from argon2.exceptions import Argon2Error, InvalidHash
-
 from roamcast.config.sections import Access
-from roamcast.net.users import HASHER, NAME_CHARACTERS_MAX, hash_of
+from roamcast.net.users import NAME_CHARACTERS_MAX, hash_of, hasher
 
 ADDRESSES_KEPT_MAX = 10_000
 """Number of addresses (and pairs of address and user) whose failures or successes are remembered."""
@@ -146,8 +143,14 @@ class Verifier:
         """Number of hashes computed."""
         self.settings = settings
         self._threads = _new_threads(settings)
+        self._decoy = ""
+        """Checked for unknown users, so that a refusal does not tell who exists; not needed without users."""
+        self._set_users(users)
+
+    def _set_users(self, users: Mapping[str, str]) -> None:
         self._users = dict(users)
-        self._decoy = _decoy_like(next(iter(users.values()), None))
+        if users and not self._decoy:
+            self._decoy = _decoy_like(next(iter(users.values())))
 
     def reconfigure(self, users: Mapping[str, str], settings: Access) -> None:
         """Use other users and settings. Passwords proved against a removed hash must be proved again."""
@@ -155,7 +158,7 @@ class Verifier:
             self._threads.shutdown(wait=False)
             self._threads = _new_threads(settings)
         self.settings = self.back_off.settings = settings
-        self._users = dict(users)
+        self._set_users(users)
 
     def knows(self, user: str) -> bool:
         return user in self._users
@@ -231,16 +234,19 @@ def _new_threads(settings: Access) -> ThreadPoolExecutor:
 
 def is_password(stored: str, password: bytes) -> bool:
     """Check a password against a hash; slow on purpose."""
+    from argon2.exceptions import Argon2Error, InvalidHash  # A broker without users does not load it.
+
     try:
-        return HASHER.verify(hash_of(stored), password)
+        return hasher().verify(hash_of(stored), password)
     except (Argon2Error, InvalidHash):
         return False
 
 
-def _decoy_like(stored: str | None) -> str:
+def _decoy_like(stored: str) -> str:
     """Return a hash of an unknown password that takes as long to check as the users' own."""
-    hasher = PasswordHasher.from_parameters(extract_parameters(hash_of(stored))) if stored else HASHER
-    return hasher.hash(secrets.token_bytes(32))
+    from argon2 import PasswordHasher, extract_parameters
+
+    return PasswordHasher.from_parameters(extract_parameters(hash_of(stored))).hash(secrets.token_bytes(32))
 
 
 @lru_cache(ADDRESSES_KEPT_MAX)

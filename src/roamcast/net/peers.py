@@ -482,7 +482,8 @@ class Peers:
             why = getattr(error, "reason", "") or getattr(error, "strerror", "") or str(error) or "no answer"
             is_broken_off = isinstance(error, ConnectionResetError | ConnectionAbortedError)
             if context is not None and (is_broken_off or "WRONG_VERSION" in str(why)):
-                why = f"no TLS there ({type(error).__name__}); set link.tls alike at both ends"
+                name = type(error).__name__
+                why = f"the peer does not speak TLS ({name}); set link.tls to the same value at both ends"
             self._whys[peer] = f"{address} cannot be reached: {why}"
             self._complain(peer, peer, self._whys[peer], logging.INFO)
             return None

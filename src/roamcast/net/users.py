@@ -10,26 +10,23 @@ import os
 import re
 import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-
-from argon2 import PasswordHasher, Type, extract_parameters
-from argon2.exceptions import InvalidHash
+from typing import TYPE_CHECKING
 
 from roamcast.config.private_files import check_private
 from roamcast.errors import InputError
 from roamcast.mqtt.scram import SALT_BYTES, ScramVerifier
 from roamcast.mqtt.server.access import ANONYMOUS
 
+if TYPE_CHECKING:
+    from argon2 import PasswordHasher
+
 USERS_BYTES_MAX = 67_108_864
 PASSWORD_BYTES_MAX = 65_535
 """The longest password that MQTT can carry."""
-
-# OWASP's first choice for argon2id. More memory would protect a stolen file better, but after a restart
-# every client of a site proves who it is within seconds, on the cores that serve them.
-HASHER = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1, type=Type.ID)
 
 NAME_CHARACTERS_MAX = 128
 _NAME = re.compile(r"[^\x00-\x1f\x7f:/+#*]+")
@@ -49,10 +46,19 @@ def check_name(name: str) -> str:
     return name
 
 
+@cache
+def hasher() -> PasswordHasher:
+    from argon2 import PasswordHasher, Type  # A broker without users does not load it.
+
+    # OWASP's first choice for argon2id. More memory would protect a stolen file better, but after a restart
+    # every client of a site proves who it is within seconds, on the cores that serve them.
+    return PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1, type=Type.ID)
+
+
 def hash_password(password: bytes) -> str:
     if not 1 <= len(password) <= PASSWORD_BYTES_MAX:
         raise InputError(f"a password has 1 to {PASSWORD_BYTES_MAX} bytes, this one has {len(password)}")
-    return HASHER.hash(password)
+    return hasher().hash(password)
 
 
 def hash_of(stored: str) -> str:
@@ -73,6 +79,9 @@ def with_scram(stored: str, password: bytes) -> str:
 
 def read_users(path: str, key: str = "access.users") -> dict[str, str]:
     """Read names and password hashes; an InputError names the line that is wrong."""
+    from argon2 import extract_parameters
+    from argon2.exceptions import InvalidHash
+
     check_private(path, key)
     with open(path, "rb") as file:
         content = file.read(USERS_BYTES_MAX + 1)
@@ -124,6 +133,8 @@ def changing_users(path: str) -> Iterator[dict[str, str]]:
 
 
 def _write(target: Path, users: dict[str, str]) -> None:
+    import tempfile  # With what it loads, half a megabyte that a broker does not use.
+
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with open(descriptor, "w", encoding="utf-8") as file:

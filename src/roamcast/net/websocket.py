@@ -192,10 +192,10 @@ def _objection(request: Request, listener: Listener) -> Objection | None:
         if foreign:
             return Objection(foreign, HTTPStatus.MISDIRECTED_REQUEST)
     if request.target.partition("?")[0] != listener.path:
-        text = f"there is no {request.target!r} here, only {listener.path!r}"
+        text = f"the path {request.target!r} is not served; valid is {listener.path!r}"
         return Objection(text, HTTPStatus.NOT_FOUND)
     if SUBPROTOCOL not in request.subprotocols:
-        return Objection(f"the sub-protocol {SUBPROTOCOL!r} was not asked for", HTTPStatus.NOT_FOUND)
+        return Objection(f"the client did not request the sub-protocol {SUBPROTOCOL!r}", HTTPStatus.NOT_FOUND)
     headers = {name.lower(): value.decode("latin-1") for name, value in request.extra_headers}
     origin = headers.get(b"origin", "")
     if origin and not _is_allowed(origin, request.host, listener):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,8 +26,7 @@ import pyarrow.parquet as pq
 from roamcast.filters.selector import parse
 from roamcast.pipeline import audit_sql as sql
 from roamcast.pipeline.audit_sql import CLIENT, COUNTS, INCARNATION, NODE, ROW
-from roamcast.pipeline.dialects import DUCKDB
-from roamcast.pipeline.engines import KEPT, Desk, Engine, duck_engine
+from roamcast.pipeline.engines import DUCKDB, KEPT, Desk, Engine, duck_engine
 from roamcast.pipeline.matching import filter_table, problem_of_filter
 from roamcast.pipeline.output import results
 from roamcast.pipeline.places import Place
@@ -68,7 +68,7 @@ def audit(engine: Engine, made: Path, clock_error_s: float = 0.0) -> dict[str, A
     with steps.step("verdicts"):
         _judge(engine, names, clock_error_s, health.has_bursts)
     with steps.step("findings"):
-        _find(engine)
+        _find(engine, health.has_bursts)
         desk.write("findings", made / "findings")
     with steps.step("tables"):
         clients, handoffs = _write_tables(desk, names, made)
@@ -348,19 +348,19 @@ def _judge(engine: Engine, names: Names, clock_error_s: float, has_bursts: bool)
     )
 
 
-def _find(engine: Engine) -> None:
-    """Create the table `findings`: read the log again, but only for suspicious streams."""
+def _find(engine: Engine, has_bursts: bool) -> None:
+    """Make the table `findings`: read the log again, but only for suspicious streams."""
     desk = engine.desk
     suspicions = desk.fetch(sql.SUSPICIONS).to_pylist()[0]
     if suspicions["came"]:
         engine.share("suspicious", desk.fetch(sql.SUSPICIOUS))
-        engine.gather("suspects", sql.suspects(engine.dialect))
+        engine.gather("suspects", sql.suspects(engine.dialect, has_bursts))
     else:
         desk.keep("suspects", sql.NONE_FOUND)
     asked_for = desk.fetch(sql.ASKED_FOR)
     if asked_for.num_rows:
         engine.share("asked_for", asked_for)
-        engine.gather("published_ones", sql.published_ones(engine.dialect))
+        engine.gather("published_ones", sql.published_ones(engine.dialect, has_bursts))
     else:
         desk.keep("published_ones", sql.NONE_FOUND)
     desk.keep("visits", sql.visits("rare WHERE kind = 'moved'"))
@@ -406,3 +406,43 @@ def _by_protocol(clients: pa.Table) -> dict[str, dict[str, int]]:
     protocols = pa.array([protocol_of(run) for run in clients.column("run").to_pylist()], pa.string())
     names = sorted(set(protocols.to_pylist()))
     return {name: _totals(clients.filter(pc.equal(protocols, name))) for name in names}
+
+
+# --- compared with another observer ---
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    run: str
+    what: str
+    audit: int
+    other: int
+
+
+def counts_by_run(out: Path) -> dict[str, Counter[str]]:
+    """Return the counts of each run from the tables of an audit."""
+    counts: dict[str, Counter[str]] = {}
+    streams = pq.read_table(out / "streams").group_by("run").aggregate([(name, "sum") for name in COUNTS])
+    for row in streams.to_pylist():
+        counts[row["run"]] = Counter({name: row[f"{name}_sum"] for name in COUNTS})
+    publishers = pq.read_table(out / "publishers.parquet")
+    for row in publishers.group_by("run").aggregate([("published", "sum")]).to_pylist():
+        counts.setdefault(row["run"], Counter())["published"] = row["published_sum"]
+    for run in pq.read_table(out / "handoffs.parquet", columns=["run"]).column("run").to_pylist():
+        counts.setdefault(run, Counter())["handoffs"] += 1
+    return counts
+
+
+def disagreements(out: Path, verdicts: Mapping[str, Mapping[str, int]]) -> list[Disagreement]:
+    """Return the differences between the audit and these verdicts (run to name to count), including
+    missing runs."""
+    counts = counts_by_run(out)
+    # Whoever saw the run would not know of what was never published.
+    known = {run: {"invented": 0, **verdict} for run, verdict in verdicts.items()}
+    strange = {run: dict.fromkeys(of_run, 0) for run, of_run in counts.items() if run not in known}
+    return [
+        Disagreement(run, what, counts.get(run, Counter())[what], count)
+        for run, verdict in {**known, **strange}.items()
+        for what, count in verdict.items()
+        if counts.get(run, Counter())[what] != count
+    ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from roamcast.pipeline.dialects import DUCKDB, Dialect
+from roamcast.pipeline.engines import DUCKDB, Dialect
 from roamcast.pipeline.matching import FilterTable, pairs_sql
 from roamcast.protocol.records import (
     FREQUENT_KINDS,
@@ -333,7 +333,7 @@ SELECT /*+ BROADCAST(p) */ r.run AS run, node, sequence, time, publisher_id, inc
     notifications, attributes
 FROM published AS r JOIN publishers AS p ON {_OF_PUBLISHER} WHERE number > 0
 """
-"""Publishes that are promised to subscribers: only numbered ones."""
+"""Publishes that must reach subscribers: only numbered ones."""
 
 
 def owed(table: FilterTable, dialect: Dialect, clock_error_s: float) -> str:
@@ -513,9 +513,14 @@ NONE_FOUND = f"SELECT {_ALL_NULL} WHERE false"
 """No suspects, and no published notifications, with their columns."""
 
 
-def published_ones(dialect: Dialect) -> str:
+def _each_number(dialect: Dialect, has_bursts: bool) -> str:
+    """The numbers of a row's notifications, one by one."""
+    return dialect.unnest_range("number", "number + notifications - 1") if has_bursts else "number"
+
+
+def published_ones(dialect: Dialect, has_bursts: bool) -> str:
     """Select the published notifications, one per row, that the table `asked_for` names."""
-    number = dialect.unnest_range("number", "number + notifications - 1")
+    number = _each_number(dialect, has_bursts)
     return f"""
 SELECT e.* FROM (
     SELECT *, {_PLACE} AS place FROM (
@@ -548,14 +553,14 @@ WHERE place IS NOT NULL AND NOT {_MISSING}
 """
 
 
-def suspects(dialect: Dialect) -> str:
+def suspects(dialect: Dialect, has_bursts: bool) -> str:
     """Return the rows of repeated, late or unwanted deliveries."""
-    number = dialect.unnest_range("number", "number + notifications - 1")
     return f"""
 WITH one_by_one AS (
     SELECT kind AS told_by, run, client, publisher, incarnation, time, broker, node, sequence, published_at,
-        came, stream, publisher_id, incarnation_rank, {number} AS number
+        came, stream, publisher_id, incarnation_rank, {_each_number(dialect, has_bursts)} AS number
     FROM known WHERE reason IS NULL
+        AND (stream IS NULL OR stream IN (SELECT stream FROM suspicious))
 ), placed AS (SELECT *, {_PLACE} AS place FROM one_by_one),
 compared AS (
     SELECT p.*, CASE

@@ -254,7 +254,8 @@ def _topic(pattern: TopicPattern, negative: bool) -> Allowed:
 
 
 def java_quoted(text: str) -> str:
-    r"""Text as itself in a regular expression of Java's; `\E` alone would end a quotation."""
+    r"""Return a Java regular expression that matches this text literally; `\E` alone would end a
+    quotation."""
     return "".join(f"\\{sign}" if sign in r"\^$.|?*+()[]{}-/" else sign for sign in text)
 
 

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as fn
 
 from roamcast.errors import InputError
-from roamcast.pipeline.trace_files import seconds_of
+from roamcast.pipeline.sightings import seconds_of
 from roamcast.pipeline.visits import Rows, map_groups
 
 COLUMNS: Mapping[str, str] = {

@@ -17,10 +17,9 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import StringType, StructType
 
 from roamcast.pipeline.audit_sql import NODE, ROW
-from roamcast.pipeline.log_files import spark_schema
 from roamcast.pipeline.matching import problem_of_filter
 from roamcast.pipeline.output import results
-from roamcast.pipeline.places import Files, Place, Store, rows_in, url_of
+from roamcast.pipeline.places import Files, Place, Store, rows_in, spark_schema, url_of
 from roamcast.pipeline.spark_engine import files_of, problem, read_log, with_values
 from roamcast.protocol.records import COLUMNS
 

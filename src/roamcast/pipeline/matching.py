@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -28,7 +28,9 @@ from roamcast.pipeline.conditions import (
     encode,
     leaves_of,
 )
-from roamcast.pipeline.dialects import Dialect
+
+if TYPE_CHECKING:
+    from roamcast.pipeline.engines import Dialect
 
 KEYS_MAX = 16
 """Maximum length of a list of values that becomes the key of a box."""

@@ -18,10 +18,10 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
 from roamcast.pipeline.audit_sql import MUST, standing, subscriptions
-from roamcast.pipeline.dialects import SPARK
-from roamcast.pipeline.log_files import spark_schema
+from roamcast.pipeline.engines import SPARK
 from roamcast.pipeline.matching import filter_table, problem_of_filter
-from roamcast.pipeline.measures import delays
+from roamcast.pipeline.metrics import delays
+from roamcast.pipeline.places import spark_schema
 from roamcast.pipeline.spark_engine import (
     OWN_WORD,
     matching_pairs,
@@ -73,7 +73,7 @@ class MinutesState:
     changes: DataFrame
     """Rows about subscriptions, and about which clients keep records."""
     steps: DataFrame
-    """The last step of each client and of each handoff, which the next one may end."""
+    """The last step of each client and of each handoff, which later rows may complete."""
     balances: DataFrame
     """Notifications that a client must or may receive, and how often it did."""
     minutes: DataFrame

@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, GroupedData, Window
 from pyspark.sql import functions as fn
 
 from roamcast.errors import InputError
 from roamcast.models.ctmc import Forks, MeanTimes, neighbouring_chain, presence
 from roamcast.models.mobility import Visit, evaluate
-from roamcast.models.next_broker import bounded_graph, check_bounds, contexts_of, graph_document
+from roamcast.models.next_broker import Edge, bounded_graph, check_bounds, contexts_of, graph_document
 from roamcast.models.residence import KINDS, Stays, fitted_chain, presence_error
-from roamcast.pipeline.neighbours import before, edges, first_order, hit_rates
 from roamcast.pipeline.residence import (
     counted_stays,
     exponential_tests,
@@ -23,7 +22,7 @@ from roamcast.pipeline.residence import (
     residence_summary,
     residence_times,
 )
-from roamcast.pipeline.visits import moves
+from roamcast.pipeline.visits import Rows, map_groups, moves
 
 HOT_SPOTS_MAX = 20
 SHARES = tuple(part / 20 for part in range(1, 20))
@@ -51,7 +50,7 @@ class ModelSettings:
     def check(self) -> None:
         check_bounds(self.degree, self.mass)
         if not 0.0 < self.learn_share <= 1.0:
-            raise InputError(f"--learn-share {self.learn_share}: valid is a share above 0, at most 1")
+            raise InputError(f"--learn-share {self.learn_share}: valid is a number above 0, at most 1")
         if not 1 <= self.k_max <= 100:
             raise InputError(f"--k {self.k_max}: valid is 1 to 100")
         if not 0.0 <= self.handoff_s < float("inf"):
@@ -225,3 +224,122 @@ def even_chain(stays: Mapping[str, Stays]) -> Any:
     return neighbouring_chain(
         graph, times, Forks(forks["connect_to_handoff"] or 0.0, forks["disconnect_to_handoff"] or 0.0)
     )
+
+
+# --- the neighbour graph (Gaddah 3.3), and its hit rates ---
+
+PRIOR_MOVES = 5
+"""Weight of the first order in the second, in moves."""
+
+
+def first_order(moves: DataFrame) -> DataFrame:
+    """Count moves by present and next broker: number, probability, and time of the last one."""
+    return _with_probability(moves.groupBy("here", "next"), ["here"])
+
+
+def second_order(moves: DataFrame) -> DataFrame:
+    """Count moves by previous, present and next broker."""
+    known = moves.where("previous is not null")
+    return _with_probability(known.groupBy("previous", "here", "next"), ["previous", "here"])
+
+
+def _with_probability(groups: GroupedData, given: list[str]) -> DataFrame:
+    counted = groups.agg(fn.count("*").alias("moves"), fn.max("at_s").alias("last_s"))
+    total = fn.sum("moves").over(Window.partitionBy(*given))
+    return counted.select("*", (fn.col("moves") / total).alias("probability"))
+
+
+def edges(graph: DataFrame) -> list[Edge]:
+    return [
+        Edge(row.here, row.next, row.moves, row.last_s)
+        for row in graph.select("here", "next", "moves", "last_s").orderBy("here", "next").collect()
+    ]
+
+
+# --- prediction ---
+
+
+def before(moves: DataFrame, at_s: float) -> DataFrame:
+    """Return the moves to learn from, which precede this time."""
+    return moves.where(fn.col("at_s") < at_s)
+
+
+def hit_rates(moves: DataFrame, at_s: float, k_max: int) -> list[dict[str, object]]:
+    """How often the next broker was among the first k that were predicted, for moves from `at_s` on.
+
+    `first` and `second` know what happened before, and nothing of what they are tried on; `second`
+    leans on `first` where it has seen little of a way. `lru` learns on: for each broker, the last k
+    destinations that were used. `busiest` are the brokers that were moved to most, wherever one is.
+    """
+    moves = moves.cache()
+    learned = before(moves, at_s)
+    first = _ranks(first_order(learned), ["here"], "first")
+    second = _ranks(_smoothed(learned), ["previous", "here"], "second", by="score")
+    known_ways = learned.where("previous is not null").select("previous", "here").distinct()
+    busiest = _ranks(
+        learned.groupBy("next").agg(fn.count("*").alias("moves")).withColumn("one", fn.lit(1)), ["one"],
+        "busiest",
+    ).drop("one")  # fmt: skip
+    judged = (
+        _lru_ranks(moves)
+        .where(fn.col("at_s") >= at_s)
+        .join(first, ["here", "next"], "left")
+        .join(second, ["previous", "here", "next"], "left")
+        .join(known_ways.withColumn("known", fn.lit(True)), ["previous", "here"], "left")
+        .join(busiest, ["next"], "left")
+        .withColumn("second", fn.when(fn.col("known"), fn.col("second")).otherwise(fn.col("first")))
+    )
+    models = ("first", "second", "lru", "busiest")
+    shares = [
+        fn.avg(fn.when(fn.col(model) <= k, 1.0).otherwise(0.0)).alias(f"{model}_{k}")
+        for model in models
+        for k in range(1, k_max + 1)
+    ]
+    row = judged.agg(fn.count("*").alias("moves"), *shares).collect()[0]
+    moves.unpersist()
+    if not row["moves"]:
+        return []
+    return [
+        {"k": k, "moves": row["moves"], **{model: row[f"{model}_{k}"] for model in models}}
+        for k in range(1, k_max + 1)
+    ]
+
+
+def _smoothed(learned: DataFrame) -> DataFrame:
+    """Second order where it has seen enough, else first: as if each way had begun with a few of its moves."""
+    first = first_order(learned).select("here", "next", "probability")
+    counted = second_order(learned).select("previous", "here", "next", "moves")
+    ways = counted.groupBy("previous", "here").agg(fn.sum("moves").alias("total"))
+    score = (fn.coalesce("moves", fn.lit(0)) + PRIOR_MOVES * fn.col("probability")) / (
+        fn.col("total") + PRIOR_MOVES
+    )
+    return (
+        ways.join(first, "here")
+        .join(counted, ["previous", "here", "next"], "left")
+        .select("previous", "here", "next", score.alias("score"))
+    )
+
+
+def _ranks(graph: DataFrame, given: list[str], name: str, by: str = "moves") -> DataFrame:
+    order = Window.partitionBy(*given).orderBy(fn.desc(by), "next")
+    return graph.select(*given, "next", fn.row_number().over(order).alias(name))
+
+
+def _lru_ranks(moves: DataFrame) -> DataFrame:
+    """With each move, at which place its broker's list of last used destinations had the next one."""
+    # In a trace of snapshots many move at once. In which order must not depend on where they go.
+    tie = fn.xxhash64("client").alias("tie")
+    needed = moves.select("here", "previous", "next", "at_s", tie)
+    schema = "here string, previous string, next string, at_s double, lru int"
+    return map_groups(needed, ["at_s", "tie"], lru_of_broker, schema)
+
+
+def lru_of_broker(rows: Rows) -> Rows:
+    """The moves from one broker, in order, each with the place of its destination in the list before it."""
+    recent: list[str] = []
+    for here, previous, target, at_s, _ in rows:
+        place = recent.index(target) + 1 if target in recent else None
+        if place is not None:
+            del recent[place - 1]
+        recent.insert(0, target)
+        yield here, previous, target, at_s, place

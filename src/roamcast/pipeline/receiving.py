@@ -10,7 +10,7 @@ from threading import Event, Thread
 from roamcast.client import Client, Notification
 from roamcast.errors import InputError
 from roamcast.pipeline.inbox import Inbox, Received
-from roamcast.pipeline.source_options import PEEK_MAX, RECEIVE_MAX, Options
+from roamcast.pipeline.source_format import PEEK_MAX, RECEIVE_MAX, Options
 
 STOP_WITHIN_S = 5.0
 LOOK_EVERY_S = 0.05

@@ -1,4 +1,4 @@
-"""Starts and stops Spark without output, with settings that suit the machine.
+"""Starts and stops Spark without output, with settings that fit the machine; masters, and a Java for them.
 
 The output of Java goes into a file: users do not need it, and if Spark does not start, the file says why.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -15,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from zlib import crc32
 
 import pyspark
@@ -24,7 +28,112 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from roamcast.errors import InputError
-from roamcast.pipeline.master import LOCAL, check_master, find_java, is_on_this_machine, is_one_process
+
+LOCAL = "local[*]"
+"""Every core of this machine, in one process."""
+
+ANSWER_WITHIN_S = 5.0
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+_IN_ONE_PROCESS = re.compile(r"local(\[(\*|[1-9]\d*)(,\s*[1-9]\d*)?\])?")
+_IN_PROCESSES = re.compile(r"local-cluster\[\s*[1-9]\d*\s*,\s*[1-9]\d*\s*,\s*[1-9]\d*\s*\]")
+_STANDALONE = re.compile(r"spark://(?P<hosts>[^\s/,]+:\d+(,[^\s/,]+:\d+)*)")
+_KUBERNETES = re.compile(r"k8s://(?P<url>\S+)")
+
+VALID = "local[*], local[N], local-cluster[N,CORES,MB], spark://HOST:PORT, k8s://https://HOST:PORT and yarn"
+
+
+def is_one_process(master: str) -> bool:
+    """Return whether driver and executors share one process, and its memory."""
+    return _IN_ONE_PROCESS.fullmatch(master) is not None
+
+
+def is_on_this_machine(master: str) -> bool:
+    return is_one_process(master) or _IN_PROCESSES.fullmatch(master) is not None
+
+
+def check_master(master: str) -> None:
+    """Refuse what is no master's URL, and one under which nobody answers."""
+    if is_on_this_machine(master) or master == "yarn":
+        return
+    addresses = list(_addresses(master))
+    problems = [_connect(host, port) for host, port in addresses]
+    if all(problems):
+        raise InputError(f"--master {master}: nobody answers there ({problems[0]})")
+
+
+def _addresses(master: str) -> list[tuple[str, int]]:
+    """The places of which one must answer."""
+    standalone, kubernetes = _STANDALONE.fullmatch(master), _KUBERNETES.fullmatch(master)
+    try:
+        if standalone:
+            return [_address(f"spark://{one}") for one in standalone["hosts"].split(",")]
+        if kubernetes:
+            url = kubernetes["url"]
+            return [_address(url if "://" in url else f"https://{url}")]
+    except ValueError:
+        pass  # A port out of range, or a bracket that is not closed.
+    raise InputError(f"--master {master!r}: is no Spark master; valid are {VALID}")
+
+
+def _address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    port = parts.port or DEFAULT_PORTS.get(parts.scheme)
+    if not parts.hostname or not port:
+        raise ValueError(url)
+    return parts.hostname, port
+
+
+def _connect(host: str, port: int) -> str:
+    """Why there is no connection; "" if there is one."""
+    try:
+        with socket.create_connection((host, port), timeout=ANSWER_WITHIN_S):
+            return ""
+    except OSError as error:
+        return f"{host}:{port}: {(error.strerror or str(error)).lower()}"
+
+
+# --- Java ---
+
+SUPPORTED = (17, 21)
+"""Java versions that PySpark 4 supports."""
+JVM_FOLDER = Path("/usr/lib/jvm")
+
+
+def find_java(jvm_folder: Path = JVM_FOLDER) -> Path:
+    """The home of a Java that Spark runs on: the one of JAVA_HOME, of the PATH, or any that is installed."""
+    for java in _candidates(jvm_folder):
+        if version_of(java) in SUPPORTED:
+            return java.resolve().parent.parent
+    versions = " or ".join(map(str, SUPPORTED))
+    raise InputError(
+        f"Spark needs Java {versions} and none was found; install one"
+        " (Debian: apt-get install openjdk-17-jre-headless) or name it in JAVA_HOME"
+    )
+
+
+def _candidates(jvm_folder: Path) -> Iterator[Path]:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        yield Path(home, "bin", "java")
+    found = shutil.which("java")
+    if found:
+        yield Path(found)
+    for version in SUPPORTED:
+        yield from sorted(jvm_folder.glob(f"*-{version}-*/bin/java"))
+
+
+def version_of(java: Path) -> int | None:
+    """The major version of a java command; None if it does not start or does not say."""
+    try:
+        answer = subprocess.run(
+            [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    return int(found[1]) if found else None
+
 
 HEAP_SHARE = 0.5
 """Share of the machine's memory; the rest is for Python's workers, the system and its file cache."""
@@ -35,6 +144,8 @@ ROWS_PER_ARROW_BATCH = 16_384
 OPEN_COST_BYTES = 1 << 18
 ROWS_PER_PARTITION = 250_000
 PARTITIONS_MIN, PARTITIONS_MAX = 4, 1_000
+PARTITION_BYTES = "8m"
+"""Spark joins small partitions up to this size, compressed: a row of ten bytes takes a hundred in memory."""
 
 _NO_EARLY_COLLECTIONS = "-XX:MetaspaceSize=192m -XX:NewSize=192m"
 """Prevents early garbage collections: loading Spark's classes alone would cause several before a
@@ -75,7 +186,7 @@ def start_spark(
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
     chosen = _settings(master, memory_mb, small, scratch)
-    if small and is_one_process(master) and not any(key.startswith(OTHER_CLASSES) for key in settings or ()):
+    if is_one_process(master) and not any(key.startswith(OTHER_CLASSES) for key in settings or ()):
         chosen["spark.driver.extraJavaOptions"] += f" {_with_known_classes(scratch)}"
     for key, value in {**chosen, **(settings or {})}.items():
         conf.set(key, value)
@@ -202,6 +313,8 @@ def _settings(master: str, memory_mb: int | None, small: bool, scratch: Path) ->
     }
     if small:
         settings["spark.sql.shuffle.partitions"] = "2"
+    else:
+        settings["spark.sql.adaptive.advisoryPartitionSizeInBytes"] = PARTITION_BYTES
     for part in ("driver", "executor"):
         settings[f"spark.{part}.extraJavaOptions"] = SMALL_JAVA if small else LARGE_JAVA
     if is_on_this_machine(master):

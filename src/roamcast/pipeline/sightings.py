@@ -11,12 +11,20 @@ A sighting is a moment, and nothing is known between two of them. These rules fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import csv
+import gzip
+import shutil
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, NamedTuple
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as fn
 
 from roamcast.errors import InputError
 from roamcast.pipeline.visits import Rows, map_groups
@@ -103,3 +111,63 @@ def visits_of(sightings: DataFrame, run: str, rules: Rules) -> DataFrame:
 
     ordered = sightings.select("client", "at_s", "broker")
     return map_groups(ordered, ["at_s", "broker"], of_client, VISITS_SCHEMA)
+
+
+# --- files of traces: text, plain, compressed, or in a zip archive ---
+
+
+@contextmanager
+def readable(files: Sequence[Path]) -> Iterator[list[Path]]:
+    """The files as Spark can read them: what is in a zip archive is unpacked until the block ends."""
+    with TemporaryDirectory(prefix="roamcast-trace-") as folder:
+        yield [_unpacked(file, Path(folder) / str(i)) for i, file in enumerate(files)]
+
+
+def _unpacked(file: Path, folder: Path) -> Path:
+    if file.suffix != ".zip":
+        return file
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".csv")]
+            if len(names) != 1:
+                raise InputError(f"{file}: holds {len(names)} CSV files; expected one")
+            folder.mkdir()
+            # Under a name of ours: one from an archive may point anywhere.
+            with archive.open(names[0]) as source, (folder / "trace.csv").open("wb") as target:
+                shutil.copyfileobj(source, target)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise InputError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
+    return folder / "trace.csv"
+
+
+def read_table(spark: SparkSession, files: Sequence[Path], columns: Mapping[str, str]) -> DataFrame:
+    """The named columns of the files as text; `columns` maps our name to theirs."""
+    for file in files:
+        header = _header(file)
+        for ours, theirs in columns.items():
+            if theirs not in header:
+                raise InputError(
+                    f"{file} line 1: no column {theirs!r} for the {ours}; there are {', '.join(header)}"
+                )
+    frames = spark.read.option("header", True).option("escape", '"').csv([str(f.absolute()) for f in files])
+    # In backquotes, because a name may hold dots and brackets.
+    return frames.select(*(fn.col(f"`{theirs}`").alias(ours) for ours, theirs in columns.items()))
+
+
+def _header(file: Path) -> list[str]:
+    try:
+        with _open(file) as lines:
+            line = lines.readline()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: {getattr(error, 'strerror', None) or 'is no text in UTF-8'}") from None
+    return next(csv.reader([line.strip()]), [])
+
+
+def _open(file: Path) -> IO[str]:
+    return gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
+
+
+def seconds_of(column: str) -> Column:
+    """A time in ISO form, or seconds since 1970, as seconds since 1970; null where it is neither."""
+    stamp = fn.expr(f"try_to_timestamp({column})")
+    return fn.coalesce(fn.expr(f"try_cast({column} as double)"), stamp.cast("double"))

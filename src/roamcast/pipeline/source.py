@@ -35,8 +35,16 @@ from roamcast.client import Client
 from roamcast.errors import InputError
 from roamcast.pipeline.inbox import Inbox, decode
 from roamcast.pipeline.receiving import Receiver, as_rows, retained, waiting_for
-from roamcast.pipeline.source_columns import as_column, attribute_columns, attributes_of, selector_of
-from roamcast.pipeline.source_options import FORMAT, RETAINED, Options, parse_options
+from roamcast.pipeline.source_format import (
+    FORMAT,
+    RETAINED,
+    Options,
+    as_column,
+    attribute_columns,
+    attributes_of,
+    parse_options,
+    selector_of,
+)
 
 COLUMNS = {
     "topic": "string", "payload": "binary", "qos": "int", "retain": "boolean",

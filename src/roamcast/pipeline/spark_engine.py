@@ -17,12 +17,20 @@ from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
 from roamcast.errors import InputError
 from roamcast.pipeline import audit_sql as sql
 from roamcast.pipeline.audit import audit
-from roamcast.pipeline.dialects import SPARK
-from roamcast.pipeline.engines import KEPT, DuckEngine, duck_desk
-from roamcast.pipeline.log_files import VERSION_KEY, find_log_files, spark_schema, version_problem
+from roamcast.pipeline.engines import KEPT, SPARK, DuckEngine, duck_desk
 from roamcast.pipeline.matching import Asked, FilterTable, decoded, decoder, pairs_sql, unreadable_in
 from roamcast.pipeline.output import Output, results
-from roamcast.pipeline.places import Files, Place, Store, checked_log, rows_in
+from roamcast.pipeline.places import (
+    VERSION_KEY,
+    Files,
+    Place,
+    Store,
+    checked_log,
+    find_log_files,
+    rows_in,
+    spark_schema,
+    version_problem,
+)
 from roamcast.protocol.records import KINDS, LIFE_MARK
 
 COLLECTED_ROWS = 2_000_000
@@ -30,7 +38,8 @@ COLLECTED_ROWS = 2_000_000
 files.
 """
 DECODED_HERE_ROWS = 100_000
-"""Maximum rows whose attributes the driver decodes, faster than a Python worker would start."""
+"""Up to this many rows the driver decodes the attributes itself, which is faster than starting a Python
+worker."""
 DESK_MB = 768
 """Memory of the desk; beyond it the desk uses the disk."""
 

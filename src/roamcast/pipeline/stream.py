@@ -25,10 +25,9 @@ from pyspark.sql import functions as fn
 from pyspark.sql.streaming.query import StreamingQuery
 
 from roamcast.errors import InputError
-from roamcast.pipeline.log_files import find_log_files, has_files, spark_schema
 from roamcast.pipeline.minutes import MINUTE_S, NAMES, MinutesState, close, empty_state, shown
 from roamcast.pipeline.output import read_text, write_file, write_text
-from roamcast.pipeline.places import ArrowFiles, Files, Place, url_of
+from roamcast.pipeline.places import ArrowFiles, Files, Place, find_log_files, has_files, spark_schema, url_of
 from roamcast.pipeline.spark_engine import files_of
 
 STATES, CHECKPOINT = "state", "checkpoint"

@@ -33,7 +33,7 @@ def views(engine: Engine) -> dict[str, View]:
             f"SELECT * FROM log WHERE {sql.usable('published')}",
         ),
         "deliveries": View(
-            "notifications that a client says it got",
+            "notifications that a client recorded as delivered",
             ("run", "time", "client", "broker", *_BURST, "published_at", "delay_s", "reason"),
             f"SELECT *, time - published_at AS delay_s FROM log WHERE {sql.usable('delivered')}",
         ),
@@ -43,19 +43,19 @@ def views(engine: Engine) -> dict[str, View]:
             f"SELECT * FROM log WHERE {sql.usable('dropped')}",
         ),
         "subscriptions": View(
-            "what clients asked for: issued, settled everywhere, taken back, ended everywhere",
+            "subscriptions of clients: when issued, settled everywhere, withdrawn, ended everywhere",
             ("run", "client", "filter", "issued_time", "settled_time", "ending_time", "ended_time"),
             sql.subscriptions(
                 engine.dialect, f"(SELECT * FROM log WHERE {sql.usable(*sql.CHANGES, 'detached')})"
             ),
         ),
         "visits": View(
-            "stays of a client at a broker, by the client's own word",
+            "stays of a client at a broker, according to the client",
             ("run", "client", "broker", "came_from", "left_at", "attached_at", "until", "is_handoff"),
             sql.visits(f"(SELECT * FROM log WHERE {sql.usable('moved')}) AS rare"),
         ),
         "handoffs": View(
-            "moves of a client from one broker to another, by the client's own word",
+            "moves of a client from one broker to another, according to the client",
             ("run", "client", "came_from", "broker", "left_at", "attached_at", "away_s"),
             "SELECT *, attached_at - left_at AS away_s FROM visits WHERE is_handoff",
         ),
@@ -75,7 +75,7 @@ def views(engine: Engine) -> dict[str, View]:
             ) AS stepped WHERE kind = 'attached'""",
         ),
         "clients": View(
-            "clients, and what they did",
+            "clients, with counts of what they did",
             ("run", "client", "first_time", "last_time", "sessions", "handoffs", "published", "delivered"),
             f"""SELECT run, client, min(time) AS first_time, max(time) AS last_time,
                 {_counted("attached", "sessions", "node = broker")},
@@ -84,7 +84,7 @@ def views(engine: Engine) -> dict[str, View]:
             FROM log WHERE client IS NOT NULL GROUP BY run, client""",
         ),
         "brokers": View(
-            "brokers, and what they did",
+            "brokers, with counts of what they did",
             ("run", "broker", "first_time", "last_time", "clients", "sessions", "published", "forwarded"),
             f"""SELECT run, node AS broker, min(time) AS first_time, max(time) AS last_time,
                 count(DISTINCT CASE WHEN kind = 'attached' THEN client END) AS clients,

@@ -18,7 +18,7 @@ from typing import Literal
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as fn
 
-from roamcast.pipeline.trace_files import seconds_of
+from roamcast.pipeline.sightings import seconds_of
 from roamcast.pipeline.visits import Rows, map_groups
 
 By = Literal["spot", "room"]

@@ -310,7 +310,7 @@ class PeersExpected(Command, frozen=True):
 
 
 class TellHeld(Command, frozen=True):
-    """Write down what the clients of the sessions here are subscribed to: no log may have it."""
+    """Write records of the subscriptions of all sessions here, because possibly no log has them."""
 
 
 class InPlaceOf(Command, frozen=True):

@@ -12,6 +12,7 @@ import msgspec
 from roamcast.protocol.notification import HELD_BYTES, Burst
 from roamcast.state import State
 
+UNCOUNTED = -1
 ARRIVALS_KEPT_MIN = 256
 """Remembered arrivals beyond which a buffer removes obsolete ones."""
 
@@ -40,7 +41,7 @@ class Buffer:
     __state__ = State(
         "buffer",
         saved=("limit_bytes", "limits", "used_bytes", "_arrivals", "_tidy_at"),
-        derived=("last", "taken_bytes"),
+        derived=("last", "last_held", "taken_bytes"),
     )
 
     def __init__(self, limit_bytes: int | None = None, limits: QueueLimits | None = None) -> None:
@@ -58,12 +59,14 @@ class Buffer:
         added to several queues in a row counts once."""
         self.last: Burst | None = None
         """The burst added last."""
+        self.last_held = 0
+        """Its `held`, for all queues that get it."""
 
     def take(self, burst: Burst, size: int) -> None:
         if burst is self.last:
             self.taken_bytes += HELD_BYTES
         else:
-            self.last = burst
+            self.last, self.last_held = burst, size
             self.taken_bytes += size
 
     def added(self, queue: DeliveryQueue, end: int, burst: Burst) -> list[tuple[DeliveryQueue, Burst]]:
@@ -114,8 +117,8 @@ class DeliveryQueue:
     """
 
     __slots__ = (
-        "_buffer", "_limited", "_limits", "appended", "base", "in_flight", "in_flight_bytes", "popped",
-        "sent", "size_bytes", "stream", "waiting",
+        "_buffer", "_limited", "_limits", "_sent_bytes", "appended", "base", "in_flight", "popped", "sent",
+        "size_bytes", "stream", "waiting",
     )  # fmt: skip
 
     __state__ = State(
@@ -125,7 +128,7 @@ class DeliveryQueue:
             "_buffer", "_limited", "_limits", "appended", "backlog", "base", "in_flight", "popped", "sent",
             "size_bytes", "stream",
         ),
-        derived=("in_flight_bytes", "waiting"),
+        derived=("_sent_bytes", "waiting"),
         lifts={1: _lift_1},
     )  # fmt: skip
 
@@ -145,12 +148,17 @@ class DeliveryQueue:
         self._limits = buffer.limits if buffer is not None else None
         self.size_bytes = 0
         """Counted only if there are limits."""
-        self.in_flight_bytes = 0
+        self._sent_bytes = UNCOUNTED
+        """Bytes in flight, counted from when they could exceed their limit until the queue is empty."""
 
     def _restore(self) -> None:
         self.in_flight = list(self.in_flight)  # Older snapshots contain a deque.
         self.waiting = deque(self.waiting) if self.waiting else _NOTHING
-        self.in_flight_bytes = sum(burst.held for burst in self.in_flight)
+        self._sent_bytes = UNCOUNTED
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return sum(burst.held for burst in self.in_flight)
 
     @property
     def backlog(self) -> list[Burst] | None:
@@ -172,7 +180,7 @@ class DeliveryQueue:
         """Apply new limits; excess is dropped when the next burst arrives."""
         if self._limits is None or limits is None:
             self.size_bytes = sum(burst.held for burst in self.bursts()) if limits is not None else 0
-        self._limits = limits
+        self._limits, self._sent_bytes = limits, UNCOUNTED
 
     def join(self, buffer: Buffer) -> list[tuple[DeliveryQueue, Burst]]:
         """Join a buffer; return the dropped bursts, of this or another queue."""
@@ -216,19 +224,21 @@ class DeliveryQueue:
         count, limits, buffer = burst.count, self._limits, self._buffer
         if self.waiting or self._limited or self.sent - self.base + count > window:
             return 0
-        appended, size = self.appended + count, burst.held
+        appended = self.appended + count
         if limits is not None:
+            size = buffer.last_held if buffer is not None and burst is buffer.last else burst.held
             size_bytes = self.size_bytes + size
             if size_bytes > limits.bytes_max or appended - self.popped > limits.notifications_max:
                 return 0
-            if self.in_flight_bytes + size > limits.in_flight_bytes_max and self.in_flight:
+            if size_bytes > limits.in_flight_bytes_max and self.in_flight:
                 return 0
             self.size_bytes = size_bytes
+            if self._sent_bytes != UNCOUNTED:
+                self._sent_bytes += size
             if buffer is not None:
                 buffer.take(burst, size)
         self.appended = appended
         self.in_flight.append(burst)
-        self.in_flight_bytes += size
         sequence = self.sent + 1
         self.sent += count
         return sequence
@@ -264,17 +274,20 @@ class DeliveryQueue:
         """Send what fits into the window; returns (sequence, burst) for each, now in flight."""
         room = window - (self.sent - self.base)
         limits, taken = self._limits, []
+        bytes_max = limits.in_flight_bytes_max if limits is not None else self.size_bytes
+        if self.size_bytes > bytes_max and self._sent_bytes == UNCOUNTED:
+            self._sent_bytes = self.in_flight_bytes
         while self.waiting and room > 0:
             burst = self.waiting[0]
-            in_flight_bytes = self.in_flight_bytes + burst.held
-            if limits is not None and in_flight_bytes > limits.in_flight_bytes_max and self.in_flight:
+            if self._sent_bytes != UNCOUNTED and self.in_flight and self._sent_bytes + burst.held > bytes_max:
                 break
             self.waiting.popleft()
             if burst.count > room:
                 self.waiting.appendleft(burst.tail(room))
                 burst = burst.head(room)
             self.in_flight.append(burst)
-            self.in_flight_bytes += burst.held
+            if self._sent_bytes != UNCOUNTED:
+                self._sent_bytes += burst.held
             taken.append((self.sent + 1, burst))
             self.sent += burst.count
             room -= burst.count
@@ -298,17 +311,16 @@ class DeliveryQueue:
         can be acknowledged, too.
         """
         in_flight = self.in_flight
-        if in_flight and in_flight[0].count == sequence - self.base:
-            # Nearly always: the client acknowledges each burst separately, in order.
-            self.base = sequence
-            if len(in_flight) > 1 or self.waiting or self._limited:
-                return self._pop_front(in_flight).count
-            # The last one: the queue is empty, so no sums are needed.
+        if in_flight and sequence == self.sent and not self.waiting and not self._limited:
+            # Nearly always: the client has everything, so no sums are needed.
             in_flight.clear()
             count = self.appended - self.popped
-            self.popped = self.appended
-            self.size_bytes = self.in_flight_bytes = 0
+            self.base, self.popped = sequence, self.appended
+            self.size_bytes, self._sent_bytes = 0, UNCOUNTED
             return count
+        if in_flight and in_flight[0].count == sequence - self.base:
+            self.base = sequence
+            return self._pop_front(in_flight).count
         acknowledged = left = min(sequence - self.base, len(self))
         while left > 0:
             bursts: list[Burst] | deque[Burst] = self.in_flight or self.waiting
@@ -333,7 +345,7 @@ class DeliveryQueue:
         if self.in_flight:
             self.waiting = deque((*self.in_flight, *self.waiting))
             self.in_flight.clear()
-            self.in_flight_bytes = 0
+        self._sent_bytes = UNCOUNTED
         self.sent = self.base
 
     def drain(self) -> list[Burst]:
@@ -343,7 +355,7 @@ class DeliveryQueue:
             for burst in bursts:
                 self._buffer.removed(burst)
         # All at once: summing over the bursts would take as long as reading them.
-        self.popped, self.size_bytes, self.in_flight_bytes = self.appended, 0, 0
+        self.popped, self.size_bytes, self._sent_bytes = self.appended, 0, UNCOUNTED
         self.in_flight.clear()
         self.waiting = _NOTHING
         self.sent = self.base
@@ -362,12 +374,12 @@ class DeliveryQueue:
     def _pop_front(self, bursts: list[Burst] | deque[Burst]) -> Burst:
         burst = bursts[0]
         del bursts[0]
-        size = burst.held
         self.popped += burst.count
-        if bursts is self.in_flight:
-            self.in_flight_bytes -= size
         if self._limits is not None:
+            size = burst.held
             self.size_bytes -= size
+            if self._sent_bytes != UNCOUNTED and bursts is self.in_flight:
+                self._sent_bytes -= size
         if self._limited and self._buffer is not None:
             self._buffer.removed(burst)
         return burst

@@ -150,10 +150,10 @@ class Catalogue:
             known = self._named(name)
             if cls not in known:
                 full_name = f"{cls.__module__}.{cls.__qualname__}"
-                raise InputError(f"{full_name} declares no state where machines have theirs")
+                raise InputError(f"{full_name} is no class of a machine, or declares no state")
             if len(known) > 1:
                 others = " and ".join(f"{one.__module__}.{one.__qualname__}" for one in known)
-                raise InputError(f"the name {name} stands for {others}: give one another name (State)")
+                raise InputError(f"the name {name} is used by {others}: rename one of them (State)")
             found = self._fields[cls] = _describe(cls, name)
         return found
 
@@ -227,7 +227,7 @@ def _describe(cls: type, name: str) -> Fields:
         return Fields(cls, Kind.ENUM, name, states, ())
     if issubclass(cls, msgspec.Struct):
         if hasattr(cls, "__post_init__"):
-            raise InputError(f"a {cls.__name__} does something when it is made")
+            raise InputError(f"a {cls.__name__} runs code when it is created")
         kind = Kind.FROZEN_STRUCT if cls.__struct_config__.frozen else Kind.STRUCT
         return Fields(cls, kind, name, states, cls.__struct_fields__)
     if _is_named_tuple(cls):

@@ -184,7 +184,7 @@ class Config(Section, frozen=True):
 
 def _check(config: Config, warn: Warn) -> None:
     if "@" in config.broker.url:
-        raise InputError("broker.url is told to clients; set broker.user and broker.password_file instead")
+        raise InputError("clients are told broker.url; set broker.user and broker.password_file instead")
     if config.broker.kind not in known_kinds():
         hint = did_you_mean(config.broker.kind, known_kinds()) or f"known are {', '.join(known_kinds())}"
         raise InputError(f"broker.kind = {config.broker.kind}: {hint}")

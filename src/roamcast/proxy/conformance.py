@@ -82,7 +82,7 @@ async def messages_come_whole_in_order_and_with_their_identity(one: Adapter, oth
     ]
     for message in sent:
         await other.publish(message)
-    await until(lambda: len(got) >= len(sent), "what was published comes")
+    await until(lambda: len(got) >= len(sent), "everything published arrives")
     expect(got, sent, "messages come as they were published")
     await one.unsubscribe("whole", topic)
 
@@ -94,7 +94,7 @@ async def publishes_go_out_in_the_order_of_the_calls(one: Adapter, other: Adapte
     await one.subscribe("order", topic, got.append)
     sent = numbered(topic, 100)
     await asyncio.gather(*(other.publish(message) for message in sent))
-    await until(lambda: len(got) >= 100, "what was published comes")
+    await until(lambda: len(got) >= 100, "everything published arrives")
     expect(bodies(got), bodies(sent), "publishes that are begun together keep the order of the calls")
     await one.unsubscribe("order", topic)
 
@@ -134,7 +134,7 @@ async def a_suspended_name_gets_everything_when_it_resumes(one: Adapter, other: 
     expect(len(got), 1, "nothing comes while a name is suspended")
     expect(await one.resume("sleeper", (topic,), got.append), True, "resume says that the name was kept")
     await until(lambda: len(got) >= 51, "what was kept comes")
-    expect(bodies(got), [b"awake", *bodies(numbered(topic, 50))], "what was kept comes once and in order")
+    expect(bodies(got), [b"awake", *bodies(numbered(topic, 50))], "kept messages arrive once and in order")
     await one.unsubscribe("sleeper", topic)
 
 
@@ -150,7 +150,7 @@ async def another_process_continues_or_ends_what_one_left(one: Adapter, other: A
         await other.publish(message)
     expect(await other.resume("heir", (topic,), got.append), True, "resume says that the name was kept")
     await until(lambda: len(got) >= 10, "what was kept for another process comes")
-    expect(bodies(got), bodies(numbered(topic, 10)), "what was kept comes once and in order")
+    expect(bodies(got), bodies(numbered(topic, 10)), "kept messages arrive once and in order")
     await other.unsubscribe("heir", topic)
     await other.unsubscribe("dead", topic)
     await other.subscribe("dead", topic, got.append)

@@ -46,7 +46,7 @@ async def _serve(config: Config) -> None:
             loop.add_signal_handler(number, server.end)
         await server.run()
     except JournalFailed as error:
-        raise InputError(f"nothing can be promised any more: {error}") from None
+        raise InputError(f"messages can no longer be stored: {error}") from None
     finally:
         if endpoint is not None:
             await endpoint.stop()

@@ -303,11 +303,11 @@ class Service:
         if handler is not None:
             return ("busy", "this stay is being downloaded") if handler.is_frozen else None
         if (client, request.ticket) in self.buffers.gone:
-            return "expired", f"client {client!r}: this ticket was used before; take a new one"
+            return "expired", f"client {client!r}: this ticket was used before; draw a new one"
         if len(request.filters) > limits.filters_max:
             return "quota", f"{len(request.filters)} filters: at most {limits.filters_max} are kept"
         if len(self.buffers.by_id) >= limits.clients_max:
-            return "quota", f"site {self.site} keeps {limits.clients_max} clients already"
+            return "quota", f"site {self.site} already keeps {limits.clients_max} clients, its maximum"
         if self.buffers.bytes >= limits.bytes_total_max:
             return "quota", f"the buffers of site {self.site} are full"
         return None
@@ -517,7 +517,7 @@ class Service:
         if why == "taken":  # The client did not get the end of an earlier download.
             self.send(connection, messages.Downloaded(request))
         elif why == "expired":
-            text = f"client {client!r} stayed away for longer than its lease: its buffer was given up"
+            text = f"client {client!r} was away for longer than its lease: its buffer was deleted"
             self.refuse(connection, request, "expired", text)
         elif client in self.buffers.by_client:
             text = f"client {client!r} has a buffer at {self.site}, but not under this ticket"

@@ -84,7 +84,7 @@ class StompReader:
             if len(data) <= stop:
                 return None, at
             if data[stop] != 0:
-                raise StompError("a frame is longer than it says")
+                raise StompError("a frame is longer than its declared length")
         else:
             stop = data.find(b"\0", body_at)
             if stop < 0:

@@ -54,7 +54,7 @@ class Pipe:
         version = int.from_bytes(preface[len(messages.MAGIC) :], "big")
         if version != messages.WIRE_VERSION:
             here = messages.WIRE_VERSION
-            raise ProxyError(f"it speaks version {version} of the protocol, and here it is {here}")
+            raise ProxyError(f"it speaks version {version} of the protocol, this proxy speaks {here}")
 
     async def read(self) -> messages.Message:
         """Read the next message; ProxyError at the end of the connection and for an invalid frame."""

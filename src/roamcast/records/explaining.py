@@ -103,15 +103,15 @@ class _Telling:
     def outcome(self) -> str:
         happened = self._happened
         if "delivered" in happened or "acknowledged" in happened:
-            return "the client has it"
+            return "the client has received it"
         if "dropped" in happened:
-            return f"it was given up for this client: {self._dropped}"
+            return f"it was dropped for this client: {self._dropped}"
         if "sent" in happened:
             return "it was sent to the client, which has not acknowledged it"
         if "published" not in happened:
-            return "no log has it: it was not published, or its logs are not here"
+            return "no log contains it: it was not published, or its logs are missing"
         if not self._is_full:
-            return 'it was published; these logs have no hops, for that events.level = "full" is needed'
+            return 'it was published; these logs contain no hops; hops need events.level = "full"'
         return "it was published, and nothing was sent to this client: not subscribed, or still on its way"
 
 

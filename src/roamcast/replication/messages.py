@@ -11,7 +11,7 @@ class SiteView(msgspec.Struct, frozen=True):
     """State of a site in etcd."""
 
     in_sync: dict[str, str] = {}
-    """Replicas that have everything that was promised: name, and the id of the disk."""
+    """Replicas that have everything that was acknowledged: name, and the id of the disk."""
     epoch: int = 0
     """Epoch of the last promotion."""
     revision: int = 0

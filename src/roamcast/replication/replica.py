@@ -338,7 +338,7 @@ class Replica:
             return f"{self.name} does not lead"
         if joining.known > self.epoch:
             return (
-                f"{self.name} leads with epoch {self.epoch}, and {joining.name} has heard of {joining.known}"
+                f"{self.name} leads with epoch {self.epoch}, but {joining.name} knows epoch {joining.known}"
             )
         if joining.name == self.name:
             return f"{joining.name} leads: its folder was copied, or two replicas have one name"

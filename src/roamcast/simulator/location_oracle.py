@@ -96,7 +96,7 @@ def misplaced(story: Story, checker: LocationChecker) -> Iterator[str]:
         epochs = checker.epochs[client]
         found = epochs[-1].values.get(PLACE) if epochs else None
         if found != place and not _is_one_place(found, place):
-            yield f"{client} is taken to be at {found!r}, and should be at {place!r}"
+            yield f"{client} is assumed to be at {found!r} but should be at {place!r}"
 
 
 def _is_refused(place: Value, variables: Mapping[str, Variable]) -> bool:
@@ -318,7 +318,7 @@ def compare(
                 yield "extra in epoch", f"{client} got {identity}, which it does not get with flooding"
         for identity in owed:
             if identity not in got and identity not in predicted:
-                yield "missing in epoch", f"{client} never got {identity}, and with flooding does"
+                yield "missing in epoch", f"{client} never got {identity}, but would with flooding"
         for identity, epoch in predicted.items():
             if identity in got:
                 yield "not as predicted", f"{client} got {identity} in epoch {epoch}, which is too late"

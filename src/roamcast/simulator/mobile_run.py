@@ -186,7 +186,7 @@ class MobileChecker:
         for id, broker in network.brokers.items():
             machine = broker.machine
             if len(network.tree_of(id)) < len(network.brokers):
-                yield "parted at the end", f"{id} is connected with {', '.join(network.tree_of(id))}"
+                yield "tree split at the end", f"{id} is connected with {', '.join(network.tree_of(id))}"
             for client, (_, filters) in machine.routes().items():
                 held = network.clients[client].subscriber.filters if client in network.clients else {}
                 for text in filters:

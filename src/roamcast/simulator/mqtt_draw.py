@@ -539,6 +539,8 @@ def _draw_faults(plot: Plot, faults: Sequence[str], actions: list[Action]) -> Ne
     """Add faults of these kinds to the actions."""
     rng, settings = plot.rng, plot.settings
     for kind in draw_kinds(faults, rng):
+        if kind == "hostile":
+            continue  # Added to the finished story.
         if kind == "loss":
             settings = replace(settings, loss=rng.choice(LOSSES))
         else:

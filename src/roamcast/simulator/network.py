@@ -535,7 +535,10 @@ class Network(NetworkBase):
     def _lie(self, broker: str, number: int) -> None:
         hostile = self._hostile
         if isinstance(hostile, HostileBroker) and broker == hostile.id:
-            hostile.lie(random.Random(number), list(self.clients), self.topology.brokers)
+            (neighbour,) = self.topology.peers(broker)
+            # Whoever knows the name of a broker that has never joined can keep it out (docs/security.md).
+            known = self.machines[neighbour].links.reach.members
+            hostile.lie(random.Random(number), list(self.clients), known)
             self._send_frames(broker, hostile, (), MachineEffects())
 
     def _take_snapshot(self, broker: str) -> None:
@@ -621,7 +624,7 @@ class Network(NetworkBase):
         """Start a process with the broker's id on another disk.
 
         Nobody knows what a broker did after its last sign of life, so the process is started only if a peer
-        is in reach that received that one.
+        within reach has received that sign.
         """
         is_clone = broker not in self._down
         heard = self._peers_in_reach(broker) if is_clone else self._heard[broker]

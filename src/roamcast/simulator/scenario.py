@@ -50,7 +50,7 @@ class Scenario:
         if self.clients < 1 or self.clients > 1_000_000:
             raise InputError(f"clients {self.clients}: valid is 1 to 1000000")
         if not 0 <= self.mobile <= 1:
-            raise InputError(f"mobile {self.mobile}: valid is a share from 0 to 1")
+            raise InputError(f"mobile {self.mobile}: valid is a number from 0 to 1")
         if not 0 < self.duration_s < float("inf"):
             raise InputError(f"duration {self.duration_s}: valid is a time above 0, in seconds")
         if not 0 <= self.trace_from_s < float("inf"):

@@ -477,7 +477,7 @@ def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSe
     elif key == "loss":
         parsed = float(value)
         if not 0 <= parsed < 1:
-            raise InputError(f"loss {value}: valid is a share from 0 to below 1")
+            raise InputError(f"loss {value}: valid is a number from 0 to below 1")
     elif key in ("advertisements", "names_last_broker"):
         if value not in ("True", "False"):
             raise InputError(f"{key} {value!r}: valid are True and False")

@@ -51,7 +51,7 @@ class TraceSettings:
             if not 0.0 < value_s < math.inf:
                 raise InputError(f"{name} {value_s}: valid is a number of seconds above 0")
         if not 0.0 <= self.wrong_turn < 1.0:
-            raise InputError(f"wrong turns {self.wrong_turn}: valid is a share from 0 to below 1")
+            raise InputError(f"wrong turns {self.wrong_turn}: valid is a number from 0 to below 1")
 
 
 def generate_trace(settings: TraceSettings) -> Iterator[tuple[str, list[Visit]]]:

@@ -2,7 +2,7 @@
 
     journal, recovered = Journal.open(folder, sync="group", version=__version__)
     …                           # thaw recovered.snapshot, replay recovered.entries
-    journal.write(entry)        # what a turn of the loop needs; then let out what the turn promises
+    journal.write(entry)        # the inputs of a turn of the loop; afterwards its answers may leave
 
 `write` is `append`, which can be called several times, and `commit` in one.
 
@@ -12,8 +12,8 @@ gives a prefix of what was appended that includes everything committed; recovery
 and damaged files. (A flipped bit in the very last commit looks like a torn one.)
 
 When a write fails, `commit` raises `JournalFailed` and the journal refuses everything until `try_again`
-succeeds. Committed entries stay promised; entries appended since are kept in memory and written by
-`try_again`, in a new segment, which supersedes any part that did reach the disk.
+succeeds. Committed entries stay safe; entries appended since are kept in memory and written by `try_again`,
+in a new segment, which supersedes any part that did reach the disk.
 
 Size: the entries since the last snapshot take at most `journal_bytes_max`, beside at most two
 snapshots, the spare files (as many bytes as lie between snapshots, at most) and one segment. Past that the
@@ -24,6 +24,7 @@ One process at a time can have a folder open; the folder and its files are priva
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import time
@@ -71,6 +72,7 @@ JOURNAL_BYTES_MAX = 1024 * MEBIBYTE
 SNAPSHOT_RETRY_S = 30.0
 ENTRY_BYTES_MAX = 512 * MEBIBYTE
 RECORD_BYTES_MAX = 1024 * MEBIBYTE
+WRITES_SYNCED = hasattr(os, "RWF_DSYNC")
 
 
 class JournalFailed(Exception):
@@ -172,8 +174,8 @@ class Journal:
         "_before_bytes", "_boot", "_file", "_found_bytes", "_head", "_lock", "_map", "_maps",
         "_mark_place", "_marked_s", "_next", "_offset", "_pending", "_plain_until", "_record",
         "_settings", "_snapshot_at_bytes", "_snapshot_not_before_s", "_snapshot_wanted_bytes",
-        "_spares", "_syncs_commits", "_ticket", "_written_by", "commits", "failed", "folder",
-        "is_unmarked", "mark_after_s", "snapshot_bytes", "sync_last_s", "sync_total_s", "syncs",
+        "_spares", "_syncs_commits", "_syncs_records", "_ticket", "_written_by", "commits", "failed",
+        "folder", "is_unmarked", "mark_after_s", "snapshot_bytes", "sync_last_s", "sync_total_s", "syncs",
     )  # fmt: skip
 
     def __init__(self, folder: Path, lock: int, found: Found, settings: _Settings) -> None:
@@ -217,6 +219,8 @@ class Journal:
         time."""
         self.is_unmarked = False
         """True while the watermark is behind the promised entries."""
+        self._syncs_records = False
+        """True if nothing in the file, such as the watermark, has to be synced but the next record."""
         self._marked_s = -math.inf
         self._file = -1
         self._map: MappedSegment | None = None
@@ -332,7 +336,7 @@ class Journal:
         return len(self._record) - RECORD_HEAD_BYTES
 
     def write(self, entry: bytes) -> None:
-        """Commit this entry; on return it is promised."""
+        """Commit this entry; on return it is safe."""
         offset = self._offset
         end = offset + RECORD_HEAD_BYTES + LENGTH_BYTES + len(entry)
         if end <= self._plain_until:
@@ -345,10 +349,12 @@ class Journal:
                     is_written = follows and self._map.put(record, offset)
                     if follows and not is_written:
                         self._map = None
-                if not is_written:
+                if not is_written and self._syncs_records:
+                    is_written = self._write_synced(record, offset)
+                elif not is_written:
                     is_written = os.pwrite(self._file, record, offset) == len(record)
-                if is_written and self._syncs_commits:
-                    self._sync()
+                    if is_written and self._syncs_commits:
+                        self._sync()
             except OSError as error:
                 self.append(entry)
                 raise self._cannot_write(error) from None
@@ -375,7 +381,7 @@ class Journal:
         self._plain_until = 0
 
     def commit(self) -> None:
-        """Write appended entries; on return they are promised."""
+        """Write appended entries; on return they are safe."""
         if self.failed is not None:
             raise JournalFailed(self.failed)
         if not self._pending:
@@ -404,12 +410,12 @@ class Journal:
             raise JournalFailed(self.failed)
 
     def _look_ahead(self) -> None:
-        """Refuse further entries at the limit; entries written so far are promised."""
+        """Refuse further entries at the limit; entries written so far stay safe."""
         most = self._settings.journal_bytes_max
         if self._since_snapshot_bytes >= most:
             self._fail(
                 f"{self.folder}: {self._since_snapshot_bytes} bytes since the last snapshot, at most"
-                f" {most} are allowed: nothing is promised until a snapshot is written"
+                f" {most} are allowed: nothing is acknowledged until a snapshot is written"
             )
         end = self._settings.segment_bytes // 2
         if self._offset > end:
@@ -459,6 +465,7 @@ class Journal:
         self.is_unmarked = False
         if self.mark_after_s:
             self._marked_s = time.monotonic()
+        self._syncs_records = False
         flags |= self._syncs_commits
         packed = pack_watermark(self._head.marker, self._offset, self._next, self._boot, flags)
         self._mark_place ^= 1
@@ -474,6 +481,23 @@ class Journal:
     def _sync(self) -> None:
         started_s = time.perf_counter()
         os.fdatasync(self._file)
+        self._count_sync(started_s)
+        self._syncs_records = self._syncs_commits and WRITES_SYNCED
+
+    def _write_synced(self, record: bytes, offset: int) -> bool:
+        """Write and sync a record by one system call, which takes a third less time than two."""
+        started_s = time.perf_counter()
+        try:
+            written = os.pwritev(self._file, (record,), offset, os.RWF_DSYNC)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            written = os.pwrite(self._file, record, offset)
+            os.fdatasync(self._file)
+        self._count_sync(started_s)
+        return written == len(record)
+
+    def _count_sync(self, started_s: float) -> None:
         self.sync_last_s = time.perf_counter() - started_s
         self.sync_total_s += self.sync_last_s
         self.syncs += 1

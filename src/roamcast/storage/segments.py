@@ -283,7 +283,7 @@ def _decode_version(path: Path, version: bytes) -> str:
     try:
         return version.rstrip(b"\0").decode()
     except UnicodeDecodeError:
-        raise JournalDamaged(f"{path}: damaged at offset 0: its version is no text") from None
+        raise JournalDamaged(f"{path}: damaged at offset 0: its version is not text") from None
 
 
 def scan_segment(path: Path, before: int | None = None) -> SegmentScan:

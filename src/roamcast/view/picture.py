@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 import matplotlib as mpl
 import networkx as nx
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogFormatter
 
 from roamcast.errors import InputError
@@ -122,7 +125,10 @@ def _draw_network(axes: Axes, replay: Replay) -> None:
     across, up = zip(*places.values(), strict=True)
     axes.scatter(across, up, s=110, color=INK, zorder=3)
     for name, (x, y) in list(places.items())[:NAMES_MAX]:
-        axes.annotate(name, (x, y), (0, -15), textcoords="offset points", ha="center", fontsize=9, zorder=4)
+        label = axes.annotate(
+            name, (x, y), (0, -18), textcoords="offset points", ha="center", fontsize=9, zorder=4
+        )
+        label.set_path_effects([withStroke(linewidth=3, foreground="white")])
     axes.margins(0.12)
     axes.set_aspect("equal", adjustable="datalim")
 
@@ -130,7 +136,9 @@ def _draw_network(axes: Axes, replay: Replay) -> None:
 def _places(replay: Replay) -> dict[str, Place]:
     """Return positions for drawing the brokers: on the map if all have one, otherwise as a tree."""
     if replay.places and all(name in replay.places for name in replay.brokers):
-        return {name: (place[1], place[0]) for name, place in replay.places.items() if name in replay.brokers}
+        found = {name: replay.places[name] for name in replay.brokers}
+        narrow = math.cos(math.radians(fmean(latitude for latitude, _ in found.values())))
+        return {name: (narrow * longitude, latitude) for name, (latitude, longitude) in found.items()}
     graph = nx.Graph()
     graph.add_nodes_from(replay.brokers)
     graph.add_edges_from(replay.links)
@@ -138,8 +146,12 @@ def _places(replay: Replay) -> dict[str, Place]:
     left = 0.0
     for names in nx.connected_components(graph):
         tree = graph.subgraph(sorted(names))
-        found = nx.kamada_kawai_layout(tree, scale=max(len(names) ** 0.5, 0.5))
-        edge = min(x for x, _ in found.values())
-        places |= {name: (left + float(x) - float(edge), float(y)) for name, (x, y) in found.items()}
+        layout = nx.kamada_kawai_layout(tree, scale=max(len(names) ** 0.5, 0.5))
+        points = {name: complex(x, y) for name, (x, y) in layout.items()}
+        # The panel is wider than high, so the longest way across goes from left to right.
+        turn = cmath.rect(1, -cmath.phase(sum(one * one for one in points.values())) / 2)
+        points = {name: turn * one for name, one in points.items()}
+        edge = min(one.real for one in points.values())
+        places |= {name: (left + one.real - edge, one.imag) for name, one in points.items()}
         left = max(x for x, _ in places.values()) + 1.5
     return places

@@ -59,6 +59,8 @@ export class Scene {
   private placesKey = "";
   private isFitted = true;
   private drawn = "";
+  /** Where names are written: arcs leave them free. */
+  private texts: Box[] = [];
   private at = new Map<string, Point>();
   private colours!: Colours;
   private land: Path2D | null = null;
@@ -210,6 +212,7 @@ export class Scene {
     draw.fillRect(0, 0, this.width, this.height);
     if (this.isOnEarth) this.drawEarth(draw);
     const labels: Box[] = [];
+    this.texts = [];
     this.drawLinks(draw, labels);
     this.drawClients(draw);
     this.drawPredictions(draw);
@@ -485,6 +488,7 @@ export class Scene {
       const isFree = box.left > 0 && box.top > 0 && box.right < this.width && box.bottom < this.height;
       if (!isFree || taken.some((one) => one.left < box.right && box.left < one.right && one.top < box.bottom && box.top < one.bottom)) continue;
       taken.push(box);
+      this.texts.push(box);
       draw.textAlign = "center";
       draw.textBaseline = "top";
       draw.lineJoin = "round";
@@ -550,6 +554,7 @@ export class Scene {
       draw.fill();
     }
     draw.globalAlpha = 1;
+    for (const { left, right, top, bottom } of this.texts) draw.clearRect(left, top, right - left, bottom - top);
   }
 
   /** Both ends and what the curve bends towards; arcs between two brokers fan out, one way on each side. */
@@ -584,7 +589,8 @@ export class Scene {
     if (!found) return this.onHover("", 0, 0);
     const client = found.kind === "client" ? this.model.clients.get(found.id) : undefined;
     const more = client ? ` · ${client.attached ? "attached to" : "away, session at"} ${client.broker ?? "no broker"}${client.queued ? ` · ${count(client.queued)} queued` : ""}` : "";
-    this.onHover(`${found.id}${more}`, x, y);
+    // Isolated, so that a name in letters from right to left leaves the rest as it is.
+    this.onHover(`\u2068${found.id}\u2069${more}`, x, y);
   }
 
   // --- colours and coast lines ---

@@ -8,7 +8,7 @@ off; they stay known until they join again or are forgotten on an operator's
 order.
 
 The overlay must never have a cycle, not even for a moment: a notification would
-go round for ever. In a handshake, both ends compare the brokers they reach; if
+go round forever. In a handshake, both ends compare the brokers they reach; if
 they have one in common, the link is refused. Two new links, made at once in
 different places, could still close a cycle that neither end can see. Hence a tree
 joins others one at a time. Its broker with the lowest id is its coordinator. Of

@@ -65,7 +65,9 @@ class MobileBroker(MobileCore):
         elif isinstance(message, Acknowledge):
             self.acknowledge(client, visit, message)
             return
-        assert isinstance(message, Message), "clients of brokers that move say what the brokers understand"
+        assert isinstance(message, Message), (
+            "clients of brokers that move must send messages of the brokers' own protocol"
+        )
         if isinstance(message, Burst):
             self.tell(client, Accepted(message.last))
             self.take_burst(client, message)

@@ -218,7 +218,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
 
     def check_forgetting(self, broker: str) -> None:
         raise InputError(
-            f"{broker} need not be forgotten: where brokers move, one that is gone is left out by itself"
+            f"{broker} need not be forgotten: brokers that move drop a lost broker automatically"
         )
 
     def check_draining(self, destination: str) -> None:
@@ -286,7 +286,7 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
             case SettingsChanged() | RulesChanged() | AccessRevoked() | Started():
                 self._on_setting(item)
             case _:
-                raise InputError(f"a site whose broker moves does not know {type(item).__name__}")
+                raise InputError(f"a site whose broker moves does not support {type(item).__name__}")
 
     def _begin(self, start: int) -> None:
         super()._begin(start)

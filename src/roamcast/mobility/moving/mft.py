@@ -30,7 +30,7 @@ Where the algorithms and the text leave something open, or fail (`mft_published.
 - 4.1, line 1: h is stored with one hop more than it is compared with, so that what was heard before seems
   newer. Here a message of a subscriber is newer if its timestamp is higher.
 - 4.1: a broker that knows more than SUB, UNS or MIG answers with BSUB. Otherwise, if a subscriber returns
-  while its MIG from elsewhere is under way, its events would be sent to that other place for ever: MIG comes
+  while its MIG from elsewhere is under way, its events would be sent to that other place forever: MIG comes
   too late.
 - 4.2, line 4, and 4.3, line 25, go through all timestamps and not through the routing table, or a subscriber
   that has left would be forgotten, and come back from another part of the network.
@@ -183,7 +183,7 @@ class Mft(MobileProtocol):
     def _has_crossed(self, way: str, subscriber: str, heard: int) -> bool:
         """True if both ends of a link claimed the subscriber at once; the claim of the lower id then counts.
 
-        If each end believed the other, each would look for the subscriber behind the other for ever.
+        If each end believed the other, each would look for the subscriber behind the other forever.
         """
         return self._talks[way].claims.get(subscriber, 0) > heard and self.id < way
 

@@ -16,7 +16,7 @@ Rules that break something, each with a story in tests/transcripts (`mft_publish
 
 Followed by the text and not by the letter: 4.3, lines 12 and 16, say h, the hops of BMIG itself; the text
 says the hops that are claimed for s. Not followed, as evident mistakes: 3.2, line 18, reverses a queue; and
-REP is not sent back at once to its sender (`MobileProtocol._on_rep`), or it would go to and fro for ever.
+REP is not sent back at once to its sender (`MobileProtocol._on_rep`), or it would go back and forth forever.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _lift_1(fields: dict[str, Any]) -> None:
 @register_mobile
 class MftPublished(MobileProtocol):
     name = "mft:published"
-    summary = "as published: what is old is ignored, hops break ties, nothing is kept while asking"
+    summary = "as published: old messages are ignored, hops break ties, nothing is stored before an answer"
 
     __state__ = State("mft-published", 2, saved=("rows",), lifts={1: _lift_1})
 

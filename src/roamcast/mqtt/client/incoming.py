@@ -29,10 +29,10 @@ class Incoming:
         self._queued: dict[int, bool] = {}
         """Packet ids of waiting notifications, and whether they came on the current connection."""
         self._received: dict[int, None] = {}
-        """QoS 2: taken by the application, and not released by the broker."""
+        """QoS 2: taken by the application, and not yet released by the broker."""
         self._owed: dict[int, None] = {}
-        """QoS 1: taken by the application before arriving on the current connection, where an acknowledgement
-        is possible."""
+        """QoS 1: taken by the application on an earlier connection; acknowledged when they arrive on the
+        current one."""
         self._numbered: dict[int, None] = {}
         """Packet ids of notifications from a copy: void after the next CONNACK."""
         self._session = 0

@@ -154,7 +154,7 @@ def decode(
                 raise PacketError(Reason.QUOTA_EXCEEDED, text)
             values.append(value)
         elif known.field in found:
-            raise protocol_error(f"the property {known.field.replace('_', ' ')} is there twice")
+            raise protocol_error(f"the property {known.field.replace('_', ' ')} occurs twice")
         else:
             found[known.field] = value
     for name in _REPEATED:

@@ -219,11 +219,15 @@ class MqttConnection:
             self._chunks, self._have, self._need = [], 0, 0
         self.taken = data
         is_ahead = bool(endpoint.ahead) and self.id in endpoint.ahead
-        if self.session is not None and data and data[0] & 0xF0 == QOS_0 and not is_ahead:
-            # Nearly always, where messages arrive singly.
-            single = last_frame(data, 0, endpoint.packet_max, self.version)
-            if single is not None:
-                self._publish_single(endpoint, *single)
+        if self.session is not None and data and not is_ahead:
+            # Nearly always one of these, where messages arrive singly.
+            first = data[0]
+            if first & 0xF0 == QOS_0:
+                single = last_frame(data, 0, endpoint.packet_max, self.version)
+                if single is not None:
+                    self._publish_single(endpoint, *single)
+                    return data
+            elif first == PUBACK and len(data) == 4 and self._pubacks(endpoint, data, 0):
                 return data
         if is_ahead:
             position = self._take_ahead(endpoint, data)
@@ -557,7 +561,9 @@ class MqttConnection:
         answered."""
         if not self.takes(answer):
             what = type(answer).__name__.upper()
-            raise PacketError(Reason.PACKET_TOO_LARGE, f"the {what} would be larger than the client takes")
+            raise PacketError(
+                Reason.PACKET_TOO_LARGE, f"the {what} would exceed the client's maximum packet size"
+            )
 
     def explained(self, answer: Answer, text: str) -> Answer:
         """Add a text if the client understands and requests one, and has room for it."""

@@ -222,7 +222,9 @@ def _deliver_varied(
     runs = session.in_flight.send(burst, sequence, qos)
     if endpoint.encoder.is_mute:
         return 0
-    ids = [one for packet_id, count in runs for one in consecutive(packet_id, count)]
+    ids = consecutive(*runs[0])
+    if len(runs) > 1:
+        ids = [one for packet_id, count in runs for one in consecutive(packet_id, count)]
     frames = [writer.write_one(body, one) for writer, body, one in zip(writers, bodies, ids, strict=True)]
     connection.out.append(b"".join(frames))
     return 0

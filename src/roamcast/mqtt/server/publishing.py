@@ -69,4 +69,4 @@ def resolve(alias: int, topic: bytes, alias_max: int, aliases: dict[int, bytes])
     try:
         return aliases[alias]
     except KeyError:
-        raise PacketError(Reason.PROTOCOL_ERROR, f"topic alias {alias} stands for nothing yet") from None
+        raise PacketError(Reason.PROTOCOL_ERROR, f"topic alias {alias} has not been set") from None

@@ -221,7 +221,7 @@ class Subscribing:
             raise PacketError(Reason.QUOTA_EXCEEDED, "the client's subscriptions would take too much memory")
         in_all = settings.all_subscriptions_bytes_max
         if not self._endpoint.holdings.has_room_for(session.owner, size_bytes, in_all):
-            raise PacketError(Reason.QUOTA_EXCEEDED, "subscriptions take all the memory that they may have")
+            raise PacketError(Reason.QUOTA_EXCEEDED, "the memory for subscriptions is used up")
 
     def _enter(
         self, connection: MqttConnection, session: MqttSession, asking: Asking, subscription: Subscription

@@ -79,5 +79,5 @@ class Earth(msgspec.Struct, frozen=True):
 
 def _position(value: Value) -> Position:
     place = position_of(value) if isinstance(value, str) else None
-    assert place is not None, "it was checked when the client said so"
+    assert place is not None, "its report was checked"
     return place
