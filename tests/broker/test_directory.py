@@ -89,6 +89,26 @@ def test_a_session_that_is_elsewhere_is_found() -> None:
     assert world.clients["local0"].presents[-1:] == [True]
 
 
+def test_the_broker_that_is_known_to_hold_a_session_is_asked_alone() -> None:
+    world = world_of()
+    world.attach("local2", "b0")
+    assert site(world, "b0").unanswered("local2") == ["b2"]
+    assert not site(world, "b0").broker.locator.unfinished()["questions on their way"]
+    world.settle()
+    assert world.clients["local2"].presents[-1:] == [True]
+
+
+def test_who_has_moved_on_is_found_though_the_broker_that_was_asked_alone_goes_down() -> None:
+    world = world_of()
+    world.attach("local0", "b2")
+    world.settle()
+    assert holders(world, "b1", "local0") == ("b0",), "b1 has not been told"
+    world.attach("local0", "b1")
+    cut_off(world, "b0")
+    world.run(300)
+    assert world.clients["local0"].presents[-1:] == [True]
+
+
 def test_who_lives_on_the_missing_broker_waits_and_is_told_of_it() -> None:
     world = world_of()
     cut_off(world, "b2")

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from roamcast.broker import clients
 from roamcast.broker.inputs import ClientConnected, ClientFrames, ConnectionLost, Started
 from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.settings import MachineSettings
@@ -59,8 +58,8 @@ class Fleet:
 
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    monkeypatch.setattr(clients, "AWAKE_MAX", 0)
     monkeypatch.setattr(asleep, "AWAKE_MAX", 0)
+    monkeypatch.setattr(asleep, "AWAKE_S", 0)
     # What was parsed last is remembered, and takes some megabytes in any broker.
     monkeypatch.setattr(remembering, "CHARACTERS_MIN", 1 << 16)
     return Fleet()

@@ -6,20 +6,15 @@ Behaviour and snapshots do not depend on whether a client is awake.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from roamcast.broker.session import Attachment, ClientHere, Departed, Event, Handoff, Holding, Presence
+from roamcast.mqtt.server.asleep import Resting
 from roamcast.protocol.session import Session
 from roamcast.state import State
-
-AWAKE_MAX = 256
-"""Absent clients that stay awake: most clients that return do so soon."""
-REST_AT_ONCE = 64
-"""Clients put to sleep per turn, at most."""
 
 V = TypeVar("V")
 
@@ -68,6 +63,9 @@ def _unpacked(client: str, data: bytes) -> ClientHere:
     return ClientHere(client, Holding.HELD, session=session)
 
 
+_stored: Any = dict.__getitem__
+
+
 class Waking(dict[str, V], Generic[V]):
     """Clients, or their sessions. Sleeping ones (None, or bytes) wake on access."""
 
@@ -82,14 +80,22 @@ class Waking(dict[str, V], Generic[V]):
         super().__setitem__(client, value)  # type: ignore[assignment]
 
     def __getitem__(self, client: str) -> V:
-        found = super().__getitem__(client)
+        found: V = _stored(self, client)
         if found is None or type(found) is bytes:
             self._wake(client)
-            found = super().__getitem__(client)
+            found = _stored(self, client)
         return found
 
     def get(self, client: str, default: None = None) -> V | None:  # type: ignore[override]
-        return self[client] if client in self else None  # noqa: SIM401
+        if client not in self:
+            return None
+        found: V | bytes | None = _stored(self, client)
+        return self[client] if found is None or type(found) is bytes else found  # type: ignore[return-value]
+
+    def awake_one(self, client: str) -> V | None:
+        """Return the entry of a client that is awake; None for others. All with work under way are awake."""
+        found = super().get(client)
+        return found if type(found) is not bytes else None
 
     def values(self) -> list[V]:  # type: ignore[override]
         return [self[client] for client in self]
@@ -137,8 +143,7 @@ class Clients:
         self.here: Waking[ClientHere] = Waking(self._wake)
         self.sessions: Waking[Session] = Waking(self._wake)
         """Sessions held here, by client."""
-        self.resting: dict[str, None] = {}
-        """Absent clients that are awake; the one awake longest comes first."""
+        self.resting = Resting()
         rows, held = self._told
         for client, row in rows.items():
             self.here.put(client, None if isinstance(row, bytes) else row)
@@ -178,21 +183,19 @@ class Clients:
         here = _unpacked(client, dict.__getitem__(self.sessions, client))  # type: ignore[arg-type]
         self.here.put(client, here)
         self.sessions.put(client, here.session)
-        self.resting[client] = None
+        self.resting[client] = self.resting.now
 
     def glance(self, client: str) -> ClientHere:
         """Return a client for reading only, without waking it."""
         found = dict.__getitem__(self.here, client)
         return found or _unpacked(client, dict.__getitem__(self.sessions, client))  # type: ignore[arg-type]
 
-    def rest(self) -> None:
+    def rest(self, now: float) -> None:
         """Put some clients to sleep, except those awake most recently. No caller may hold a reference to one
         now."""
-        resting = self.resting
-        if not self.may_rest or len(resting) <= AWAKE_MAX:
-            return
-        for client in list(islice(resting, min(len(resting) - AWAKE_MAX, REST_AT_ONCE))):
-            del resting[client]
+        if not self.may_rest:
+            self.resting.clear()
+        for client in self.resting.due(now):
             here = self.here.get(client)
             packed = _packed(here) if here is not None else None
             if packed is not None:
@@ -221,7 +224,7 @@ class Clients:
     def detach(self, here: ClientHere) -> None:
         here.on(Event.DETACHED)
         here.attachment = None
-        self.resting[here.client] = None
+        self.resting[here.client] = self.resting.now
         if not here.is_ending:
             del self.attachments[here.client]
 
@@ -229,7 +232,7 @@ class Clients:
         here = self.of(session.client)
         here.on(Event.ARRIVED if here.session is None else Event.MET)
         here.session = self.sessions[session.client] = session
-        self.resting[session.client] = None
+        self.resting[session.client] = self.resting.now
         here.came_from = came_from
         here.request, here.asked, here.rival, here.departed = None, "", "", None
         return here

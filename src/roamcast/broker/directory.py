@@ -168,8 +168,10 @@ class Directory:
 
     def _remove(self, client: str, broker: str, told: int = LAST) -> None:
         """Note that the broker does not hold the session, according to its report with this number."""
-        known = self._holders.get(client, ())
-        left = tuple(one for one in known if one[0] != broker or one[1] >= told)
+        known = self._holders.get(client)
+        if known is None:
+            return
+        left = tuple([one for one in known if one[0] != broker or one[1] >= told])
         if left == known:
             return
         if self._brief.get(client) == broker:
@@ -198,7 +200,8 @@ class Directory:
         settled = [
             client
             for client in changed
-            if not ((here := known.get(client)) and here.request is not None) and not client.startswith(LOCAL)
+            if not ((here := known.awake_one(client)) and here.request is not None)
+            and not client.startswith(LOCAL)
         ]
         for message in self._parts(broker.id, settled):
             self._pass_on("", message)
@@ -225,9 +228,8 @@ class Directory:
 
     def _where(self, client: str) -> tuple[Holder, ...]:
         """Return which brokers may hold a session. A departed session counts as here until its arrival."""
-        is_here = client in self._broker.sessions
-        here = self._broker.clients.here.get(client) if not is_here else None
-        if is_here or (here is not None and here.departed is not None):
+        here = self._broker.clients.here.awake_one(client)
+        if client in self._broker.sessions or (here is not None and here.departed is not None):
             return ((self._broker.id, self.told),)
         return self._holders.get(client, ())
 
@@ -347,6 +349,14 @@ class Directory:
         """Return the other brokers that may hold a session which outlasts its client's connection."""
         brief = self._brief.get(client)
         return tuple(one for one, _ in self._holders.get(client, ()) if one != brief)
+
+    def holder_of(self, client: str) -> str:
+        """Return the only other broker that may hold the session, if it can be asked now; "" otherwise."""
+        holders, broker = self.may_hold(client), self._broker
+        if len(holders) != 1 or broker.is_guest(holders[0]):
+            return ""
+        hop = broker.hop_of(holders[0])
+        return holders[0] if hop is not None and hop not in broker.links_down else ""
 
     def holders_of(self, client: str) -> tuple[str, ...]:
         """Return the other brokers that may hold a client's session."""

@@ -117,7 +117,7 @@ class MqttFront(Endpoint):
         out.writes = writes
         touched.clear()
         if self.sessions.resting:
-            self.sessions.rest()
+            self.sessions.rest(self.now)
         if self.encoder.written:
             self.encoder.forget()
         traffic = self.traffic

@@ -1,11 +1,10 @@
 """Finding the holder of a client's session, and moving the session to where the client is.
 
-A client has one session, and one broker holds it. An attach asks the holder for it: the
-broker that the client names as its last, or, if that is missing or outdated, all brokers
-over the tree. Only the holder decides, so races between two attaches are decided in one
-place, and gives the session the next attach number. If nobody holds one, the asking broker
-makes it; of several brokers that ask everyone at once, the one with the lowest id makes
-it, and the others ask that broker.
+A client has one session, and one broker holds it. An attach asks the holder for it: the broker that the
+client names as its last or that the directory knows, or, if that is missing or outdated, all brokers over the
+tree. Only the holder decides, so races between two attaches are decided in one place, and gives the session
+the next attach number. If nobody holds one, the asking broker makes it; of several brokers that ask everyone
+at once, the one with the lowest id makes it, and the others ask that broker.
 
 A former holder remembers where the session went until its arrival is confirmed. That is long enough: messages
 do not overtake each other on a link, so a question that passed the new holder before the session arrived
@@ -148,7 +147,9 @@ class Locator:
             broker.send(here.departed.destination, here.request)
             return
         trail = broker.protocol.trail_of(hello.client) if broker.protocol.follows_routes else ""
-        asked = trail or hello.last_broker or broker.protocol.holder_of(hello.client)
+        client = hello.client
+        asked = trail or hello.last_broker or broker.protocol.holder_of(client)
+        asked = asked or broker.directory.holder_of(client)
         if asked and asked != broker.id:
             here.on(Event.ASKED_ONE)
             here.asked = asked
@@ -208,6 +209,10 @@ class Locator:
 
     def leave_out(self, peer: str) -> None:
         """Stop waiting for a peer whose link is down, where that is safe."""
+        # Another broker than the one that was asked alone may hold the session by now.
+        for here in self._clients.here.awake() if self._broker.front is not None else ():
+            if here.search is Search.ASKS_ONE and self._broker.hop_of(here.asked) == peer:
+                self.ask_everyone(here)
         for key, gathering in list(self._gathering.items()):
             is_left_out = peer in gathering.waiting and self._leave_out(gathering, peer)
             if is_left_out and not gathering.waiting and self._gathering.get(key) is gathering:

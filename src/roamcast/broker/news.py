@@ -28,10 +28,7 @@ class News(Message, frozen=True, tag="?News"):
     body: bytes
     cause: ClassVar[Cause] = "handoff"
     is_optional: ClassVar[bool] = True
-
-    @property
-    def is_fleeting(self) -> bool:
-        return True
+    is_fleeting: ClassVar[bool] = True
 
 
 class TellNews(Command, frozen=True):

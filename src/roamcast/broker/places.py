@@ -336,8 +336,7 @@ class Places:
 
     def about(self, message: Message) -> Message:
         """Attach the client's whereabouts to a message about it."""
-        dependents = self._broker.router.dependents
-        known = dependents.known(client_of(message)) if dependents else None
+        known = self._broker.router.dependents.known(client_of(message))
         return message if known is None else About(known, message)
 
     # --- how long links take ---

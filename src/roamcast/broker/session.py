@@ -243,6 +243,10 @@ MOVES: dict[Event, list[tuple[str, dict[Any, Any]]]] = {
 """Event to the machines it moves, with the transitions of each."""
 
 
+_known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+"""Event and states of all machines to their next states, as far as they have occurred."""
+
+
 class Attachment:
     """A client's connection to this broker."""
 
@@ -327,13 +331,24 @@ class ClientHere(msgspec.Struct):
     """Brokers with a newer session of the client, which stays; the session here ends."""
 
     def on(self, event: Event) -> None:
+        now = (
+            event, self.holding, self.search, self.presence, self.reading, self.handoff, self.settling,
+        )  # fmt: skip
+        after = _known.get(now)
+        if after is None:
+            after = _known[now] = self._after(event)
+        self.holding, self.search, self.presence, self.reading, self.handoff, self.settling = after
+
+    def _after(self, event: Event) -> tuple[Any, ...]:
+        """Return the next state of each machine."""
+        states = {machine: getattr(self, machine) for machine in TABLE}
         for machine, moves in MOVES[event]:
-            state = getattr(self, machine)
-            after = moves.get(state)
+            after = moves.get(states[machine])
             if after is None:
-                now = f"{machine} is {state.value!r}"
+                now = f"{machine} is {states[machine].value!r}"
                 raise IllegalTransition(f"client {self.client!r}: {event.value!r} cannot happen while {now}")
-            setattr(self, machine, after)
+            states[machine] = after
+        return tuple(states.values())
 
     @property
     def is_ending(self) -> bool:

@@ -58,7 +58,7 @@ class GroupDeliver(Message, frozen=True):
         return self.burst.count
 
     @property
-    def is_fleeting(self) -> bool:
+    def is_fleeting(self) -> bool:  # type: ignore[override]
         return self.burst.is_fleeting
 
 

@@ -70,7 +70,8 @@ class Subscribing:
         return bind(filter, client)
 
     def _filters(self, subscriptions: Iterable[str], client: str) -> list[Filter]:
-        return [self._bound(parse(text), client) for text in subscriptions]
+        filters = map(parse, subscriptions)
+        return [self._bound(filter, client) if filter.own else filter for filter in filters]
 
     def _note(self, target: str | Owner, filters: list[Filter], subscriptions: Mapping[str, float]) -> None:
         if not isinstance(target, str):

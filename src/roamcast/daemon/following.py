@@ -128,6 +128,9 @@ class Refusal:
         self._opened += 1
         return self._opened
 
+    def admits_at_once(self, connect: Connect) -> bool:
+        return True
+
     async def admit(self, client: ClientConnection, connect: Connect) -> Admitted:
         leader = self._replicating.replica.view
         if leader.leader:

@@ -70,7 +70,7 @@ from roamcast.net.logs import fields, set_level
 from roamcast.net.open_files import room_for
 from roamcast.net.proxy_protocol import HeaderRefused, ProxyHeaders
 from roamcast.net.revocation import Revocations, place_of
-from roamcast.net.strangers import Stranger, Strangers
+from roamcast.net.strangers import SETTLED, Stranger, Strangers
 from roamcast.net.tls import ServerContext, listener_context
 from roamcast.storage.journal import Journal
 from roamcast.storage.restarting import FailStop
@@ -540,7 +540,9 @@ class Server:
         return id
 
     def came_in(self, id: int) -> Budget | None:
-        self.strangers.settle(self._clients[id].stranger)
+        client = self._clients[id]
+        self.strangers.settle(client.stranger)
+        client.stranger = SETTLED
         quotas, connections = self.config.quotas, self.site.endpoint.connections
         if quotas.publish_per_s is None and quotas.publish_bytes_per_s is None:
             return None
@@ -565,6 +567,9 @@ class Server:
 
     def count_refusal(self, reason: Reason) -> None:
         self.refused[reason.name.lower().replace("_", " ")] += 1
+
+    def admits_at_once(self, connect: Connect) -> bool:
+        return not (self._has_to_meet or self._admission.must_ask(connect))
 
     async def admit(self, client: ClientConnection, connect: Connect) -> Admitted:
         if not self.engine.is_promising:
@@ -618,13 +623,20 @@ class Server:
             text = f"more than {per_minute} handoffs per minute; try again in {pause_s:.0f} s"
             raise ConnectionRefused(Reason.CONNECTION_RATE_EXCEEDED, text)
 
+    @property
+    def _has_to_meet(self) -> bool:
+        """True while a peer may still confirm this broker's history, or refute it."""
+        if self.linking.has_met.is_set() or self.site.links_may_cycle:
+            return False
+        history = self.site.history
+        # etcd guarantees that a leader has the newest history. Its neighbours may be failing over, too.
+        is_confirmed = self.replicating is not None and history.is_settled
+        return bool(self.config.peers or history.known) and not is_confirmed
+
     async def _meet(self) -> None:
         """Wait for a peer that confirms this broker's history; ConnectionRefused if it needs one."""
         has_met, history, mobility = self.linking.has_met, self.site.history, self.config.mobility
-        has_peers = bool(self.config.peers or history.known)
-        # etcd guarantees that a leader has the newest history. Its neighbours may be failing over, too.
-        is_confirmed = self.replicating is not None and history.is_settled
-        if has_peers and not is_confirmed and not has_met.is_set() and not self.site.links_may_cycle:
+        if self._has_to_meet:
             left_s = self._started_s + mobility.meet_timeout_s - time.monotonic()
             wait_s = left_s if history.is_settled else mobility.locate_timeout_s
             with suppress(TimeoutError):
@@ -682,7 +694,8 @@ class Server:
     def note(self, note: Note) -> None:
         client = self._clients.get(note.connection)
         self.operations.watching.touch(note.client)
-        note = note._replace(client=client_of(note.client))
+        if (name := client_of(note.client)) != note.client:
+            note = note._replace(client=name)
         if note.kind == "refused":
             self.refused[note.reason.partition(":")[0]] += 1
         if note.kind == "denied":
@@ -692,13 +705,14 @@ class Server:
         if client is not None:
             address, why = client.address, client.why
             client.is_noted = note.kind != "connected"
-        log.info(
-            "client %s %s (%s): %s", note.client, note.kind, address, why or note.reason,
-            extra=fields(
-                event=note.kind, client=note.client, address=address, reason=why or note.reason,
-                connection=note.connection,
-            ),
-        )  # fmt: skip
+        if log.isEnabledFor(logging.INFO):
+            log.info(
+                "client %s %s (%s): %s", note.client, note.kind, address, why or note.reason,
+                extra=fields(
+                    event=note.kind, client=note.client, address=address, reason=why or note.reason,
+                    connection=note.connection,
+                ),
+            )  # fmt: skip
 
     def _note_denied(self, note: Note, client: ClientConnection | None) -> None:
         admitted = client.admitted if client is not None else None

@@ -45,6 +45,9 @@ TOPIC = "topic"
 
 def parse(text: str) -> Filter:
     """Return the filter that a selector describes; InputError names the error and its place."""
+    found = living(text)
+    if found is not None:
+        return found
     if len(text) > MAX_TEXT_LENGTH:
         raise InputError(f"selector is too long: {len(text)} characters, expected at most {MAX_TEXT_LENGTH}")
     return _parse(text)

@@ -115,6 +115,11 @@ class Admission:
 
     # --- coming in ---
 
+    def must_ask(self, connect: Connect) -> bool:
+        """True if the client says who it is in a way that takes time to check."""
+        names_itself = connect.username is not None or connect.password is not None
+        return connect.authentication_method is not None or (names_itself and self._config.access.has_logins)
+
     async def identify(
         self,
         listener: Listener,
@@ -132,9 +137,7 @@ class Admission:
         login: _Login | None = None
         if connect.authentication_method is not None:
             login = await self._exchange(connect, address, ask)
-        elif self._config.access.has_logins and (
-            connect.username is not None or connect.password is not None
-        ):
+        elif self.must_ask(connect):
             login = await self._log_in(connect, client, address)
         if login is not None:
             identity = Identity(client, login.user, name, self._config.site, login.grants)

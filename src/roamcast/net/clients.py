@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import msgspec
 
 from roamcast.broker.inputs import ClientConnected, ClientFrames, ClientSlowed, ConnectionLost, MachineInput
+from roamcast.config.addresses import join_endpoint
 from roamcast.config.sections import Listener
 from roamcast.mqtt.codec.errors import PacketError, protocol_error
 from roamcast.mqtt.codec.packets import Auth, Connect
@@ -124,6 +125,9 @@ class Door(Protocol):
     def count_refusal(self, reason: Reason) -> None:
         """Note that a client was refused before it was admitted."""
 
+    def admits_at_once(self, connect: Connect) -> bool:
+        """True if `admit` waits for nothing: where many clients come, a task for each costs much."""
+
     async def admit(self, client: ClientConnection, connect: Connect) -> Admitted:
         """Authenticate a client; raise ConnectionRefused if it is refused."""
 
@@ -146,7 +150,7 @@ class ClientConnection(asyncio.Protocol):
         self._source = source
         """Address of the client behind a load balancer."""
         self.stranger = stranger
-        """Entry in the count of connections without CONNECT."""
+        """Entry in the count of connections without CONNECT; `SETTLED` once this one is admitted."""
         self._push = door.push
         self._take = door.take
         self.listener = listener
@@ -200,9 +204,9 @@ class ClientConnection(asyncio.Protocol):
         self.write = self.transport.write
         self.transport.set_write_buffer_limits(high=min(HIGH_WATER_BYTES, self._door.output_bytes_max))
         self.last_heard_s = monotonic()
-        found = self._source or transport.get_extra_info("peername")
-        self.host = str(found[0]) if found else ""
-        self.address = f"{found[0]}:{found[1]}" if found else "a client"
+        self.host, self.address = self.stranger.host, self.stranger.address
+        if self._source is not None:
+            self.host, self.address = self._source[0], join_endpoint(*self._source)
         self.stranger.leave = self.drop
         try:
             self.id = self._door.opened(self)
@@ -342,7 +346,15 @@ class ClientConnection(asyncio.Protocol):
             return
         self._first = first[whole[2] :]
         self.stranger.is_asking = True
-        self._admission = asyncio.get_running_loop().create_task(self._admit(connect))
+        admission = self._admit(connect)
+        if not self._door.admits_at_once(connect):
+            self._admission = asyncio.get_running_loop().create_task(admission)
+            return
+        try:
+            admission.send(None)
+        except StopIteration:
+            return
+        raise AssertionError("an admission waits that need not")
 
     async def _admit(self, connect: Connect) -> None:
         self._method = connect.authentication_method

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from functools import lru_cache
 from hashlib import blake2b
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address
 
 from roamcast.config.sections import Access
 from roamcast.net.users import NAME_CHARACTERS_MAX, hash_of, hasher
@@ -252,12 +252,12 @@ def _decoy_like(stored: str) -> str:
 @lru_cache(ADDRESSES_KEPT_MAX)
 def network_of(address: str) -> str:
     """Return the network that counts as one address: an IPv6 client has a whole /64."""
+    if ":" not in address:
+        return address  # An IPv4 address has only one form.
     try:
-        ip = ip_address(address.partition("%")[0])
+        ip = IPv6Address(address.partition("%")[0])
     except ValueError:
         return address
-    if isinstance(ip, IPv6Address):
-        if ip.ipv4_mapped is not None:
-            return str(ip.ipv4_mapped)
-        return str(IPv6Address(int(ip) >> 64 << 64))
-    return str(ip)
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(IPv6Address(int(ip) >> 64 << 64))

@@ -121,13 +121,12 @@ class Codec:
         return self._tags
 
     def encode(self, message: Message) -> bytes:
+        if type(message) not in _WRAPPERS:
+            return self._encoder.encode(message)
+        inner = msgspec.Raw(self.encode(message.message))  # type: ignore[attr-defined]
         if isinstance(message, Relayed):
-            inner = msgspec.Raw(self.encode(message.message))
             return self._encoder.encode(_RelayedFrame(message.source, message.destination, inner))
-        if isinstance(message, About):
-            inner = msgspec.Raw(self.encode(message.message))
-            return self._encoder.encode(_AboutFrame(message.whereabouts, inner))
-        return self._encoder.encode(message)
+        return self._encoder.encode(_AboutFrame(message.whereabouts, inner))  # type: ignore[attr-defined]
 
     def decode(self, data: bytes | memoryview | msgspec.Raw) -> Message:
         try:

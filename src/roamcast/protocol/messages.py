@@ -130,7 +130,7 @@ class Relayed(Message, frozen=True):
         return self.message.weight
 
     @property
-    def is_fleeting(self) -> bool:
+    def is_fleeting(self) -> bool:  # type: ignore[override]
         return self.message.is_fleeting
 
     @property
@@ -153,7 +153,7 @@ class About(Message, frozen=True):
         return self.message.weight
 
     @property
-    def is_fleeting(self) -> bool:
+    def is_fleeting(self) -> bool:  # type: ignore[override]
         return self.message.is_fleeting
 
     @property

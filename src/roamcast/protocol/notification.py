@@ -49,16 +49,13 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """True if a peer may skip it. Then its tag begins with "?", so that older builds know this."""
     area: ClassVar[Area] = "sessions"
     """Subject of the message; most messages are those of mobility protocols."""
+    is_fleeting: ClassVar[bool] = False
+    """True for a QoS 0 message: links carry it without a number, and it is not journalled."""
 
     @property
     def weight(self) -> int:
         bursts = getattr(self, "bursts", ())
         return (count_of(bursts) or 1) if bursts else 1
-
-    @property
-    def is_fleeting(self) -> bool:
-        """True for a QoS 0 message: links carry it without a number, and it is not journalled."""
-        return False
 
     @property
     def needs(self) -> int:
@@ -193,9 +190,7 @@ class Burst(Message, frozen=True, gc=False):
 class Fleeting(Burst, frozen=True, gc=False):
     """A QoS 0 burst: without numbers, never queued, never handed off."""
 
-    @property
-    def is_fleeting(self) -> bool:
-        return True
+    is_fleeting: ClassVar[bool] = True
 
 
 def count_of(bursts: Iterable[Burst]) -> int:

@@ -52,10 +52,10 @@ class IdentityAggregate(SimpleAggregate):
     __state__ = State("identity-aggregate")
 
     def add(self, entry: Entry) -> Change:
-        return super().add((entry[0], ""))
+        return SimpleAggregate.add(self, (entry[0], ""))
 
     def remove(self, entry: Entry) -> Change:
-        return super().remove((entry[0], ""))
+        return SimpleAggregate.remove(self, (entry[0], ""))
 
 
 AGGREGATES: dict[str, type[SimpleAggregate] | type[CoveringAggregate]] = {

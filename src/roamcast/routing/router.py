@@ -793,6 +793,8 @@ def _joined(changes: Sequence[Change]) -> Change:
     """Combine several changes: additions and removals of the same entry cancel out."""
     if len(changes) == 1:
         return changes[0]
+    if len(changes) == 2 and changes[0] == changes[1][::-1]:
+        return NO_CHANGE  # A client moves: what it leaves and where it goes are both this broker's.
     net: dict[Entry, int] = {}
     for change in changes:
         for entry in change.subscribe:

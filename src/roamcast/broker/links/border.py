@@ -84,7 +84,16 @@ class Border:
     __state__ = State(
         "border",
         saved=("_broker", "_reach", "_rules", "_is_mqtt", "_retained", "_sessions"),
-        derived=("refused", "replies", "_guards", "_crossing", "_checks", "_retained_of", "_sessions_of"),
+        derived=(
+            "refused",
+            "replies",
+            "_guards",
+            "_crossing",
+            "_checks",
+            "_retained_of",
+            "_sessions_of",
+            "_understood",
+        ),
     )
 
     def __init__(self, broker: BrokerCore, reach: Reach) -> None:
@@ -108,6 +117,8 @@ class Border:
         self._sessions_of = Counter(self._sessions.values())
         """Number of sessions from each peer; some of them may have departed since."""
         self._guards: dict[str, Guard] = {}
+        self._understood: dict[type[Message], None] = {}
+        """Types of messages that the broker is known to handle."""
         self._crossing = Crossing(self._is_mqtt)
         self._checks: dict[type[Message], Callable[[str, str, Guard, Any], Message]] = {
             AttachRequest: self._check_request,
@@ -273,15 +284,17 @@ class Border:
         shape = _shape_of(type(message))
         if message.area not in guard.rules.may or (guard.is_guest and _is_among_members(message)):
             raise Refused("area")
-        if not self._broker.understands(message):
-            # All brokers have one protocol: no other broker would understand the message either.
-            raise Refused("form")
-        client = client_of(message) if shape.has_client else ""
-        if client:
-            if not guard.clients.allow_everyone:
+        if type(message) not in self._understood:
+            if not self._broker.understands(message):
+                # All brokers have one protocol: no other broker would understand the message either.
+                raise Refused("form")
+            self._understood[type(message)] = None
+        if shape.needs_client or (shape.has_client and not guard.clients.allow_everyone):
+            client = client_of(message)
+            if client and not guard.clients.allow_everyone:
                 self._check_client(guard, client)
-        elif shape.needs_client:
-            raise Refused("form")
+            elif not client and shape.needs_client:
+                raise Refused("form")
         if shape.carrying:
             message = self._crossing.with_bursts(guard, message, shape.carrying)
         if message.area == "data":

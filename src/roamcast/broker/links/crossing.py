@@ -95,10 +95,14 @@ class Crossing:
         changes: dict[str, Any] = {}
         for name in names:
             carried = getattr(message, name)
+            if not carried:
+                continue  # A handoff carries nothing where nothing was published meanwhile.
             if isinstance(carried, Burst):
                 changes[name] = self._carried(guard, carried)
-            elif isinstance(carried, tuple) and carried and isinstance(carried[0], Burst):
+            elif isinstance(carried, tuple) and isinstance(carried[0], Burst):
                 changes[name] = tuple([self._carried(guard, one) for one in carried])
+        if not changes:
+            return message
         changed = {name: value for name, value in changes.items() if value is not getattr(message, name)}
         return msgspec.structs.replace(message, **changed) if changed else message
 

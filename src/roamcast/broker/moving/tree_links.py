@@ -56,6 +56,7 @@ class Beat(Message, frozen=True):
     parent: str
     children: int
     cause: ClassVar[Cause] = "handoff"
+    is_fleeting: ClassVar[bool] = True
 
     @classmethod
     def of(cls, heartbeat: Heartbeat) -> Beat:
@@ -64,10 +65,6 @@ class Beat(Message, frozen=True):
 
     def heartbeat(self) -> Heartbeat:
         return Heartbeat(self.leader, self.round, self.hops, self.parent, self.children)
-
-    @property
-    def is_fleeting(self) -> bool:
-        return True
 
 
 class TreeLinkEnd(LinkEnd):

@@ -17,11 +17,32 @@ from roamcast.filters.selector import TOPIC
 from roamcast.mqtt.server.sessions import MqttSession, NamedCapsule, Subscription
 from roamcast.state import State
 
+AWAKE_S = 5.0
+"""How long absent clients stay awake: most clients that return, or appear elsewhere, do so soon."""
+
 AWAKE_MAX = 256
-"""Sessions of absent clients that stay awake: most clients that return do so soon."""
+"""Absent clients that stay awake for longer."""
 
 REST_AT_ONCE = 64
-"""Sessions put to sleep per turn, at most."""
+"""Clients put to sleep per turn, at most."""
+
+
+class Resting(dict[str, float]):
+    """Absent clients that are awake, with the time since when; the one awake longest comes first."""
+
+    now = 0.0
+    """Time of the last turn."""
+
+    def due(self, now: float) -> list[str]:
+        """Remove and return those to put to sleep now."""
+        self.now = now
+        if len(self) <= AWAKE_MAX:
+            return []
+        first = islice(self.items(), min(len(self) - AWAKE_MAX, REST_AT_ONCE))
+        found = [client for client, since in first if since <= now - AWAKE_S]
+        for client in found:
+            del self[client]
+        return found
 
 
 class _SleepingSession(msgspec.Struct, frozen=True, array_like=True):
@@ -96,8 +117,7 @@ class Sessions(MutableMapping[str, MqttSession]):
 
     def __init__(self, sessions: dict[str, MqttSession | bytes] | None = None) -> None:
         self._all: dict[str, MqttSession | bytes] = {} if sessions is None else sessions
-        self.resting: dict[str, None] = {}
-        """Awake sessions of absent clients; the one awake longest comes first."""
+        self.resting = Resting()
 
     @property
     def rows(self) -> dict[str, MqttSession | bytes]:
@@ -115,7 +135,7 @@ class Sessions(MutableMapping[str, MqttSession]):
         found = self._all[client]
         if isinstance(found, bytes):
             found = self._all[client] = _wake(client, found)
-            self.resting[client] = None
+            self.resting[client] = self.resting.now
         return found
 
     def get(self, client: str, default: None = None) -> MqttSession | None:  # type: ignore[override]
@@ -126,7 +146,7 @@ class Sessions(MutableMapping[str, MqttSession]):
 
     def __setitem__(self, client: str, session: MqttSession) -> None:
         self._all[client] = session
-        self.resting[client] = None
+        self.resting[client] = self.resting.now
 
     def __delitem__(self, client: str) -> None:
         del self._all[client]
@@ -140,6 +160,11 @@ class Sessions(MutableMapping[str, MqttSession]):
 
     def is_asleep(self, client: str) -> bool:
         return isinstance(self._all.get(client), bytes)
+
+    def awake_one(self, client: str) -> MqttSession | None:
+        """Return the client's session if it is here and awake."""
+        found = self._all.get(client)
+        return None if isinstance(found, bytes) else found
 
     def awake(self) -> list[MqttSession]:
         """Return sessions with a connection or a shared subscription, and perhaps others."""
@@ -168,16 +193,12 @@ class Sessions(MutableMapping[str, MqttSession]):
 
     def left(self, session: MqttSession) -> None:
         """Note that the client of this session has left."""
-        self.resting[session.client] = None
+        self.resting[session.client] = self.resting.now
 
-    def rest(self) -> None:
+    def rest(self, now: float) -> None:
         """Put sessions to sleep, except those woken most recently. No caller may hold a reference to one
         now."""
-        resting = self.resting
-        if len(resting) <= AWAKE_MAX:
-            return
-        for client in list(islice(resting, min(len(resting) - AWAKE_MAX, REST_AT_ONCE))):
-            del resting[client]
+        for client in self.resting.due(now):
             session = self._all[client]
             if not isinstance(session, bytes):
                 self._all[client] = _put_to_sleep(session) or session

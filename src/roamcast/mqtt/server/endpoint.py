@@ -514,10 +514,8 @@ class Endpoint:
                     self.keeper.give_back(client, subscription, one)
 
     def outlasts_connection(self, client: str) -> bool:
-        if self.sessions.is_asleep(client):
-            return True  # A client with other options is never put to sleep.
-        session = self.sessions.get(client)
-        return session is None or bool(session.expiry_s)
+        session = self.sessions.awake_one(client)
+        return session is None or bool(session.expiry_s)  # A session that ends with it is never put to sleep.
 
     def not_located(self, client: str) -> None:
         connection = self._attaching.get(client)
@@ -672,12 +670,12 @@ class Endpoint:
 
     def _begin(self, connection: MqttConnection, session: MqttSession) -> None:
         """Answer CONNECT with a session that is here, or with a copy of it."""
-        client = connection.client
+        client, owner = connection.client, connection.identity.owner
         self._attaching.pop(client, None)
         session.identity = connection.identity
-        if session.owner != connection.identity.owner:
+        if session.owner != owner:
             self._count(session, -1)
-            session.owner = connection.identity.owner
+            session.owner = owner
             self._count(session, +1)
         session.connection, session.timer, session.since = connection.id, 0, self.now
         session.forget_plans()
@@ -976,7 +974,7 @@ class Endpoint:
 
     def _take_last_words(self, connection: MqttConnection) -> bool:
         """Carry out the DISCONNECT that waits for the session, if the client has said one."""
-        session, last_words = connection.session, connection.last_words()
+        session, last_words = connection.session, connection.last_words() if connection.waiting else None
         if session is None or last_words is None:
             return False
         connection.waiting.clear()
