@@ -253,7 +253,7 @@ class Operations:
     async def _promote(self, request: dict[str, Any]) -> Answers:
         replicating, name = self._replica_command(request)
         await replicating.step_down(name)
-        log.warning("replica %s takes over, as the operator wishes", name)
+        log.warning("replica %s takes over by an operator's order", name)
         yield {"promoted": name, "done": True}
 
     async def _add_replica(self, request: dict[str, Any]) -> Answers:
