@@ -13,6 +13,7 @@ from roamcast.bench.simpy_model import Model, Plan, Style
 from roamcast.cli import bench, run
 from roamcast.cli.usage import new_group
 from roamcast.protocol.effects import PublishThis
+from roamcast.protocol.messages import Acknowledge
 from roamcast.simulator.run import run_checked
 
 
@@ -103,7 +104,8 @@ def test_setting_up_is_told_apart() -> None:
 
 def test_a_violation_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulator that is fast because it loses things must not be praised for it."""
-    monkeypatch.setattr("roamcast.broker.plain_client.Client._on_deliver", lambda self, message: None)
+    take = "roamcast.broker.plain_client.Client.take"
+    monkeypatch.setattr(take, lambda self, now, message, records: Acknowledge(message.stream, 0))
     with pytest.raises(RuntimeError, match="lost"):
         measure(Case(2, "sub_unsub", "counters", 0.2, 20.0, 1))
 

@@ -540,7 +540,7 @@ def test_what_makes_no_sense_is_said_in_one_line() -> None:
     site = make_machine(MachineSettings("a", protocol="mft"))
     with pytest.raises(InputError, match=r"^b need not be forgotten"):
         site.check_forgetting("b")
-    with pytest.raises(InputError, match=r"^where brokers move, a session is wherever its client is"):
+    with pytest.raises(InputError, match=r"^where brokers move, a session follows its client"):
         site.check_draining("b")
     with pytest.raises(InputError, match="does not know BrokerForgotten"):
         site.step(1.0, [BrokerForgotten("b")])

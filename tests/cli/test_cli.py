@@ -195,20 +195,23 @@ def commands_below(command: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from commands_below(inner, f"{name} {below}")
 
 
-@pytest.mark.parametrize("name", [name for name, _ in commands_below(get_command(build_app()), "roamcast")])
+APP = build_app()
+EVERYTHING = get_command(APP)
+COMMANDS = dict(commands_below(EVERYTHING, "roamcast"))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_and_an_example_that_parses(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    everything = get_command(build_app())
-    command = dict(commands_below(everything, "roamcast"))[name]
-    assert command.help, f"'{name}' does not say what it does"
-    assert run(build_app(), [*name.split()[1:], "--help"]) == 0
+    assert COMMANDS[name].help, f"'{name}' does not say what it does"
+    assert run(APP, [*name.split()[1:], "--help"]) == 0
     shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
     examples = [line for line in shown if line.startswith("roamcast ")]
     assert examples, f"'{name} --help' shows no example"
     for example in examples:
         assert example.startswith(name)
-        inner: Any = everything
+        inner: Any = EVERYTHING
         # As a shell reads it: quotes, and what goes to the standard input.
         words = shlex.split(example.partition(" < ")[0])[1:]
         # A group may be a command too: then its own options come where a command could.

@@ -320,7 +320,7 @@ def test_a_trace_fits_into_json(capsys: pytest.CaptureFixture[str], monkeypatch:
 @pytest.mark.parametrize(
     ("story", "line"),
     [
-        ("at 0 c attach b0\n", "no line `brokers a-b b-c …`"),
+        ("at 0 c attach b0\n", "the line `brokers a-b b-c …` is missing"),
         (GOOD_STORY + "at 2 c fly b1\n", "story.txt, line 10: 'fly': valid are attach, leave"),
         (GOOD_STORY + "at 2 c attach b7\n", "there is no broker 'b7'"),
         (GOOD_STORY + "protocol nope\n", "mobility protocol 'nope': valid are "),

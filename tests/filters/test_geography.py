@@ -29,21 +29,24 @@ from roamcast.filters.zones import with_zones
 SQUARE = '{"type":"Polygon","coordinates":[[[0,0],[2,0],[2,2],[0,2]]]}'
 DATE_LINE = '{"type":"Polygon","coordinates":[[[179,-1],[-179,-1],[-179,1],[179,1]]]}'
 RING = '{"type":"Polygon","coordinates":[[[0,0],[4,0],[4,4],[0,4],[0,0]],[[1,1],[3,1],[3,3],[1,3],[1,1]]]}'
-PIERCED_DATE_LINE = json.dumps({"type": "Polygon", "coordinates": [
-    [[170, -9], [-170, -9], [-170, 9], [170, 9]], [[-175, -5], [-172, -5], [-172, 5], [-175, 5]],
-]})  # fmt: skip
+PIERCED_DATE_LINE = (
+    '{"type":"Polygon","coordinates":[[[170,0],[-170,0],[-170,9],[170,9]],[[-175,5],[-172,5],[-172,6]]]}'
+)
 CUT_AT_DATE_LINE = json.dumps({"type": "MultiPolygon", "coordinates": [
     [[[170, 0], [180, 0], [180, 9], [170, 9]]], [[[-180, 0], [-170, 0], [-170, 9], [-180, 9]]],
 ]})  # fmt: skip
 NESTED = json.dumps({"type": "MultiPolygon", "coordinates": [
     [[[0, 0], [4, 0], [4, 4], [0, 4]]], [[[0, 0], [4, 0], [4, 4], [0, 4]]],
-    [[[1, 1], [2, 1], [2, 2], [1, 2]]], [[[3, 3], [6, 3], [6, 6], [3, 6]]],
+    [[[1, 1], [2, 1], [2, 2], [1, 2]]],
 ]})  # fmt: skip
-ARCTIC = '{"type":"Polygon","coordinates":[[[-180,66],[180,66],[180,90],[-180,90],[-180,66]]]}'
-ANTARCTIC = json.dumps({"type": "Polygon", "coordinates": [
-    [[-180, -90], [180, -90], [180, -60], [90, -70], [0, -60], [-90, -70], [-180, -60]],
-]})  # fmt: skip
-EARTH = '{"type":"Polygon","coordinates":[[[-180,-90],[180,-90],[180,90],[-180,90],[-180,-90]]]}'
+ARCTIC, EARTH = (
+    json.dumps({"type": "MultiPolygon", "coordinates": [
+        [[[west, south], [west + 120, south], [west + 120, 90], [west, 90]]] for west in (-180, -60, 60)
+    ]})
+    for south in (66, -90)
+)  # fmt: skip
+FLAT = "[[[-26.64822917534545,90],[-22.864183836993845,90],[91.64564311709768,90]]]"
+"""Rounding gives it a little area."""
 TWO = '{"type":"MultiPolygon","coordinates":[[[[0,0],[1,0],[1,1],[0,1]]],[[[5,5],[6,5],[6,6],[5,6]]]]}'
 
 
@@ -115,11 +118,9 @@ def test_polygons_hold_what_their_outlines_go_around() -> None:
         (DATE_LINE, ["0,180", "0,-180", "0.5,179.5", "-0.5,-179.5"], ["0,178", "0,-178", "0,0", "2,180"]),
         (RING, ["0.5,0.5", "3.5,2"], ["2,2", "5,5"]),
         (TWO, ["0.5,0.5", "5.5,5.5"], ["3,3"]),
-        (PIERCED_DATE_LINE, ["0,175", "0,-179", "0,-171"], ["0,-173", "0,165", "0,-165", "0,0"]),
         (CUT_AT_DATE_LINE, ["1,175", "1,180", "1,-180", "1,-175"], ["1,165", "1,-165", "1,0", "-1,180"]),
-        (NESTED, ["0.5,0.5", "1.5,1.5", "3.5,3.5", "5,5"], ["5,2", "2,5"]),
+        (NESTED, ["0.5,0.5", "1.5,1.5", "3.5,3.5"], ["5,2", "2,5"]),
         (ARCTIC, ["67,0", "80,-180", "80,180", "66,12", "90,0", "90,77"], ["65,0", "-80,0"]),
-        (ANTARCTIC, ["-80,0", "-90,5", "-80,180", "-62,0", "-68,-45"], ["-59,0", "-62,90", "-66,-90"]),
         (EARTH, ["0,0", "90,0", "-90,0", "0,180", "0,-180", "12,100"], []),
     ],
 )
@@ -165,6 +166,7 @@ def test_cells() -> None:
         ('at INSIDE \'{"type":"Point","coordinates":[1,2]}\'', "valid are Polygon"),
         ('at INSIDE \'{"type":"Polygon","coordinates":[[[0,0],[1,1],[1,0],[0,1]]]}\'', "crosses itself"),
         ('at INSIDE \'{"type":"Polygon","coordinates":[[[0,0],[1,1],[2,2]]]}\'', "without an area"),
+        (f'at INSIDE \'{{"type":"Polygon","coordinates":{FLAT}}}\'', "without an area"),
         ('at INSIDE \'{"type":"Polygon","coordinates":[[[0,0],[1,1]]]}\'', "3 or more"),
         ('at INSIDE \'{"type":"Polygon","coordinates":[]}\'', "valid are 3 to"),
         ('at INSIDE \'{"type":"Polygon","coordinates":[[[0,0],[1,99],[1,0]]]}\'', "-90 to 90"),

@@ -95,7 +95,7 @@ def test_experiments_are_found_by_their_id_and_by_a_claim() -> None:
 
 def test_an_experiment_speaks_about_its_own_claims() -> None:
     assert len(conduct(ADDING, True, Sweep(1)).outcomes) == 2
-    with pytest.raises(RuntimeError, match="outcomes for other claims"):
+    with pytest.raises(RuntimeError, match="outcomes for the wrong claims"):
         conduct(OTHER, True, Sweep(1))
 
 

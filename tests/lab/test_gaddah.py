@@ -140,7 +140,13 @@ FLAT = dict.fromkeys(BROKERS, 100.0) | {"b5": 101.0}
         (gaddah.judge_g9, PROACTIVE, "duplicate_percent", 0.001, "pro-active has duplicates"),
         (gaddah.judge_g10, DURABLE, "useful_per_s", 1000, "RND: another order"),
         (gaddah.judge_g10, PROACTIVE, "useful_per_s", 1300, "NBR is not above RND for pro-active"),
-        (gaddah.judge_g10, PROACTIVE, "broker_per_s", FLAT, "does not follow its number of neighbours"),
+        (
+            gaddah.judge_g10,
+            PROACTIVE,
+            "broker_per_s",
+            FLAT,
+            "does not correlate with its number of neighbours",
+        ),
     ],
 )
 def test_tables_can_fail(judge: Judge, protocol: str, column: str, value: object, note: str) -> None:

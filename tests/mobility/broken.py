@@ -81,7 +81,7 @@ class KeepsDuplicates(SubUnsub):
     name = "broken_merge"
 
     def store(self, client: str, stay: Stay, burst: Burst) -> None:
-        self.keep(stay.queue, client, burst)
+        self.host.pass_to(client, stay.queue, burst)
 
 
 class WaitsNoTime(SubUnsub):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from roamcast.errors import InputError
 from roamcast.replication.messages import Change, Look, Resign, SiteView
 from roamcast.replication.replica import Replica, Timing
 from roamcast.replication.terms import Terms
+from roamcast.storage.replica_file import ReplicaState, write_state
 
 TIMING = Timing(lease_s=3.0, patience_s=1.0)
 
@@ -48,7 +52,22 @@ def test_an_older_view_does_not_settle_what_is_in_doubt(leader: Replica) -> None
 
 def test_whoever_has_resigned_is_silent(leader: Replica) -> None:
     assert leader.step_down("b") == ""
+    assert not any(isinstance(one, Change) for one in leader.advance(0.0)), "b may stand still"
+    leader.on_acknowledged("b", 10)
     (change,) = [one for one in leader.advance(0.1) if isinstance(one, Change)]
     leader.on_changed(0.1, msgspec.structs.replace(change.view, revision=6), True)
     assert any(isinstance(one, Resign) for one in leader.advance(0.1))
     assert not leader.may_speak(0.1)
+
+
+def test_whoever_does_not_answer_is_not_waited_for(leader: Replica) -> None:
+    assert leader.step_down("b") == ""
+    leader.on_left("b")
+    leader.on_acknowledged("b", 10)
+    assert not leader.steps_down
+    assert leader.may_speak(0.1)
+
+
+def test_a_state_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"gone/replica.json: cannot be written \(No such file"):
+        write_state(tmp_path / "gone", ReplicaState())

@@ -468,7 +468,7 @@ def test_a_queue_that_is_never_drained_is_seen() -> None:
         name = "broken_pump"
 
         def on_notification(self, owner: Any, source: str, burst: Any) -> None:
-            self.store(owner[0], self.stays[owner], burst)
+            self.keep(self.stays[owner].queue, owner[0], burst)
 
     text = "brokers b0\nprotocol broken_pump\nat 0 c attach b0\nat 1 c subscribe TRUE\nat 2 c publish {}\n"
     with registered(NeverPumps):

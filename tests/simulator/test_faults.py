@@ -379,5 +379,5 @@ def test_a_link_that_changes_its_way_loses_and_repeats_nothing() -> None:
     text = "brokers b0-b1\nat 0 c attach b0\nat 1 b0 detour b1 3\nat 2 b1 detour b0 1\n"
     assert violations_of(parse_story(text)) == []
     assert "detour b1 3" in format_story(parse_story(text))
-    with pytest.raises(InputError, match="valid is a peer and a factor"):
+    with pytest.raises(InputError, match="detour factor 'far': Expected `float`"):
         parse_story("brokers b0-b1\nat 1 b0 detour b1 far\n")

@@ -20,8 +20,8 @@ from roamcast.simulator.story import format_story, parse_story, violations_of
 SEEDS_MAX = 120
 
 
-def assert_unharmed(protocol: str, seeds: range, *faults: str) -> None:
-    report = fuzz(protocol, seeds, faults=("hostile", *faults), failures_max=1)
+def assert_unharmed(protocol: str, seeds: range, *faults: str, front: str = "plain") -> None:
+    report = fuzz(protocol, seeds, faults=("hostile", *faults), failures_max=1, front=front)
     assert not report.failures, f"{report.failures[0].violations}\n{report.failures[0].story}"
     assert report.deliveries > 0
 
@@ -31,14 +31,19 @@ def test_nobody_else_is_harmed(protocol: str) -> None:
     assert_unharmed(protocol, range(4))
 
 
+def test_no_client_of_mqtt_is_harmed() -> None:
+    assert_unharmed("multi_hop_handoff", range(4), front="mqtt")
+
+
 def test_nobody_else_is_harmed_while_brokers_crash_and_links_are_cut() -> None:
     assert_unharmed("multi_hop_handoff", range(4), "crash", "partition")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("front", ["plain", "mqtt"])
 @pytest.mark.parametrize("start", range(0, 500, 50))
-def test_nobody_else_is_harmed_with_many_seeds(start: int) -> None:
-    assert_unharmed("multi_hop_handoff", range(start, start + 50))
+def test_nobody_else_is_harmed_with_many_seeds(start: int, front: str) -> None:
+    assert_unharmed("multi_hop_handoff", range(start, start + 50), front=front)
 
 
 @pytest.mark.slow

@@ -268,8 +268,8 @@ def former_holders_forget_where_a_session_went(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Directory, "went", lambda self, client, destination, told: self.changed(client))
 
 
-# A broker that is down and may hold a session can be left out of a question, and nobody notices: whoever
-# answers says who may hold the session, and then none is made.
+# A broker that is down and may hold a session can be left out of a question, and nothing breaks: everyone is
+# asked again then, without leaving it out.
 
 
 def both_parts_make_sessions(patch: pytest.MonkeyPatch) -> None:

@@ -80,5 +80,5 @@ def test_a_part_in_which_nobody_is_there_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     write_trace(trace, [("a", [Visit("b00", 0.0, 10.0)])])
     scenario = Scenario(topology="grid:2", movement=f"trace:{trace}", trace_from_s=50.0, duration_s=10.0)
-    with pytest.raises(InputError, match="nobody is anywhere"):
+    with pytest.raises(InputError, match="no client is attached in the replayed part"):
         scenario.run()

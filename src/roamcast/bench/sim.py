@@ -124,7 +124,7 @@ def run(
         "growth": _growth(measured),
         "simpy": _comparison(measured),
         "cases": [_figures(case, runs) for case, runs in measured.items()],
-        "set_up": "included, except in what is called steady",
+        "set_up": "included, except in figures that are called steady",
         "seed": seed,
         "repeat": repeat,
         "python": sys.version.split()[0],

@@ -333,7 +333,10 @@ class Directory:
     # --- answering for brokers that are down ---
 
     def left_out(self, client: str, peer: str) -> tuple[str, ...]:
-        """Return the brokers behind a peer that cannot be asked now and need not be; empty otherwise."""
+        """Return the brokers behind a peer that cannot be asked now and need not be; empty otherwise.
+
+        To leave out one that may hold the session costs a second question: `Locator` asks all again then.
+        """
         if peer not in self._broker.links_down or not self._is_on:
             return ()
         broker = self._broker

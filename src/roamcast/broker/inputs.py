@@ -327,7 +327,7 @@ class MachineEffects(Effects):
     `ClientFrames`."""
     deferred: Sequence[MachineInput] = ()
     """Inputs to repeat after those."""
-    durable: list[MachineInput | Input] = msgspec.field(default_factory=list)
+    durable: list[MachineInput | Input] = []  # noqa: RUF012
     """Inputs to journal before any other effect is performed."""
 
 

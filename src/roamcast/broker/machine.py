@@ -74,10 +74,11 @@ from roamcast.protocol.effects import (
     Input,
     LinkChanged,
     OverlayChanged,
-    ReceivedInProcess,
+    Received,
+    Submitted,
     TrimQueues,
 )
-from roamcast.protocol.messages import LeftOut, PeersExpected, TellHeld
+from roamcast.protocol.messages import LeftOut, Message, PeersExpected, TellHeld
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
@@ -149,9 +150,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         for item in inputs:
             if type(item) in kinds:
                 of_clients.append(item)
-            elif type(item) is ReceivedInProcess:
-                self.links.ends[item.peer].receive_in_process(item)
-                front.inputs.append(item)
+            elif type(item) is Received:
+                front.inputs.append(item)  # Of a peer in this process, whose link has numbered it.
             elif type(item) is StateChecked:
                 self._expected = item
             else:
@@ -173,6 +173,33 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
                 self.broker.clients.rest(self._now)
             self._check_state(out.durable)
         return out
+
+    def receive_in_process(
+        self, now: float, peer: str, message: Message, number: int, out: MachineEffects
+    ) -> None:
+        """`step` for a message of a peer in this process, the most frequent input of a simulation."""
+        self.links.ends[peer].receive_in_process(number)
+        front = self.front
+        self._now = front.now = now
+        self._out = out
+        self.broker.receive_in_process(now, peer, message, out)
+        if front.inputs or out.client_closes:
+            self._finish_in_process(out)
+
+    def submit_in_process(self, now: float, items: Iterable[Submitted], out: MachineEffects) -> None:
+        """`step` for messages of clients of a plain front that journals nothing."""
+        front = self.front
+        self._now = front.now = now
+        self._out = out
+        self.broker.submit_in_process(now, items, out)
+        if front.inputs or out.client_closes:
+            self._finish_in_process(out)
+
+    def _finish_in_process(self, out: MachineEffects) -> None:
+        if out.client_closes:
+            self.front.perform(out)
+        if self.front.inputs:
+            self._run()
 
     @property
     def _waits_for_peers(self) -> bool:

@@ -43,7 +43,7 @@ from roamcast.protocol.messages import (
     Unadvertise,
     Welcome,
 )
-from roamcast.protocol.records import Row
+from roamcast.protocol.records import Row, new_row
 
 
 class Client:
@@ -81,7 +81,7 @@ class Client:
         for item in inputs:
             if type(item) is Told:
                 if type(item.message) is Deliver:
-                    self._on_deliver(item.message)
+                    out.sends.append((self.broker, self.take(now, item.message, out.records)))
                 else:
                     self._on_message(item.message)
             else:
@@ -167,27 +167,30 @@ class Client:
 
     # --- what the broker says ---
 
-    def _on_deliver(self, message: Deliver) -> None:
-        burst, stream, sequence, out = message.burst, message.stream, message.sequence, self._out
+    def take(self, now: float, message: Deliver, records: list[Row]) -> Acknowledge:
+        """`step` for a delivery, the most frequent input: adds rows and returns the acknowledgement."""
+        burst, stream, sequence = message.burst, message.stream, message.sequence
         received = self.received.get(stream, 0)
         end = sequence + burst.count - 1
         if end <= received:
             # Sent again, because the first acknowledgement was lost.
-            out.sends.append((self.broker, Acknowledge(stream, received)))
-            return
+            return Acknowledge(stream, received)
         if sequence <= received:
             burst = burst.tail(received - sequence + 1)
         self.received[stream] = end
         self._sequence += 1
         # Positional, because there is one record per delivery.
-        out.records.append(
-            Row(
-                self._sequence, self._now, self.id, "delivered", self.id, self.broker, None, burst.publisher,
-                burst.incarnation, burst.number, burst.count, None, None, None, burst.size, None,
-                burst.attributes, None, burst.published_at,
+        records.append(
+            new_row(
+                Row,
+                (
+                    self._sequence, now, self.id, "delivered", self.id, self.broker, None,
+                    burst.publisher, burst.incarnation, burst.number, burst.count, None, None, None,
+                    burst.size, None, burst.attributes, None, burst.published_at,
+                ),
             )
         )  # fmt: skip
-        out.sends.append((self.broker, Acknowledge(stream, end)))
+        return Acknowledge(stream, end)
 
     def _on_message(self, message: Said) -> None:
         match message:

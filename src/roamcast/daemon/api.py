@@ -358,6 +358,6 @@ def in_words(found: dict[str, Any]) -> list[str]:
     if found["moves"]:
         last = found["moves"][0]
         lines.append(
-            f"Its last move was from {last['from']} to {last['to']} and took {last['duration_ms']:g} ms."
+            f"Its last move was from {last['from']} to {last['to']} and took {last['duration_ms']:,.1f} ms."
         )
     return lines

@@ -141,13 +141,6 @@ class Leading:
                 stream.send(SnapshotPart(bytes(data[start : start + PART_BYTES])))
         self._waiting.clear()
 
-    def why_silent(self, name: str) -> str:
-        """Return why a follower could not lead now, or ""."""
-        silent_s = self._host.timing.lease_s / 3
-        if name in self._streams and self._streams[name].connection.is_silent(silent_s):
-            return f"{name} has not answered for more than {silent_s:.1f} s: it could not lead now"
-        return ""
-
     def drop(self, name: str) -> None:
         """Close the stream to a follower that was removed."""
         stream = self._streams.get(name)

@@ -142,6 +142,15 @@ class Replicating:
             await self._released.wait()
         self.following.tell_rows(self.journal.last_sequence)
 
+    async def step_down(self, successor: str) -> None:
+        """Begin to step down for another leader; InputError if it is none or does not answer."""
+        why = self.replica.step_down(successor)
+        while self.replica.asked_to_lead and not why:
+            self._released.clear()
+            await self._released.wait()
+        if why or not self.replica.steps_down:
+            raise InputError(why or f"{successor} does not answer, and so it cannot lead")
+
     async def resign(self) -> None:
         """Give up leadership in an orderly stop, so that the next leader need not wait for the end of the
         lease."""
@@ -149,6 +158,7 @@ class Replicating:
             task.remove_done_callback(_must_not_end)
             task.cancel()
         self._doorway.close()
+        self.following.close("this replica stops")
         self.leading.close("this replica stops")
         if self.replica.role == "leader":
             with suppress(EtcdFailed):

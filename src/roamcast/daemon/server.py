@@ -70,7 +70,7 @@ from roamcast.net.logs import fields, set_level
 from roamcast.net.open_files import room_for
 from roamcast.net.proxy_protocol import HeaderRefused, ProxyHeaders
 from roamcast.net.revocation import Revocations, place_of
-from roamcast.net.strangers import Stranger, Strangers
+from roamcast.net.strangers import SETTLED, Stranger, Strangers
 from roamcast.net.tls import ServerContext, listener_context
 from roamcast.storage.journal import Journal
 from roamcast.storage.restarting import FailStop
@@ -540,7 +540,9 @@ class Server:
         return id
 
     def came_in(self, id: int) -> Budget | None:
-        self.strangers.settle(self._clients[id].stranger)
+        client = self._clients[id]
+        self.strangers.settle(client.stranger)
+        client.stranger = SETTLED
         quotas, connections = self.config.quotas, self.site.endpoint.connections
         if quotas.publish_per_s is None and quotas.publish_bytes_per_s is None:
             return None

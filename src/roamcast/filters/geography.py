@@ -5,8 +5,8 @@ A position is latitude and longitude in degrees (WGS 84). As the value of an att
 
 Distances are those on a sphere with the earth's mean radius: within half a percent of those on the
 ellipsoid. Edges of polygons are straight lines on a map of latitude and longitude, as GeoJSON has them
-(RFC 7946). A polygon may lie across the meridian of 180 degrees. Around a pole it must be cut at that
-meridian, from -180 to 180; a disc need not.
+(RFC 7946). A polygon may lie across the meridian of 180 degrees, but not around a pole; a disc may. Filters
+travel to brokers of earlier releases, so no shape may become valid that those refuse.
 
 Every region is a pattern over texts, so the covering algebra can calculate with it (values.py). Whether one
 region contains another is told by bounding boxes where no better way is known: then the answer may be
@@ -300,22 +300,28 @@ class Polygon(Region):
         if not all(checked):
             raise InputError("a polygon without an outline: valid is one ring of points, then its holes")
         unrolled = [[_unrolled(ring) for ring in polygon] for polygon in checked]
+        west, width = _reach(unrolled)
+        if width > 360:
+            raise InputError(
+                "a polygon with rings on both sides of the meridian of 180 degrees: cut it there, as a "
+                "MultiPolygon"
+            )
+        # Parts on both sides of that meridian are beside each other.
         beside = _middle(unrolled[0][0])
-        unrolled = [[_turned(ring, beside) for ring in polygon] for polygon in unrolled]
+        turned = [[_turned(ring, beside) for ring in polygon] for polygon in unrolled]
+        if _reach(turned)[1] < width:
+            unrolled = turned
+            west, width = _reach(unrolled)
         points = [point for polygon in unrolled for ring in polygon for point in ring]
         south, north = min(point[1] for point in points), max(point[1] for point in points)
-        west = min(point[0] for point in points)
-        width = max(point[0] for point in points) - west
-        if width > 360:
-            raise InputError("a polygon wider than the earth: valid is one around less than 360 degrees")
         parts = [[edge for ring in polygon for edge in _edges(ring)] for polygon in unrolled]
-        for edges in parts:
-            _refuse_crossings(edges)
-        if not all(_has_area(ring) for polygon in unrolled for ring in polygon):
+        self._edges = [edge for edges in parts for edge in edges]
+        _refuse_crossings(self._edges)
+        # Rounding may leave a flat polygon a little area.
+        if south == north or not all(_has_area(ring) for polygon in unrolled for ring in polygon):
             raise InputError(
                 "a polygon without an area: valid are three or more points that are not in a line"
             )
-        self._edges = [edge for edges in parts for edge in edges]
         self._make_bands(parts, south, north)
         self.shape = _as_geojson(checked)
         super().__init__(f"INSIDE '{self.shape}'", Bounds(south, north, west, width))
@@ -392,29 +398,24 @@ def _checked_ring(ring: Sequence[Point]) -> tuple[Point, ...]:
 
 
 def _unrolled(ring: Sequence[Point]) -> Sequence[Point]:
-    """Unroll longitudes, so that each point is reached the shorter way, beyond 180 degrees if needed.
-
-    Where this gives no polygon, edges from -180 to 180 go around the earth, as they are written.
-    """
+    """Unroll longitudes, so that each point is reached the shorter way, beyond 180 degrees if needed."""
     points = [ring[0]]
     for longitude, latitude in ring[1:]:
         before = points[-1][0]
         points.append((before + (longitude - before + 180) % 360 - 180, latitude))
-    is_around = abs(points[-1][0] - points[0][0]) > 180
-    if (is_around or not _has_area(points)) and _goes_round(ring):
-        return ring
-    if is_around:
+    is_wide = any(abs(edge[0] - edge[2]) > 180 for edge in _edges(ring))
+    if abs(points[-1][0] - points[0][0]) > 180 or (is_wide and not _has_area(points)):
         raise InputError(
-            "a polygon around a pole: cut it at the meridian of 180 degrees, or take WITHIN … KM OF (90, 0)"
+            "a polygon around a pole or the earth: cut it into parts of less than 180 degrees, as a "
+            "MultiPolygon, or take WITHIN … KM OF (90, 0)"
         )
     return points
 
 
-def _goes_round(ring: Sequence[Point]) -> bool:
-    """True if the ring goes around the earth and back again, or along a pole."""
-    wide = [edge for edge in _edges(ring) if abs(edge[0] - edge[2]) > 180]
-    at_pole = all(abs(y1) == 90 and y1 == y2 for _, y1, _, y2 in wide)
-    return all(abs(x1 - x2) == 360 for x1, _, x2, _ in wide) and (len(wide) > 1 or at_pole)
+def _reach(polygons: Sequence[Sequence[Sequence[Point]]]) -> tuple[float, float]:
+    """Return the westernmost longitude, and how far it is from there to the easternmost one."""
+    west = min(x for polygon in polygons for ring in polygon for x, _ in ring)
+    return west, max(x for polygon in polygons for ring in polygon for x, _ in ring) - west
 
 
 def _middle(ring: Sequence[Point]) -> float:

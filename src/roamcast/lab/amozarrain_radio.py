@@ -391,8 +391,8 @@ def judge_a8(rows: Sequence[Row]) -> Outcome:
 
 
 WHY_AODV_DELIVERS_LESS = (
-    "frames are acknowledged here, so MFT-PubSub knows what has not arrived, and stores it; with the CSMA of "
-    "the thesis, which acknowledges nothing, AODV delivers more (R3)"
+    "frames are acknowledged here, so MFT-PubSub knows which notifications have not arrived, and stores "
+    "them; with the CSMA of the thesis, which acknowledges nothing, AODV delivers more (R3)"
 )
 
 

@@ -52,8 +52,8 @@ R30 = Claim(
 )  # fmt: skip
 R31 = Claim(
     "R31", "order",
-    "A10: the leader sends most whatever is chosen; its neighbours send more than brokers farther away with "
-    "some choices and not with others",
+    "A10: the leader sends most with every choice; its neighbours send more than brokers farther away with "
+    "some choices only",
     "nodes closer to the leader have a higher load (4.6)",
 )  # fmt: skip
 

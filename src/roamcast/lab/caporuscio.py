@@ -448,7 +448,7 @@ def judge_r10(rows: Sequence[Row], reasons: Sequence[str] = ()) -> Outcome:
         system, kept, excluded = row["system"], row["away kept"], row["away excluded"]
         parts[f"{system}: the nearest proxy is {row['nearest']}"] = row["nearest"] == "a"
         parts[f"{system}: {kept} of {LEFT_OUT_COUNT} kept"] = kept == LEFT_OUT_COUNT
-        parts[f"{system}: {excluded} of what was excluded came"] = excluded == 0
+        parts[f"{system}: {excluded} excluded messages arrived"] = excluded == 0
         parts[f"{system}: not both subscriptions work afterwards"] = bool(
             row["after kept"] and row["after excluded"]
         )

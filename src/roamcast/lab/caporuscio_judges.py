@@ -69,7 +69,7 @@ def judge_basic(rows: Sequence[Row]) -> tuple[Figures, Parts]:
             "trips on which one is lost, upper bound": rare(
                 sum(row["lost"] > 0 for row in found), len(found)
             ),
-            "share that arrives, of what is published while away": [round(low, 4), min(round(high, 4), 1)],
+            "share of messages published while away that arrives": [round(low, 4), min(round(high, 4), 1)],
         }  # fmt: skip
         if system in FLOODING:
             parts[f"{system} floods and lost {lost}"] = lost == 0

@@ -47,8 +47,8 @@ from roamcast.simulator.topology import Topology, parse_topology
 
 P1 = Claim(
     "P1", "exact",
-    "(ours) the same scenario under every protocol: whatever is lost, duplicate or out of order is what its "
-    "promise excuses, and nothing at all where it excuses only full buffers",
+    "(ours) the same scenario under every protocol: only such losses, duplicates and reorderings occur as "
+    "its promise excuses, and none at all if it excuses only full buffers",
     "every protocol keeps its promise",
 )  # fmt: skip
 

@@ -19,9 +19,9 @@ from roamcast.simulator.story import parse_story
 
 R23 = Claim(
     "R23", "exact",
-    "figure 2 (section 3.2): with flooding, a client that moves in an instant misses what has passed the new "
-    "broker and not yet come to the old one, and gets twice what passes them the other way round; under "
-    "relocation it gets everything once",
+    "figure 2 (section 3.2): with flooding, a client that moves in an instant misses notifications that "
+    "have passed the new broker but not reached the old one, and gets those twice that pass them in the "
+    "other order; under relocation it gets everything once",
     "the client might miss several notifications or get duplicates",
 )  # fmt: skip
 

@@ -434,8 +434,8 @@ def judge_f5(rows: Sequence[Row]) -> Outcome:
 
 WHY_BELOW = (
     "reverse paths lead to the consumer only, so they cost far less than the formulas; and no forwarding "
-    "costs what the second formula says: what is two steps away crosses the link of its own producer and "
-    "ends at the next broker, but is charged to the links of all producers"
+    "costs as much as the second formula says: a notification from two steps away crosses the link of its "
+    "own producer and ends at the next broker, but the formula counts it on the links of all producers"
 )
 
 

@@ -660,9 +660,10 @@ def judge_g12(rows: Sequence[Row]) -> Outcome:
 
 
 WHY_STEEP = (
-    "what is lost is the tail of the absences beyond what the buffer holds, R seconds: twice the mean time "
-    "makes it about 2 exp(R / 24 s) times larger, three times for R of 10 s and seven for 30 s; whoever "
-    "stores less holds more seconds, loses less, and loses more steeply"
+    "messages are lost in the part of an absence that exceeds the R seconds which the buffer can hold: "
+    "twice the mean time makes the loss about 2 exp(R / 24 s) times larger, three times for R of 10 s and "
+    "seven for 30 s; a protocol that stores fewer messages can hold more seconds, loses less, and its loss "
+    "grows more steeply"
 )
 
 

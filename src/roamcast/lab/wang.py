@@ -389,7 +389,7 @@ def judge_w4(rows: Sequence[Row], curves: Mapping[str, Curve]) -> Outcome:
 W5 = Claim(
     "W5", "exact",
     "over every run of figures 5 and 6, multi-hop handoff and sub-unsub: zero lost, zero duplicate, zero "
-    "out of order; home broker may lose, and what it loses was in transit",
+    "out of order; home broker may lose messages, but only those in transit",
     "MHH and sub-unsub reliable; home broker not",
 )  # fmt: skip
 

@@ -200,20 +200,23 @@ class SubUnsub(MobilityProtocol):
             self.store(client, stay, burst)
         else:
             self.keep(stay.queue, client, burst)
-        if self.current.get(client) is stay:
-            self.host.pump(client)
 
     def store(self, client: str, stay: Stay, burst: Burst) -> None:
-        """Queue what the client has not received; skip duplicates that came by way of both brokers."""
+        """Deliver or queue what the client has not received; the rest came by way of both brokers."""
         mark = stay.marks.get(burst.publisher)
-        newer = newer_part(burst, mark and mark[:2])
+        newer = newer_part(burst, mark[:2]) if mark is not None else burst
         if newer is None:
             return
         now, recent = self.host.now, stay.recent
         recent.append((now, newer))
-        while not stay.destination and recent[0][0] < now - self.marks_kept_s:
-            recent.popleft()
-        self.keep(stay.queue, client, newer)
+        if not stay.destination:
+            oldest_s = now - self.marks_kept_s
+            while recent[0][0] < oldest_s:
+                recent.popleft()
+        if self.current.get(client) is stay:
+            self.host.pass_to(client, stay.queue, newer)
+        else:
+            self.keep(stay.queue, client, newer)
 
     # --- the client's own requests ---
 

@@ -150,7 +150,7 @@ class ClientConnection(asyncio.Protocol):
         self._source = source
         """Address of the client behind a load balancer."""
         self.stranger = stranger
-        """Entry in the count of connections without CONNECT."""
+        """Entry in the count of connections without CONNECT; `SETTLED` once this one is admitted."""
         self._push = door.push
         self._take = door.take
         self.listener = listener
@@ -206,7 +206,7 @@ class ClientConnection(asyncio.Protocol):
         self.last_heard_s = monotonic()
         self.host, self.address = self.stranger.host, self.stranger.address
         if self._source is not None:
-            self.address = join_endpoint(*self._source)
+            self.host, self.address = self._source[0], join_endpoint(*self._source)
         self.stranger.leave = self.drop
         try:
             self.id = self._door.opened(self)

@@ -36,6 +36,10 @@ class Stranger:
         """True while its identity is being checked."""
 
 
+SETTLED = Stranger("", "", 0.0, lambda why: None)
+"""Stands for all that have identified themselves."""
+
+
 class _Network:
     """The strangers of one address, in order of arrival."""
 

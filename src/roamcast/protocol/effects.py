@@ -84,14 +84,6 @@ class Received(Input, frozen=True):
     message: Message
 
 
-class ReceivedInProcess(Received, frozen=True):
-    """A numbered message over a link whose ends are in one process, without encoding."""
-
-    incarnation: int
-    acknowledged: int
-    number: int
-
-
 class CommandGiven(Input, frozen=True):
     """A command that neither a client nor a peer can give."""
 

@@ -113,7 +113,7 @@ async def what_was_sent_before_unsubscribing_is_received_before_it_returns(
     # A subscription made afterwards gets neither this message nor earlier ones.
     await one.subscribe("leaver", topic, got.append)
     await other.publish(ForeignMessage(topic, b"again"))
-    await until(lambda: b"again" in bodies(got), "what is published after subscribing again comes")
+    await until(lambda: b"again" in bodies(got), "a message published after subscribing again arrives")
     wanted = [*(b"%d" % number for number in range(received)), b"again"]
     expect(bodies(got), wanted, "nothing comes for a subscription that has ended")
     await one.unsubscribe("leaver", topic)
@@ -127,13 +127,13 @@ async def a_suspended_name_gets_everything_when_it_resumes(one: Adapter, other: 
     got: list[ForeignMessage] = []
     await one.subscribe("sleeper", topic, got.append)
     await other.publish(ForeignMessage(topic, b"awake"))
-    await until(lambda: len(got) == 1, "what is published comes")
+    await until(lambda: len(got) == 1, "a published message arrives")
     await one.suspend("sleeper")
     for message in numbered(topic, 50):
         await other.publish(message)
     expect(len(got), 1, "nothing comes while a name is suspended")
     expect(await one.resume("sleeper", (topic,), got.append), True, "resume says that the name was kept")
-    await until(lambda: len(got) >= 51, "what was kept comes")
+    await until(lambda: len(got) >= 51, "kept messages arrive")
     expect(bodies(got), [b"awake", *bodies(numbered(topic, 50))], "kept messages arrive once and in order")
     await one.unsubscribe("sleeper", topic)
 
@@ -149,13 +149,13 @@ async def another_process_continues_or_ends_what_one_left(one: Adapter, other: A
     for message in numbered(topic, 10):
         await other.publish(message)
     expect(await other.resume("heir", (topic,), got.append), True, "resume says that the name was kept")
-    await until(lambda: len(got) >= 10, "what was kept for another process comes")
+    await until(lambda: len(got) >= 10, "messages kept for another process arrive")
     expect(bodies(got), bodies(numbered(topic, 10)), "kept messages arrive once and in order")
     await other.unsubscribe("heir", topic)
     await other.unsubscribe("dead", topic)
     await other.subscribe("dead", topic, got.append)
     await other.publish(ForeignMessage(topic, b"new"))
-    await until(lambda: b"new" in bodies(got), "what is published comes")
+    await until(lambda: b"new" in bodies(got), "a published message arrives")
     # Some brokers keep messages queued under a name; but no new ones were added.
     expect(bodies(got)[10:].count(b"new"), 1, "an ended subscription adds nothing")
     await other.unsubscribe("dead", topic)

@@ -126,6 +126,8 @@ class Replica:
         """Start of the first campaign without an answer: one of them may have won."""
         self._floor = 0
         """Last entry at the promotion. How much of it was released before is unknown."""
+        self.asked_to_lead = ""
+        """Follower that an operator wants as the leader, until it gives a sign of life."""
         self._steps_down_for = ""
         self._resigns = False
         self._barred: tuple[str, ...] | None = None
@@ -356,10 +358,14 @@ class Replica:
     def on_acknowledged(self, name: str, sequence: int) -> None:
         follower = self._follower(name)
         follower.acknowledged = max(follower.acknowledged, sequence)
+        if name == self.asked_to_lead:
+            self.asked_to_lead, self._steps_down_for = "", name
         while follower.owed and follower.owed[0][0] <= sequence:
             follower.owed.popleft()
 
     def on_left(self, name: str) -> None:
+        if name == self.asked_to_lead:
+            self.asked_to_lead = ""
         if name in self.followers:
             self.followers[name].is_joined = False
 
@@ -397,6 +403,8 @@ class Replica:
         for follower in self.followers.values():
             if self._is_to_enter(now, follower):
                 in_sync[follower.name] = follower.disk
+        if self.asked_to_lead not in in_sync:
+            self.asked_to_lead = ""
         if self._steps_down_for not in in_sync:
             self._steps_down_for = ""
         wanted = msgspec.structs.replace(
@@ -425,12 +433,18 @@ class Replica:
     def unbar(self, name: str) -> None:
         self._barred = tuple(one for one in self.barred if one != name)
 
+    @property
+    def steps_down(self) -> bool:
+        return bool(self._steps_down_for)
+
     def step_down(self, successor: str) -> str:
-        """Step down for another leader on an operator's order; returns why that is impossible, or ""."""
+        """Step down for another leader on an operator's order; returns why that is impossible, or "".
+
+        First the follower must answer: nobody would lead while one that stands still is waited for."""
         follower = self.followers.get(successor)
         if successor not in self.view.in_sync or follower is None or not follower.is_joined:
             return f"{successor} is not an in-sync follower; in sync are {', '.join(self.view.in_sync)}"
-        self._steps_down_for = successor
+        self.asked_to_lead = successor
         return ""
 
     def _is_to_leave(self, now: float, name: str, disk: str) -> bool:

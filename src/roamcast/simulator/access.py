@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from roamcast.broker.inputs import MachineEffects
 from roamcast.broker.plain_client import Client
@@ -17,6 +17,7 @@ from roamcast.protocol.effects import (
     AttachTo,
     ClientEffects,
     Detached,
+    Effects,
     Input,
     LeaveFor,
     PublishThis,
@@ -25,6 +26,7 @@ from roamcast.protocol.effects import (
     Told,
 )
 from roamcast.protocol.messages import Deliver, Hello, Leave
+from roamcast.protocol.records import Row
 from roamcast.simulator.engine import lane_for
 from roamcast.simulator.links import Link
 
@@ -185,7 +187,6 @@ class PlainAccess:
 
     def _send_up(self, connection: AccessConnection, sends: list[tuple[str, Said]]) -> None:
         network, lane = self._network, self._lane
-        now = network.now
         network.traffic.access_hops += len(sends)
         for _, message in sends:
             is_leave = type(message) is Leave
@@ -193,37 +194,46 @@ class PlainAccess:
                 # Messages that it already sent arrive, but it receives nothing any more.
                 connection.is_heard = False
                 del self._connections[connection.client.id]
-            if lane is None:
-                at = connection.up.arrival_s(now, CONTROL_BYTES)
-                network.push(at, self._arrive_leave if is_leave else self._arrive_up, connection, message)
+            elif lane is not None:
+                self._send_together([(connection, message)])
                 continue
-            at = now + self._settings.access_delay.low_s
-            if is_leave:
-                network.push_lane(lane, at, self._arrive_leave, connection, message)
-            elif at == self._together_at and self._is_prompt and lane and lane[-1][3] is self._together:
-                self._together.append((connection, message))  # Messages that arrive together are one event.
+            handle = self._arrive_leave if is_leave else self._arrive_up
+            if lane is None:
+                at = connection.up.arrival_s(network.now, CONTROL_BYTES)
+                network.push(at, handle, connection, message)
             else:
-                self._together_at, self._together = at, [(connection, message)]
-                network.push_lane(lane, at, self._arrive_together, self._together, None)
+                at = network.now + self._settings.access_delay.low_s
+                network.push_lane(lane, at, handle, connection, message)
+
+    def _send_together(self, sent: list[tuple[AccessConnection, Said]]) -> None:
+        """Send messages through the lane; those that arrive together are one event."""
+        network, lane = self._network, self._lane
+        assert lane is not None
+        at = network.now + self._settings.access_delay.low_s
+        if at == self._together_at and self._is_prompt and lane and lane[-1][3] is self._together:
+            self._together += sent
+        else:
+            self._together_at, self._together = at, sent
+            network.push_lane(lane, at, self._arrive_together, sent, None)
 
     def _arrive_together(self, sent: Sequence[tuple[AccessConnection, Said]], _: None) -> None:
         """Pass messages that clients of one broker sent at the same time to one step of the broker."""
-        arrive = self._network.arrive
-        broker = ""
-        inputs: list[Input] = []
+        broker, are_plain = "", True
+        inputs: list[Any] = []
         for connection, message in sent:
             if not connection.is_open:
                 continue
             if connection.broker != broker:
                 if inputs:
-                    arrive(broker, inputs)
-                broker, inputs = connection.broker, []
+                    self._network.submit(broker, inputs, are_plain)
+                broker, inputs, are_plain = connection.broker, [], True
             if type(message) is Hello:
                 inputs.append(Attached(connection.client.id, connection.id, message))
+                are_plain = False
             else:
                 inputs.append(Submitted(connection.client.id, connection.id, message))  # type: ignore[arg-type]
         if inputs:
-            arrive(broker, inputs)
+            self._network.submit(broker, inputs, are_plain)
 
     def _arrive_up(self, connection: AccessConnection, message: Said) -> None:
         self._arrive_together(((connection, message),), None)
@@ -232,47 +242,63 @@ class PlainAccess:
         self._arrive_up(connection, message)
         connection.close()
 
-    def take(self, broker: str, effects: MachineEffects) -> None:
-        if effects.to_clients:
-            self.send_down(effects.to_clients)
-        for client, number, reason in effects.client_closes:
-            # The protocol has failed a client that is still connected.
-            connection = self._connections.get(client)
-            if connection is not None and connection.id == number and connection.is_open:
-                connection.close()
-                when = f"{client} at {connection.broker} at {self._network.now:.6f}"
-                self.closed_by_broker.append(f"{when}: {reason}")
-
-    def send_down(self, sends: Sequence[tuple[str, int, Said]]) -> None:
+    def take(self, broker: str, effects: Effects) -> None:
         network, connections, lane = self._network, self._connections, self._lane
-        now, traffic = network.now, network.traffic
+        hops = 0
         together = []
-        for client, number, message in sends:
+        for client, number, message in effects.to_clients:
             connection = connections.get(client)
             if connection is None or connection.id != number or not connection.is_open:
                 continue
-            traffic.access_hops += message.burst.count if type(message) is Deliver else message.weight
+            hops += message.burst.count if type(message) is Deliver else message.weight
             if lane is not None:
                 together.append((connection, message))
             else:
                 content = message.burst.size if type(message) is Deliver else 0
-                at = connection.down.arrival_s(now, CONTROL_BYTES + content)
+                at = connection.down.arrival_s(network.now, CONTROL_BYTES + content)
                 network.push(at, self._arrive_down, ((connection, message),))
+        network.traffic.access_hops += hops
         if together and lane is not None:
-            at = now + self._settings.access_delay.low_s
+            at = network.now + self._settings.access_delay.low_s
             network.push_lane(lane, at, self._arrive_down, together, None)
+        for client, number, reason in effects.client_closes:
+            # The protocol has failed a client that is still connected.
+            connection = connections.get(client)
+            if connection is not None and connection.id == number and connection.is_open:
+                connection.close()
+                when = f"{client} at {connection.broker} at {network.now:.6f}"
+                self.closed_by_broker.append(f"{when}: {reason}")
 
     def _arrive_down(self, deliveries: Sequence[tuple[AccessConnection, Said]], _: None) -> None:
         network = self._network
-        now = network.now
+        now, is_plain = network.now, self._lane is not None and self._is_prompt
+        records: list[Row] = []
+        acknowledged: list[tuple[AccessConnection, Said]] = []
         for connection, message in deliveries:
             if not connection.is_heard:
                 continue
-            effects = connection.client.step(now, (Told(connection.broker, message),))
+            client = connection.client
+            if is_plain and type(message) is Deliver and type(client) is Client:
+                acknowledged.append((connection, client.take(now, message, records)))
+                continue
+            if acknowledged:
+                self._acknowledge(acknowledged, records)
+                acknowledged, records = [], []
+            effects = client.step(now, (Told(connection.broker, message),))
             if effects.sends:
                 self._send_up(connection, effects.sends)
             if effects.records:
                 network.observe(effects.records)
+        if acknowledged:
+            self._acknowledge(acknowledged, records)
+
+    def _acknowledge(self, acknowledged: list[tuple[AccessConnection, Said]], records: list[Row]) -> None:
+        """Send the acknowledgements of deliveries that came together, and write the rows of these."""
+        network = self._network
+        network.traffic.access_hops += len(acknowledged)
+        self._send_together(acknowledged)
+        if records:
+            network.observe(records)
 
     # --- brokers crash ---
 

@@ -344,12 +344,9 @@ class Checker:
             self.result.handoff_delays_s.append(row.time - receiver.waiting_since)
             receiver.waiting_since = None
         status = notification.status
-        standing = status.get(client) if status is not None else None
-        if standing is None and client not in notification.had:
-            self._on_unwanted(row, number, notification)
-            return
-        if standing is None or standing == HAD:
-            self._on_duplicate(row, number, notification)
+        standing = status.get(client, HAD) if status is not None else HAD
+        if standing == HAD:
+            self._on_again(row, number, notification)
             return
         assert status is not None
         status[client] = HAD
@@ -362,11 +359,20 @@ class Checker:
             # A later arrival of it is a duplicate or unwanted.
             notification.had += tuple(status)
             notification.status = None
-        last = receiver.newest.get(row.publisher or "")
+        newest, publisher = receiver.newest, row.publisher or ""
+        last = newest.get(publisher)
         if last is None or notification.position > last.position:
-            receiver.newest[row.publisher or ""] = notification
+            newest[publisher] = notification
         else:
             self._on_out_of_order(row, number, notification, last)
+
+    def _on_again(self, row: Row, number: int, notification: Notification) -> None:
+        """The client is not owed the notification: it has it, or never was."""
+        client = row.client or ""
+        if client in notification.had or client in (notification.status or ()):
+            self._on_duplicate(row, number, notification)
+        else:
+            self._on_unwanted(row, number, notification)
 
     def _on_out_of_order(self, row: Row, number: int, notification: Notification, last: Notification) -> None:
         self.result.out_of_order += 1

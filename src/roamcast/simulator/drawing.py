@@ -39,7 +39,7 @@ from roamcast.simulator.faults import (
 from roamcast.simulator.links import Delay
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.story import Story
-from roamcast.simulator.topology import Topology, from_edges
+from roamcast.simulator.topology import from_edges
 
 HOSTILE = "evil"
 """The broker that sends made-up messages."""
@@ -139,7 +139,7 @@ def with_faults(story: Story, faults: Sequence[str], span_start_s: float, rng: r
             drawn = draws[kind](story, span_start_s, rng)
             story = replace(story, actions=in_order([*story.actions, *drawn]))
     if "hostile" in faults and not is_mobile:
-        story = _with_hostile(story, span_start_s, rng)
+        story = with_hostile(story, span_start_s, rng)
     if is_mobile or not find_protocol(story.settings.protocol).has_heartbeats:
         return story
     return with_heartbeats(story, rng) if rng.random() < 0.5 else story
@@ -188,18 +188,13 @@ def _draw_replica_fault(
     return [(began_s, Snapshot())]
 
 
-def _with_hostile(story: Story, start_s: float, rng: random.Random) -> Story:
+def with_hostile(story: Story, start_s: float, rng: random.Random) -> Story:
     """Add a hostile broker, linked with one of the others, and its messages."""
-    topology, lies = add_hostile(story.topology, Span(start_s / 2, _span_of(story, 0.0).duration_s), rng)
-    settings = replace(story.settings, hostile=HOSTILE)
-    return Story(topology, settings, in_order([*story.actions, *lies]))
-
-
-def add_hostile(topology: Topology, span: Span, rng: random.Random) -> tuple[Topology, list[Action]]:
+    topology, span = story.topology, Span(start_s / 2, _span_of(story, 0.0).duration_s)
     edges = [*topology.overlay, (rng.choice(topology.brokers), HOSTILE)]
-    count = rng.choice((5, 20, 60))
+    lies = [(span.moment(rng), HOSTILE, Lie(rng.getrandbits(30))) for _ in range(rng.choice((5, 20, 60)))]
     grown = from_edges("hostile", [*topology.brokers, HOSTILE], edges)
-    return grown, [(span.moment(rng), HOSTILE, Lie(rng.getrandbits(30))) for _ in range(count)]
+    return Story(grown, replace(story.settings, hostile=HOSTILE), in_order([*story.actions, *lies]))
 
 
 def draw_kinds(faults: Sequence[str], rng: random.Random) -> Sequence[str]:

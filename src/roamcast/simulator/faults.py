@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 from roamcast.mobility.base import ASSUMPTIONS, MobilityProtocol
 from roamcast.protocol.effects import Input
@@ -56,7 +59,7 @@ class Detour(Fault, frozen=True):
     """
 
     peer: str
-    factor: float
+    factor: Annotated[float, msgspec.Meta(gt=0, lt=1000)]
 
 
 def longest_detour(actions: Iterable[tuple[float, str, Input]]) -> float:

@@ -33,6 +33,7 @@ from roamcast.simulator.drawing import (
     draw_publishes,
     in_order,
     with_faults,
+    with_hostile,
 )
 from roamcast.simulator.location_fuzz import draw_location_story
 from roamcast.simulator.mqtt_draw import draw_mqtt_story
@@ -231,6 +232,8 @@ def fuzz(
             story = draw_location_story(protocol, seed)
         elif front == "mqtt":
             story = Story(*draw_mqtt_story(protocol, seed, faults))
+            if "hostile" in faults:
+                story = with_hostile(story, START_S, random.Random(f"mqtt/{seed}/hostile"))
         else:
             story = draw_story(protocol, seed, faults)
         if routing:

@@ -9,6 +9,7 @@ brokers.
 from __future__ import annotations
 
 import random
+import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -60,6 +61,12 @@ def rules_for(seed: int) -> PeerRules:
 def border_of(hostile: str, seed: int) -> dict[str, PeerRules]:
     """Return the rules of the honest brokers, which may forget each other."""
     return {hostile: rules_for(seed), "": MEMBERS}
+
+
+def is_of_hostile(reason: str, hostile: str) -> bool:
+    """Return whether only clients of the hostile broker still have messages in transit."""
+    clients = re.findall(r"'([^':]*): holding", reason)
+    return bool(hostile and clients) and all(client.startswith(hostile) for client in clients)
 
 
 class HostileBroker(BrokerMachine):

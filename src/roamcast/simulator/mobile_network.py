@@ -205,7 +205,7 @@ class MobileNetwork(NetworkBase):
             self.observe(effects.records)
         for peer, message in effects.sends:
             self._send(broker, peer, message)
-        self.access.send_down(effects.to_clients)
+        self.access.take(broker, effects)
         if self.on_step is not None:
             self.on_step(broker, inputs)
 

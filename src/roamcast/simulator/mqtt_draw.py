@@ -44,6 +44,7 @@ from roamcast.simulator.mqtt_story import (
     Drain,
     Forget,
     Join,
+    Limit,
     MqttSettings,
     PublishMessage,
     SetLimit,
@@ -524,10 +525,8 @@ def _draw_rules(plot: Plot) -> list[Action]:
 def _draw_limits(plot: Plot) -> list[Action]:
     """Set a limit and lift it again."""
     rng = plot.rng
-    broker, name = (
-        rng.choice(plot.topology.brokers),
-        rng.choice(("queue_max", "sessions_max", "retained_max")),
-    )
+    broker = rng.choice(plot.topology.brokers)
+    name: Limit = rng.choice(("queue_max", "sessions_max", "retained_max"))
     start_s, end_s = sorted((plot.scale.moment(rng), plot.scale.moment(rng)))
     return [(start_s, broker, SetLimit(name, rng.choice((1, 2)))), (end_s, broker, SetLimit(name, None))]
 
@@ -539,6 +538,8 @@ def _draw_faults(plot: Plot, faults: Sequence[str], actions: list[Action]) -> Ne
     """Add faults of these kinds to the actions."""
     rng, settings = plot.rng, plot.settings
     for kind in draw_kinds(faults, rng):
+        if kind == "hostile":
+            continue  # Added to the finished story.
         if kind == "loss":
             settings = replace(settings, loss=rng.choice(LOSSES))
         else:

@@ -309,6 +309,8 @@ class ClientLedger:
     def delivered(self, ledger: Ledger, publish: Publish, connection: int, now: float) -> None:
         if not publish.payload:
             return  # That a topic is cleared; which publish it was cannot be seen.
+        if ledger.hostile and publish.topic.startswith(f"{ledger.hostile}/"):
+            return  # The hostile broker may publish there.
         message = ledger.message_of(publish.payload)
         if message is None or self.life is None:
             ledger.wrong("invented", f"{self.id} got {publish.payload[:40]!r}, which nobody published")
@@ -343,6 +345,8 @@ class Ledger:
         """`disturbances` are times at which brokers or links were down; `slack_s` is the longest delay."""
         self.disturbances = disturbances
         self.slack_s = slack_s
+        self.hostile = ""
+        """The hostile broker, which may publish topics with its name before them."""
         self.serves = False
         """True if clients are served while their sessions cannot be reached."""
         self.lost_sessions: list[tuple[str, float]] = []

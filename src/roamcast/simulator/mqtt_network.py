@@ -31,6 +31,7 @@ from roamcast.protocol.queues import QueueLimits
 from roamcast.protocol.records import Row
 from roamcast.routing.location.movement_graph import MovementGraph, format_movement_graph
 from roamcast.simulator.faults import Crash, Fault
+from roamcast.simulator.hostile import is_of_hostile
 from roamcast.simulator.mqtt_access import MqttAccess
 from roamcast.simulator.mqtt_ledger import Ledger
 from roamcast.simulator.mqtt_story import PLACE, Drain, Forget, Join, MqttSettings, SetLimit, SetRules
@@ -227,12 +228,13 @@ class MqttNetwork(Network):
             yield "replay differs", text
         for text in self._broken:
             yield "link broken", text
+        left_out = {*self._gone, self.settings.hostile}
         for one, other in self.topology.overlay:
-            if one not in self._gone and other not in self._gone:
+            if not left_out & {one, other}:
                 yield from self._wrongs_of_link(one, other)
         for id, machine in self.machines.items():
-            if id not in self._gone:
-                yield from _wrongs_of_broker(machine)
+            if id not in left_out:
+                yield from _wrongs_of_broker(machine, self.settings.hostile)
 
     def _wrongs_of_link(self, one: str, other: str) -> Iterator[tuple[str, str]]:
         here, there = self.machines[one].links.ends.get(other), self.machines[other].links.ends.get(one)
@@ -242,11 +244,12 @@ class MqttNetwork(Network):
             yield "in flight at the end", f"messages between {one} and {other}"
 
 
-def _wrongs_of_broker(machine: BrokerMachine) -> Iterator[tuple[str, str]]:
+def _wrongs_of_broker(machine: BrokerMachine, hostile: str) -> Iterator[tuple[str, str]]:
     core = machine.broker
     for reason in core.unfinished():
-        if not reason.startswith("timers"):  # These may reach far beyond the end.
+        # Timers may reach far beyond the end.
+        if not reason.startswith("timers") and not is_of_hostile(reason, hostile):
             yield "in flight at the end", reason
     for client, queue in core.protocol.stored():
-        if queue and client in core.attachments:
+        if queue and client in core.attachments and not (hostile and client.startswith(hostile)):
             yield "never drained", f"{len(queue)} notifications for {client} at {core.id}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from roamcast.mobility import check_combination, find_protocol
 from roamcast.protocol.notification import Message
@@ -47,6 +47,7 @@ def run_mqtt(
     slack_s = 4 * bound_s + 4 * settings.access_delay.high_s + SURE_S
     ledger = Ledger(tuple(_disturbances(actions, slack_s)), slack_s)
     about = _circumstances(settings, actions)
+    ledger.hostile = settings.hostile
     ledger.serves = settings.mqtt is not None and settings.mqtt.unreachable == "serve"
     drains: dict[str, list[tuple[float, str]]] = {}
     for at, broker, item in actions:
@@ -62,19 +63,19 @@ def run_mqtt(
     network = MqttNetwork(topology, settings, on_rows, ledger, drains, joins, trace)
     if prepare is not None:
         prepare(network)
-    network.run([*actions, *_last_look(topology, actions)])
+    network.run([*actions, *_last_look([id for id in topology.brokers if id != settings.hostile], actions)])
     checker = MqttChecker(ledger, protocol.promise, about)
     for kind, text in network.wrongs():
         checker.result.violate(kind, text)
     return checker.judge()
 
 
-def _last_look(topology: Topology, actions: Sequence[Action]) -> Iterator[Action]:
+def _last_look(brokers: Iterable[str], actions: Sequence[Action]) -> Iterator[Action]:
     """Let a new client at every broker subscribe to everything, and publish once to every topic."""
     start_s = (actions[-1][0] if actions else 0.0) + CALM_S
     topics = sorted({item.topic for _, _, item in actions if isinstance(item, PublishMessage)})
     gone = {item.gone for _, _, item in actions if isinstance(item, Forget)}
-    brokers = [id for id in topology.brokers if id not in gone]
+    brokers = [id for id in brokers if id not in gone]
     for broker in brokers:
         yield (start_s, PROBE + broker, Connect(broker, 0, clean=True, expiry_s=0))
     for broker in brokers:

@@ -35,8 +35,7 @@ is used after a broker has stopped for good. `rules` without arguments allows ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -47,6 +46,7 @@ from roamcast.mqtt.server.access import AccessRules, Rule
 from roamcast.protocol.effects import AttachTo, Input, LeaveFor, MoveTo
 from roamcast.simulator.faults import Fault
 from roamcast.simulator.location_story import format_move, parse_move
+from roamcast.simulator.verbs import Lines, Phrase, Verb, quoted
 
 EXPIRY_DEFAULT_S = 3600
 FOR_EVER_S = 1e9
@@ -71,28 +71,8 @@ class MqttSettings(msgspec.Struct, frozen=True):
     locate_timeout_s: float = 10.0
 
 
-MQTT_LINES = {field.name: field for field in msgspec.structs.fields(MqttSettings)}
-LIMITS = ("queue_max", "sessions_max", "retained_max")
-NONE_WORD = "none"
-
-
-def format_mqtt_lines(settings: MqttSettings | None) -> Iterator[str]:
-    if settings is None:
-        return
-    yield "front mqtt"
-    for name, field in MQTT_LINES.items():
-        value = getattr(settings, name)
-        if value != field.default:
-            yield f"{name} {NONE_WORD if value is None else value}"
-
-
-def parse_mqtt_line(settings: MqttSettings, name: str, text: str) -> MqttSettings:
-    field = MQTT_LINES[name]
-    try:
-        value = msgspec.convert(None if text == NONE_WORD else text, field.type, strict=False)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{name} {text!r}: {error}") from None
-    return msgspec.structs.replace(settings, **{name: value})
+MQTT_LINES = Lines(MqttSettings)
+Limit = Literal["queue_max", "sessions_max", "retained_max"]
 
 
 # --- what clients do --------------------------------------------------------------------------------
@@ -178,155 +158,78 @@ class SetRules(Fault, frozen=True):
 class SetLimit(Fault, frozen=True):
     """The broker reloads a limit."""
 
-    name: str
+    name: Limit
     value: int | None
 
 
 # --- text -------------------------------------------------------------------------------------------
 
-Words = list[str]
+_WILL = Verb(Will, ("topic",), {"retain": "retain"}, {"qos": "qos", "delay": "delay"})
+_ATTACH = Verb(
+    Connect,
+    ("broker",),
+    {"clean": "clean"},
+    {
+        "version": "version", "expiry": "expiry_s", "window": "window", "alive": "keep_alive_s",
+        "says": "says",
+    },
+)  # fmt: skip
+_PUBLISH = Verb(
+    PublishMessage,
+    ("topic",),
+    {"retain": "retain", "clear": "is_clear"},
+    {"qos": "qos", "times": "times", "size": "size", "expiry": "expiry_s"},
+)
+_SUBSCRIBE = Verb(
+    SubscribeFilter,
+    ("filter",),
+    {"no-local": "no_local", "retain-as-published": "retain_as_published"},
+    {"qos": "qos", "retain-handling": "retain_handling", "identifier": "identifier"},
+)
 
 
-def _options(verb: str, words: Words, flags: Mapping[str, str], values: Mapping[str, str]) -> dict[str, Any]:
-    """Parse `flag` and `name value` words into fields; refuse unknown ones."""
-    found: dict[str, Any] = {}
-    left = iter(words)
-    for word in left:
-        if word in flags:
-            found[flags[word]] = True
-        elif word in values:
-            value = next(left, "")
-            if not value.lstrip("-").isdigit():
-                raise InputError(f"{verb}: {word} {value!r} is not a whole number")
-            found[values[word]] = int(value)
-        else:
-            valid = ", ".join((*flags, *values))
-            raise InputError(f"{verb}: {word!r} is not known; valid are {valid}")
-    return found
+def _read_attach(text: str) -> Connect:
+    before, _, about = f"{text} ".partition(" will ")
+    will = _WILL.read("will", about, payload=b"") if about else None
+    connect: Connect = _ATTACH.read("attach", before, connection=0, will=will)
+    return connect
 
 
-def _written(item: Input, flags: Mapping[str, str], values: Mapping[str, str], default: Input) -> str:
-    """Format the fields that differ from the defaults, the inverse of `_options`."""
-    words = [word for word, field in flags.items() if getattr(item, field)]
-    for word, field in values.items():
-        value = getattr(item, field)
-        if value is not None and value != getattr(default, field):
-            words.append(f"{word} {value}")
-    return "".join(f" {word}" for word in words)
+def _write_attach(item: Connect) -> str:
+    return _ATTACH.write("", item) + ("" if item.will is None else f" {_WILL.write('will', item.will)}")
 
 
-_ATTACH = {
-    "version": "version",
-    "expiry": "expiry_s",
-    "window": "window",
-    "alive": "keep_alive_s",
-    "says": "says",
-}
-_WILL = {"qos": "qos", "delay": "delay"}
-_PUBLISH = {"qos": "qos", "times": "times", "size": "size", "expiry": "expiry_s"}
-_SUBSCRIBE_FLAGS = {"no-local": "no_local", "retain-as-published": "retain_as_published"}
-_SUBSCRIBE = {"qos": "qos", "retain-handling": "retain_handling", "identifier": "identifier"}
-
-
-def _check_qos(qos: int) -> None:
-    if not 0 <= qos <= 2:
-        raise InputError(f"qos {qos}: valid are 0, 1 and 2")
-
-
-def _parse_attach(text: str) -> Connect:
+def _read_publish(text: str) -> PublishMessage:
     words = text.split()
-    if not words:
-        raise InputError("attach: the broker is missing")
-    broker, rest = words[0], words[1:]
-    will = None
-    if "will" in rest:
-        place = rest.index("will")
-        rest, about = rest[:place], rest[place + 1 :]
-        if not about:
-            raise InputError("attach: the will has no topic")
-        will = Will(about[0], b"", **_options("will", about[1:], {"retain": "retain"}, _WILL))
-        _check_qos(will.qos)
-    options = _options("attach", rest, {"clean": "clean"}, _ATTACH)
-    if options.get("version", 5) not in (4, 5):
-        raise InputError("attach: the version must be 4 (MQTT 3.1.1) or 5 (MQTT 5)")
-    return Connect(broker, 0, will=will, **options)
+    rest = " ".join(word for word in words if "=" not in word)
+    properties = tuple((name, value) for name, told, value in (word.partition("=") for word in words) if told)
+    publish: PublishMessage = _PUBLISH.read("publish", rest, properties=properties)
+    return publish
 
 
-def _format_attach(item: Connect) -> str:
-    text = f"attach {item.broker}" + _written(item, {"clean": "clean"}, _ATTACH, Connect("", 0))
-    if item.will is None:
-        return text
-    will = item.will
-    about = _written(will, {"retain": "retain"}, _WILL, Will("", b""))  # type: ignore[arg-type]
-    return f"{text} will {will.topic}{about}"
+def _write_publish(item: PublishMessage) -> str:
+    return _PUBLISH.write("", item) + "".join(f" {name}={value}" for name, value in item.properties)
 
 
-def _parse_publish(text: str) -> PublishMessage:
-    words = text.split()
-    if not words:
-        raise InputError("publish: the topic is missing")
-    told = [word for word in words[1:] if "=" in word]
-    rest = [word for word in words[1:] if "=" not in word]
-    options = _options("publish", rest, {"retain": "retain", "clear": "is_clear"}, _PUBLISH)
-    _check_qos(options.get("qos", 0))
-    properties = tuple((name, value) for name, _, value in (word.partition("=") for word in told))
-    return PublishMessage(words[0], properties=properties, **options)
-
-
-def _format_publish(item: PublishMessage) -> str:
-    flags = {"retain": "retain", "clear": "is_clear"}
-    told = "".join(f" {name}={value}" for name, value in item.properties)
-    return f"publish {item.topic}{_written(item, flags, _PUBLISH, PublishMessage(''))}{told}"
-
-
-def _parse_subscribe(text: str) -> SubscribeFilter:
+def _read_subscribe(text: str) -> SubscribeFilter:
     before, _, where = text.partition(" where ")
-    words = before.split()
-    if not words:
-        raise InputError("subscribe: the topic filter is missing")
-    options = _options("subscribe", words[1:], _SUBSCRIBE_FLAGS, _SUBSCRIBE)
-    _check_qos(options.get("qos", 0))
-    filter = words[0].strip("'")
-    shared = split_shared(filter)
-    subscription_filter(shared[1] if shared else filter, where.strip() or None)
-    return SubscribeFilter(filter, where=where.strip(), **options)
+    subscribe: SubscribeFilter = _SUBSCRIBE.read("subscribe", before, where=where.strip())
+    shared = split_shared(subscribe.filter)
+    subscription_filter(shared[1] if shared else subscribe.filter, subscribe.where or None)
+    return subscribe
 
 
-def _quoted(filter: str) -> str:
-    """Quote a topic filter that is only `#`, which would begin a comment."""
-    return f"'{filter}'" if filter.startswith("#") else filter
+def _write_subscribe(item: SubscribeFilter) -> str:
+    return _SUBSCRIBE.write("", item) + (f" where {item.where}" if item.where else "")
 
 
-def _format_subscribe(item: SubscribeFilter) -> str:
-    options = _written(item, _SUBSCRIBE_FLAGS, _SUBSCRIBE, SubscribeFilter(""))
-    return f"subscribe {_quoted(item.filter)}{options}" + (f" where {item.where}" if item.where else "")
-
-
-def _parse_disconnect(text: str) -> Disconnect:
-    words = text.split()
-    destination = ""
-    if "to" in words:
-        place = words.index("to")
-        destination = words[place + 1] if place + 1 < len(words) else ""
-        words[place : place + 2] = []
-    return Disconnect(
-        destination, **_options("disconnect", words, {"with-will": "with_will"}, {"expiry": "expiry_s"})
-    )
-
-
-def _format_disconnect(item: Disconnect) -> str:
-    to = f" to {item.destination}" if item.destination else ""
-    options = _written(item, {"with-will": "with_will"}, {"expiry": "expiry_s"}, Disconnect())
-    return f"disconnect{to}{options}"
-
-
-def _parse_leave(text: str) -> LeaveFor:
+def _read_leave(text: str) -> LeaveFor:
     if text:
         raise InputError(f"leave {text!r}: leave takes no argument; `disconnect to {text}` proclaims a move")
     return LeaveFor()
 
 
-def _parse_rules(text: str) -> SetRules:
+def _read_rules(text: str) -> SetRules:
     words = text.split()
     if not words:
         return SetRules(AccessRules())
@@ -337,68 +240,25 @@ def _parse_rules(text: str) -> SetRules:
     return SetRules(AccessRules((rule,)))
 
 
-def _format_rules(item: SetRules) -> str:
-    told = [f"{one.verdict} {one.client} {one.action} {_quoted(str(one.topic))}" for one in item.rules.rules]
-    return " ".join(("rules", *told))
+def _write_rules(item: SetRules) -> str:
+    rules = item.rules.rules
+    return " ".join(f"{one.verdict} {one.client} {one.action} {quoted(str(one.topic))}" for one in rules)
 
 
-def _parse_limit(text: str) -> SetLimit:
-    name, _, value = text.partition(" ")
-    if name not in LIMITS or not (value == NONE_WORD or value.isdigit()):
-        raise InputError(f"limit {text!r}: valid is one of {', '.join(LIMITS)}, and a number or none")
-    return SetLimit(name, None if value == NONE_WORD else int(value))
-
-
-def _one_broker(kind: type[Any], verb: str) -> Callable[[str], Input]:
-    def parse(text: str) -> Input:
-        if not text or " " in text:
-            raise InputError(f"{verb} {text!r}: valid is the name of one broker")
-        made: Input = kind(text)
-        return made
-
-    return parse
-
-
-MQTT_VERBS: dict[str, Callable[[str], Input]] = {
-    "attach": _parse_attach,
-    "leave": _parse_leave,
-    "disconnect": _parse_disconnect,
-    "publish": _parse_publish,
-    "subscribe": _parse_subscribe,
-    "unsubscribe": lambda text: UnsubscribeFilter(text.strip("'")),
-    "move": parse_move,
-    "drain": _one_broker(Drain, "drain"),
-    "forget": _one_broker(Forget, "forget"),
-    "join": _one_broker(Join, "join"),
-    "rules": _parse_rules,
-    "limit": _parse_limit,
+MQTT_VERBS: dict[str, Verb | Phrase] = {
+    "attach": Phrase(Connect, _read_attach, _write_attach),
+    "leave": Phrase(LeaveFor, _read_leave, lambda item: item.destination),
+    "disconnect": Verb(
+        Disconnect, (), {"with-will": "with_will"}, {"to": "destination", "expiry": "expiry_s"}
+    ),
+    "publish": Phrase(PublishMessage, _read_publish, _write_publish),
+    "subscribe": Phrase(SubscribeFilter, _read_subscribe, _write_subscribe),
+    "unsubscribe": Verb(UnsubscribeFilter, ("filter",)),
+    "move": Phrase(MoveTo, parse_move, format_move),
+    "drain": Verb(Drain, ("destination",)),
+    "forget": Verb(Forget, ("gone",)),
+    "join": Verb(Join, ("peer",)),
+    "rules": Phrase(SetRules, _read_rules, _write_rules),
+    "limit": Verb(SetLimit, ("name", "value")),
 }
 """Actions of clients and operators in a story with `front mqtt`."""
-
-
-def format_mqtt_input(item: Input) -> str | None:
-    """Return an action of a client or operator as text; None if it is something else."""
-    match item:
-        case Connect():
-            return _format_attach(item)
-        case Disconnect():
-            return _format_disconnect(item)
-        case PublishMessage():
-            return _format_publish(item)
-        case SubscribeFilter():
-            return _format_subscribe(item)
-        case UnsubscribeFilter(filter):
-            return f"unsubscribe {_quoted(filter)}"
-        case MoveTo():
-            return f"move {format_move(item)}"
-        case Drain(broker):
-            return f"drain {broker}"
-        case Forget(broker):
-            return f"forget {broker}"
-        case Join(broker):
-            return f"join {broker}"
-        case SetRules():
-            return _format_rules(item)
-        case SetLimit(name, value):
-            return f"limit {name} {NONE_WORD if value is None else value}"
-    return None

@@ -34,7 +34,6 @@ from roamcast.broker.inputs import (
     decode_entry,
     encode_entry,
 )
-from roamcast.broker.links.end import ACKNOWLEDGE_EVERY
 from roamcast.broker.links.frames import position as position_frame
 from roamcast.broker.links.links import GivenLink
 from roamcast.broker.links.rules import PeerRules
@@ -43,7 +42,7 @@ from roamcast.broker.settings import MachineSettings
 from roamcast.mobility import Settings
 from roamcast.mobility.moving.election import TreeRule
 from roamcast.protocol.codec import VERSION_MAX
-from roamcast.protocol.effects import Input, ReceivedInProcess
+from roamcast.protocol.effects import Input, Received
 from roamcast.protocol.messages import Message, cause_of
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.records import Level, Row
@@ -204,12 +203,16 @@ class NetworkBase(Engine):
         self.traffic = Traffic()
         self.observe = observe
         self._trace = trace
-        self._hostile: BrokerMachine | None = None
+        self._hostile: HostileBroker | None = None
         """Machine of the hostile broker."""
         self._witnessed = 0
 
     def is_down(self, broker: str) -> bool:
         raise NotImplementedError
+
+    def submit(self, broker: str, items: Sequence[Any], are_plain: bool) -> None:
+        """Pass inputs of its clients to a broker; plain ones are messages of those that are attached."""
+        self.arrive(broker, items)
 
     def rng_for(self, *names: str) -> random.Random:
         """Return a separate random source for each purpose, so that one purpose does not change another's
@@ -224,16 +227,18 @@ class NetworkBase(Engine):
         if self._trace is not None:
             for peer, message in sends:
                 self._trace(self.now, broker, peer, message)
-        if isinstance(self._hostile, HostileBroker):
+        if self._hostile is not None:
             self._hostile.heard.extend(message for _, message in sends)
         traffic = self.traffic
         traffic.messages += len(sends)
-        hops = traffic.hops
+        hops, notifications = traffic.hops, 0
         for _, message in sends:
             if type(message) is Burst:
-                hops["publish"] += message.count
+                notifications += message.count
             else:
                 hops[cause_of(message)] += message.weight
+        if notifications:
+            hops["publish"] += notifications
 
     def _witness(self, kind: str, broker: str, reason: str | None = None) -> None:
         self._witnessed += 1
@@ -256,7 +261,12 @@ class Network(NetworkBase):
         self._report = observe
         is_plain = not (settings.loss or settings.link_delays or faults)
         self._lane = lane_for(settings.link_delay) if is_plain else None
-        self.arrive = self._wait_for_service if settings.service_s else self.step
+        self._is_prompt = not settings.service_s
+        self._is_direct = self._is_prompt and not faults
+        """True if inputs of brokers are not encoded, and wait for nothing."""
+        self._effects = MachineEffects()
+        """The effects of such inputs, empty between them."""
+        self.arrive = self.step if self._is_prompt else self._wait_for_service
         self._busy_until: dict[str, float] = {}
         self._deadlines: dict[str, float] = {}
         self._links = {
@@ -296,7 +306,8 @@ class Network(NetworkBase):
         self._told_down: dict[tuple[str, str], None] = {}
         """Brokers, and the peers that they know to be unreachable."""
         self.machines = {id: self._make_machine(id) for id in topology.brokers}
-        self._hostile = self.machines.get(settings.hostile)
+        hostile = self.machines.get(settings.hostile)
+        self._hostile = hostile if isinstance(hostile, HostileBroker) else None
         self._has_snapshots = faults and self._can_freeze()
         self.access: Access = self._make_access()
         for id in topology.brokers:
@@ -432,6 +443,25 @@ class Network(NetworkBase):
             self.access.take(broker, effects)
         if effects.records:
             self.observe(effects.records)
+        self._note_deadline(broker, machine)
+
+    def _perform(self, broker: str, machine: BrokerMachine, effects: MachineEffects) -> None:
+        """Perform the effects of an input in process, which are of few kinds, and take them out."""
+        if effects.sends:
+            self._send_in_process(broker, machine, effects.sends)
+            effects.sends.clear()
+        if effects.to_clients or effects.client_closes:
+            self.access.take(broker, effects)
+            effects.to_clients = []
+            if effects.client_closes:
+                effects.client_closes = []
+        if effects.records:
+            records, effects.records = effects.records, []
+            self.observe(records)
+        if machine.broker.timers:  # No other deadline follows from such an input.
+            self._note_deadline(broker, machine)
+
+    def _note_deadline(self, broker: str, machine: BrokerMachine) -> None:
         deadline = machine.deadline()
         if deadline is not None and self._deadlines.get(broker) != deadline:
             self._deadlines[broker] = deadline
@@ -449,8 +479,7 @@ class Network(NetworkBase):
     ) -> None:
         """Send the core's messages in order without encoding them, if no faults are possible."""
         self._count(broker, sends)
-        ends, lane = machine.links.ends, self._lane
-        items = [(peer, ends[peer].send_in_process(broker, message)) for peer, message in sends]
+        items, lane = machine.links.send_in_process(sends), self._lane
         if lane is not None:
             at = self.now + self.settings.link_delay.low_s
             self.push_lane(lane, at, self._arrive_together, broker, items)
@@ -459,13 +488,24 @@ class Network(NetworkBase):
             at = self._links[broker][one[0]].arrival_s(self.now, CONTROL_BYTES)
             self.push(at, self._arrive_together, broker, (one,))
 
-    def _arrive_together(self, broker: str, items: Sequence[tuple[str, ReceivedInProcess]]) -> None:
-        arrive = self.arrive
-        for peer, item in items:
-            arrive(peer, (item,))
-            if not item.number % ACKNOWLEDGE_EVERY:
-                # Whoever only listens says now and then what it has.
-                self.machines[broker].links.ends[peer].settle_in_process(item.number)
+    def _arrive_together(self, broker: str, items: Sequence[tuple[str, Message, int]]) -> None:
+        now, effects = self.now, self._effects
+        for peer, message, number in items:
+            machine = self.machines[peer]
+            if self._is_prompt:
+                machine.receive_in_process(now, broker, message, number, effects)
+                self._perform(peer, machine, effects)
+            else:
+                machine.links.ends[broker].receive_in_process(number)
+                self.arrive(peer, (Received(broker, message),))
+
+    def submit(self, broker: str, items: Sequence[Any], are_plain: bool) -> None:
+        if are_plain and self._is_direct:
+            machine, effects = self.machines[broker], self._effects
+            machine.submit_in_process(self.now, items, effects)
+            self._perform(broker, machine, effects)
+        else:
+            self.arrive(broker, items)
 
     def _send_frames(
         self,
@@ -534,8 +574,11 @@ class Network(NetworkBase):
 
     def _lie(self, broker: str, number: int) -> None:
         hostile = self._hostile
-        if isinstance(hostile, HostileBroker) and broker == hostile.id:
-            hostile.lie(random.Random(number), list(self.clients), self.topology.brokers)
+        if hostile is not None and broker == hostile.id:
+            (neighbour,) = self.topology.peers(broker)
+            # Whoever knows the name of a broker that has never joined can keep it out (docs/security.md).
+            known = self.machines[neighbour].links.reach.members
+            hostile.lie(random.Random(number), list(self.clients), known)
             self._send_frames(broker, hostile, (), MachineEffects())
 
     def _take_snapshot(self, broker: str) -> None:

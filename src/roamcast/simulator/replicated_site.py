@@ -587,6 +587,9 @@ class Site:
                 leader = self.leader
                 if leader is not None and not leader.is_halted:
                     leader.replica.step_down(name)
+                    stream = leader.streams.get(name)
+                    if stream is not None and not stream.follower.is_halted:
+                        self._send(stream, False, Acknowledged(stream.follower.disk.synced))
             case Snapshot():
                 for node in self.nodes.values():
                     if node.machine is not None and not node.is_dead and not node.is_halted:

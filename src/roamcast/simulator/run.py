@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from roamcast.protocol.notification import Message
 from roamcast.protocol.records import Row
 from roamcast.simulator.checkers import Checker, Edges, Identity, Result
 from roamcast.simulator.faults import longest_detour
+from roamcast.simulator.hostile import is_of_hostile
 from roamcast.simulator.links import longest_s
 from roamcast.simulator.location_checks import LocationChecker
 from roamcast.simulator.network import Action, Network, NetworkSettings, Traffic
@@ -104,12 +104,6 @@ def _stored(network: Network) -> set[tuple[str, Identity]]:
     }
 
 
-def _is_of_hostile(reason: str, hostile: str) -> bool:
-    """Return whether only clients of the hostile broker still have messages in transit."""
-    clients = re.findall(r"'([^':]*): holding", reason)
-    return bool(hostile and clients) and all(client.startswith(hostile) for client in clients)
-
-
 def _check_at_rest(network: Network, checker: Checker) -> None:
     """Check that nothing is in transit, and that nothing is stored for an attached client."""
     promise = find_protocol(network.settings.protocol).promise
@@ -117,7 +111,7 @@ def _check_at_rest(network: Network, checker: Checker) -> None:
         checker.violate(kind, text)
     for broker in network.brokers.values():
         for reason in broker.unfinished():
-            if not _is_of_hostile(reason, network.settings.hostile):
+            if not is_of_hostile(reason, network.settings.hostile):
                 checker.violate("in flight at the end", reason)
         for client, queue in broker.protocol.stored():
             is_hostile = bool(network.settings.hostile) and client.startswith(network.settings.hostile)

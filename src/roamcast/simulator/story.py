@@ -45,13 +45,12 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
-
-import msgspec
 
 from roamcast.errors import InputError
 from roamcast.filters.selector import parse as parse_filter
-from roamcast.mobility import MOBILE_PROTOCOLS
+from roamcast.mobility import MOBILE_PROTOCOLS, Settings
 from roamcast.protocol.effects import (
     AdvertiseThat,
     AttachTo,
@@ -98,25 +97,12 @@ from roamcast.simulator.location_story import (
     parse_move,
 )
 from roamcast.simulator.mobile_run import check_mobile_action, run_mobile
-from roamcast.simulator.mobility_story import (
-    FIELDS,
-    as_always,
-    format_mobility_lines,
-    parse_mobility_line,
-)
 from roamcast.simulator.mqtt_run import run_mqtt
-from roamcast.simulator.mqtt_story import (
-    MQTT_LINES,
-    MQTT_VERBS,
-    Join,
-    MqttSettings,
-    format_mqtt_input,
-    format_mqtt_lines,
-    parse_mqtt_line,
-)
+from roamcast.simulator.mqtt_story import MQTT_LINES, MQTT_VERBS, Join, MqttSettings
 from roamcast.simulator.network import Action, NetworkSettings
 from roamcast.simulator.run import Run, run_checked
 from roamcast.simulator.topology import Topology, from_edges
+from roamcast.simulator.verbs import Lines, Phrase, Verb
 
 HOME_AFTER_S = 1.0
 """Time after the last action at which absent clients return."""
@@ -212,6 +198,8 @@ _COMMENT = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*')|(?<!/)#.*""")
 """A quoted text, which may contain a `#`, or a comment; the `#` of a topic filter does not begin a
 comment.
 """
+MOBILITY_LINES = Lines(Settings, "delay_bound_s")
+"""The bound on the delay comes from the network, and has no line in a story."""
 _DELAYS = {"link": "link_delay", "access": "access_delay", "notice": "notice_delay"}
 
 
@@ -228,102 +216,26 @@ def format_story(story: Story) -> str:
                 told = " ".join(f"{broker}:{count}" for broker, count in value)
             lines.append(f"{name} {told}")
     lines += [f"link {one}-{other} {delay}" for one, other, delay in story.settings.link_delays]
-    lines += format_mqtt_lines(story.settings.mqtt)
-    lines += format_mobility_lines(story.settings.mobility)
+    if story.settings.mqtt is not None:
+        lines += ["front mqtt", *MQTT_LINES.write(story.settings.mqtt)]
+    lines += MOBILITY_LINES.write(story.settings.mobility)
     lines += format_location_lines(story.settings.location)
     lines += [f"at {time_s:.6f} {client} {_format_input(item)}" for time_s, client, item in story.actions]
     return "\n".join(lines) + "\n"
 
 
 def _format_input(item: Input) -> str:
-    told = format_mqtt_input(item)
-    if told is not None:
-        return told
-    match item:
-        case AttachTo(broker, _):
-            return f"attach {broker}"
-        case LeaveFor(destination):
-            return f"leave {destination}".rstrip()
-        case PublishThis(attributes, bodies):
-            times = f"{len(bodies)} " if len(bodies) > 1 else ""
-            return f"publish {times}{json.dumps(decode_attributes(attributes))}"
-        case MoveTo():
-            return f"move {format_move(item)}"
-        case SubscribeTo(text):
-            return f"subscribe {text}"
-        case UnsubscribeFrom(text):
-            return f"unsubscribe {text}"
-        case AdvertiseThat(text):
-            return f"advertise {text}"
-        case UnadvertiseThat(text):
-            return f"unadvertise {text}"
-        case Crash(unsent, amnesia, torn):
-            how = "unsent" if unsent else "amnesia" if amnesia else "torn" if torn else ""
-            return f"crash {how}".rstrip()
-        case Relink(old, new):
-            return f"relink {old} {new}"
-        case Restart():
-            return "restart"
-        case Snapshot():
-            return "snapshot"
-        case Backup():
-            return "backup"
-        case Impostor(is_empty):
-            return "impostor empty" if is_empty else "impostor"
-        case Cut(peer):
-            return f"cut {peer}"
-        case Heal(peer):
-            return f"heal {peer}"
-        case Detour(peer, factor):
-            return f"detour {peer} {factor:g}"
-        case Lie(number):
-            return f"lie {number}"
-        case Kill(replica, entries, is_wiped):
-            return " ".join(["kill", replica, *([str(entries)] if entries else []), *["wiped"] * is_wiped])
-        case Revive() | Halt() | Proceed() | Clone() | Promote():
-            return f"{type(item).__name__.lower()} {item.replica}"
-        case Part(one, other):
-            return f"part {one} {other}"
-        case Mend() | Repair():
-            return type(item).__name__.lower()
-    raise InputError(f"{type(item).__name__} cannot be written in a story")
+    if type(item) not in _VERB_OF:
+        raise InputError(f"{type(item).__name__} cannot be written in a story")
+    verb, how = _VERB_OF[type(item)]
+    return how.write(verb, item)
 
 
-_FAULT_VERBS: dict[str, Callable[[str], Input]] = {
-    "crash": lambda text: _parse_crash(text),
-    "restart": lambda text: _parse_alone("restart", Restart(), text),
-    "snapshot": lambda text: _parse_alone("snapshot", Snapshot(), text),
-    "backup": lambda text: _parse_alone("backup", Backup(), text),
-    "impostor": lambda text: _parse_impostor(text),
-    "cut": Cut,
-    "heal": Heal,
-    "detour": lambda text: _parse_detour(text),
-    "lie": lambda text: Lie(int(text)),
-    "kill": lambda text: _parse_kill(text),
-    "revive": Revive,
-    "halt": Halt,
-    "proceed": Proceed,
-    "clone": Clone,
-    "promote": Promote,
-    "part": lambda text: _parse_part(text),
-    "mend": lambda text: _parse_alone("mend", Mend(), text),
-    "repair": lambda text: _parse_alone("repair", Repair(), text),
-}
-_VERBS: dict[str, Callable[[str], Input]] = {
-    "attach": lambda text: AttachTo(text, 0),
-    "leave": LeaveFor,
-    "publish": lambda text: _parse_publish(text),
-    "move": parse_move,
-    "subscribe": lambda text: SubscribeTo(parse_filter(text).text),
-    "unsubscribe": lambda text: UnsubscribeFrom(parse_filter(text).text),
-    "advertise": lambda text: AdvertiseThat(parse_filter(text).text),
-    "unadvertise": lambda text: UnadvertiseThat(parse_filter(text).text),
-    **_FAULT_VERBS,
-    "relink": lambda text: _parse_relink(text),
-}
+def _filter_verb(kind: type[Input]) -> Phrase:
+    return Phrase(kind, lambda text: kind(parse_filter(text).text), attrgetter("filter"))
 
 
-def _parse_publish(text: str) -> PublishThis:
+def _read_publish(text: str) -> PublishThis:
     """Parse `{"x": 1}`, or `3 {"x": 1}` for three notifications at once."""
     times, brace, rest = text.partition("{")
     if not brace or not (times.strip() or "1").isdigit() or not int(times.strip() or "1"):
@@ -332,55 +244,44 @@ def _parse_publish(text: str) -> PublishThis:
     return PublishThis(encode_attributes(attributes), (b"",) * int(times.strip() or "1"))
 
 
-def _parse_detour(text: str) -> Detour:
-    peer, _, factor = text.partition(" ")
-    try:
-        found = Detour(peer, float(factor))
-    except ValueError:
-        raise InputError(f"detour {text!r}: valid is a peer and a factor of the delay") from None
-    if not 0 < found.factor < 1000:
-        raise InputError(f"detour {text!r}: valid is a factor from 0 to 1000")
-    return found
+def _write_publish(item: PublishThis) -> str:
+    times = f"{len(item.bodies)} " if len(item.bodies) > 1 else ""
+    return f"{times}{json.dumps(decode_attributes(item.attributes))}"
 
 
-def _parse_crash(text: str) -> Crash:
-    if text not in ("", "unsent", "amnesia", "torn"):
-        raise InputError(f"crash {text!r}: valid are nothing, unsent, torn and amnesia")
-    return Crash(unsent=text == "unsent", amnesia=text == "amnesia", torn=text == "torn")
-
-
-def _parse_kill(text: str) -> Kill:
-    """Parse `r1`, `r1 wiped`, or `leader 3` for the leader with its third entry from now."""
-    words = text.split()
-    is_wiped = words[-1:] == ["wiped"]
-    name, *number = words[:-1] if is_wiped else words
-    return Kill(name, int(number[0]) if number else 0, is_wiped)
-
-
-def _parse_part(text: str) -> Part:
-    words = text.split()
-    if len(words) != 2:
-        raise InputError(f"part {text!r}: valid are two of the replicas r0, r1 …, leader and etcd")
-    return Part(*words)
-
-
-def _parse_impostor(text: str) -> Impostor:
-    if text not in ("", "empty"):
-        raise InputError(f"impostor {text!r}: valid are nothing and empty")
-    return Impostor(is_empty=text == "empty")
-
-
-def _parse_relink(text: str) -> Relink:
-    words = text.split()
-    if len(words) != 2:
-        raise InputError(f"relink {text!r}: valid are two brokers, the old peer and the new one")
-    return Relink(*words)
-
-
-def _parse_alone(verb: str, fault: Fault, text: str) -> Fault:
-    if text:
-        raise InputError(f"{verb} {text!r}: {verb} takes no argument; write the broker first (`b0 {verb}`)")
-    return fault
+_FAULT_VERBS: dict[str, Verb | Phrase] = {
+    "crash": Verb(Crash, flags={"unsent": "unsent", "torn": "torn", "amnesia": "amnesia"}),
+    "restart": Verb(Restart),
+    "snapshot": Verb(Snapshot),
+    "backup": Verb(Backup),
+    "impostor": Verb(Impostor, flags={"empty": "is_empty"}),
+    "cut": Verb(Cut, ("peer",)),
+    "heal": Verb(Heal, ("peer",)),
+    "detour": Verb(Detour, ("peer", "factor")),
+    "lie": Verb(Lie, ("number",)),
+    "kill": Verb(Kill, ("replica", "entries"), {"wiped": "is_wiped"}),
+    "revive": Verb(Revive, ("replica",)),
+    "halt": Verb(Halt, ("replica",)),
+    "proceed": Verb(Proceed, ("replica",)),
+    "clone": Verb(Clone, ("replica",)),
+    "promote": Verb(Promote, ("replica",)),
+    "part": Verb(Part, ("one", "other")),
+    "mend": Verb(Mend),
+    "repair": Verb(Repair),
+}
+_VERBS: dict[str, Verb | Phrase] = {
+    "attach": Phrase(AttachTo, lambda text: AttachTo(text, 0), attrgetter("broker")),
+    "leave": Phrase(LeaveFor, LeaveFor, attrgetter("destination")),
+    "publish": Phrase(PublishThis, _read_publish, _write_publish),
+    "move": Phrase(MoveTo, parse_move, format_move),
+    "subscribe": _filter_verb(SubscribeTo),
+    "unsubscribe": _filter_verb(UnsubscribeFrom),
+    "advertise": _filter_verb(AdvertiseThat),
+    "unadvertise": _filter_verb(UnadvertiseThat),
+    **_FAULT_VERBS,
+    "relink": Verb(Relink, ("old", "new")),
+}
+_VERB_OF = {how.kind: (verb, how) for verbs in (MQTT_VERBS, _VERBS) for verb, how in verbs.items()}
 
 
 def parse_story(text: str, name: str = "story") -> Story:
@@ -450,14 +351,14 @@ def _parse_edges(what: str, text: str) -> list[tuple[str, str]]:
 def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSettings:
     if key == "front" and value in ("plain", "mqtt"):
         return replace(settings, mqtt=MqttSettings() if value == "mqtt" else None)
-    if key in MQTT_LINES and settings.mqtt is not None:
-        return replace(settings, mqtt=parse_mqtt_line(settings.mqtt, key, value))
+    if key in MQTT_LINES.fields and settings.mqtt is not None:
+        return replace(settings, mqtt=MQTT_LINES.read(settings.mqtt, key, value))
     if key in LINES:
         return replace(settings, location=parse_location_line(settings.location, key, value))
-    if key in FIELDS:
-        return replace(settings, mobility=parse_mobility_line(settings.mobility, key, value))
+    if key in MOBILITY_LINES.fields:
+        return replace(settings, mobility=MOBILITY_LINES.read(settings.mobility, key, value))
     if key not in _SETTINGS:
-        valid = ", ".join(("brokers", "at", "front", *_SETTINGS, *FIELDS, *LINES))
+        valid = ", ".join(("brokers", "at", "front", *_SETTINGS, *MOBILITY_LINES.fields, *LINES))
         raise InputError(f"{key!r} is not known: valid are {valid}")
     if key == "link" and " " in value:
         return replace(settings, link_delays=(*settings.link_delays, _parse_link(value)))
@@ -506,7 +407,7 @@ def _parse_action(text: str, settings: NetworkSettings) -> Action:
         raise InputError(f"{verb!r}: valid are {', '.join(verbs)}")
     if verb == "attach" and len(parts) < 4:
         raise InputError(f"{text!r}: attach: the broker is missing")
-    return (time_s, client, verbs[verb](parts[3] if len(parts) > 3 else ""))
+    return (time_s, client, verbs[verb].read(verb, parts[3] if len(parts) > 3 else ""))
 
 
 def shrink(story: Story, fails: Callable[[Story], bool]) -> Story:
@@ -547,17 +448,12 @@ def _with_simpler_settings(story: Story, fails: Callable[[Story], bool]) -> Stor
             if simple != value and fails(simpler):
                 story = simpler
                 break
-    if story.settings.mqtt is not None:
-        for name, field in MQTT_LINES.items():
-            mqtt = msgspec.structs.replace(story.settings.mqtt, **{name: field.default})
-            simpler = replace(story, settings=replace(story.settings, mqtt=mqtt))
+    for part, lines in (("mqtt", MQTT_LINES), ("mobility", MOBILITY_LINES)):
+        for name in lines.fields if getattr(story.settings, part) is not None else ():
+            value = lines.at_default(getattr(story.settings, part), name)
+            simpler = replace(story, settings=replace(story.settings, **{part: value}))
             if simpler != story and fails(simpler):
                 story = simpler
-    for name in FIELDS:
-        mobility = as_always(story.settings.mobility, name)
-        simpler = replace(story, settings=replace(story.settings, mobility=mobility))
-        if simpler != story and fails(simpler):
-            story = simpler
     return story
 
 

@@ -36,9 +36,12 @@ def write_state(data: Path, state: ReplicaState) -> None:
     """Write the state durably: it survives a power loss."""
     path = data / NAME
     temporary = path.with_suffix(".tmp")
-    with open(temporary, "wb") as file:
-        file.write(msgspec.json.encode(state))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    sync_folder(data)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(msgspec.json.encode(state))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+        sync_folder(data)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None

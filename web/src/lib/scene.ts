@@ -178,6 +178,9 @@ export class Scene {
     }
     this.drawn = "";
     if (this.isFitted) this.moveToFit();
+    // A canvas with a new size is empty: it is drawn before the browser shows it.
+    this.drawBelow();
+    this.drawAbove(performance.now());
   }
 
   private moveToFit(): void {

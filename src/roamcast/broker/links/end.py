@@ -35,7 +35,6 @@ from roamcast.protocol.codec import (
     batch_head,
     without_skipped,
 )
-from roamcast.protocol.effects import ReceivedInProcess
 from roamcast.protocol.notification import Fleeting, Message
 from roamcast.state import State
 
@@ -88,6 +87,10 @@ class Kept(NamedTuple):
     data: bytes
 
 
+def _lift_1(fields: dict[str, Any]) -> None:
+    del fields["_under_way"]
+
+
 class LinkEnd:
     """This broker's end of the link to one peer.
 
@@ -101,6 +104,7 @@ class LinkEnd:
 
     __state__ = State(
         "link-end",
+        2,
         saved=(
             "peer", "incarnation", "peer_incarnation", "sent", "received", "is_up", "version", "_codec",
             "_kept_bytes_max", "_fleeting_bytes_max", "_acknowledge_every",
@@ -108,9 +112,10 @@ class LinkEnd:
         # The peer's acknowledgements and the data written to it are not journalled.
         unhashed=(
             "settled", "kept_bytes", "dropped_fleeting", "_written", "_unwritten", "_offset", "_open",
-            "_open_bytes", "_under_way", "_acknowledged", "_told", "_untold_bytes",
+            "_open_bytes", "_acknowledged", "_told", "_untold_bytes",
         ),
         derived=("_fleeting", "_fleeting_bytes", "_fleeting_parts", "_parts", "taken", "promised"),
+        lifts={1: _lift_1},
     )  # fmt: skip
     """An incomplete message is not journalled either: a replay receives it whole."""
 
@@ -157,8 +162,6 @@ class LinkEnd:
         self._told = 0
         """Number up to which the peer has been told so."""
         self._untold_bytes = 0
-        self._under_way: deque[Message] = deque()
-        """Unacknowledged messages, where messages are not encoded."""
         self._restore()
 
     def _restore(self) -> None:
@@ -318,26 +321,12 @@ class LinkEnd:
         self._fleeting = []
         self._fleeting_bytes = 0
 
-    # --- both ends in one process: the same numbers, without encoding ---
+    # --- both ends in one process: the same numbers, without encoding (see `Links.send_in_process`) ---
 
-    def send_in_process(self, id: str, message: Message) -> ReceivedInProcess:
-        """Return the message as the peer receives it from the broker with this id."""
-        self._under_way.append(message)
-        self.sent = number = self.sent + 1
-        return ReceivedInProcess(id, message, self.incarnation, self.received, number)
-
-    def receive_in_process(self, item: ReceivedInProcess) -> None:
-        if item.number != self.received + 1 or item.incarnation != self.peer_incarnation:
-            raise LinkError(f"{self.peer} sent message {item.number} after {self.received}")
-        self.received = item.number
-        if item.acknowledged > self.settled:
-            self.settle_in_process(item.acknowledged)
-
-    def settle_in_process(self, acknowledged: int) -> None:
-        """Note that the peer has received everything up to this number."""
-        for _ in range(acknowledged - self.settled):
-            self._under_way.popleft()
-        self.settled = max(self.settled, acknowledged)
+    def receive_in_process(self, number: int) -> None:
+        if number != self.received + 1:
+            raise LinkError(f"{self.peer} sent message {number} after {self.received}")
+        self.received = number
 
     # --- connecting and disconnecting ---
 

@@ -223,8 +223,8 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
 
     def check_draining(self, destination: str) -> None:
         raise InputError(
-            "where brokers move, a session is wherever its client is: stop this broker, and clients find "
-            "theirs at any other; what is stored here follows when it is back"
+            "where brokers move, a session follows its client: stop this broker, and clients continue at "
+            "any other; messages stored here follow when it is back"
         )
 
     # --- inputs ---

@@ -61,6 +61,8 @@ TOPICS_KEPT_MAX = 2048
 TOPICS_BYTES_KEPT_MAX = 256 * 1024
 """Bytes of topics remembered for one connection."""
 EXPLANATION_LENGTH_MAX = 1000
+NO_CHUNKS: list[bytes] = []
+"""Shared by all connections without an incomplete packet, and never filled."""
 LARGE = frozenset({PUBLISH, SUBSCRIBE, UNSUBSCRIBE})
 """Kinds of packets that may have the largest size."""
 LABOUR = {SUBSCRIBE: 32, UNSUBSCRIBE: 32}
@@ -189,11 +191,11 @@ class MqttConnection:
         """Number of requested changes: of subscriptions, or of the client's own state."""
         self.published = 0
         """Notifications received over this connection."""
-        self.sent_aliases: dict[bytes, int] = {}
-        """Attributes to the topic alias under which the client knows the topic."""
+        self.sent_aliases: dict[bytes, int] | None = None
+        """Attributes to the topic alias under which the client knows the topic, if it allows aliases."""
         self.taken = b""
         """Last input, including earlier pieces."""
-        self._chunks: list[bytes] = []
+        self._chunks = NO_CHUNKS
         self._held = 0
         """Number of packets in `waiting`."""
         self._have = 0
@@ -216,7 +218,7 @@ class MqttConnection:
             if self._have < self._need or self.id in endpoint.unread:
                 return b""
             data = b"".join(self._chunks)
-            self._chunks, self._have, self._need = [], 0, 0
+            self._chunks, self._have, self._need = NO_CHUNKS, 0, 0
         self.taken = data
         is_ahead = bool(endpoint.ahead) and self.id in endpoint.ahead
         if self.session is not None and data and not is_ahead:
@@ -243,6 +245,7 @@ class MqttConnection:
         """Keep input for the next turn."""
         endpoint.unread[self.id] = None
         if data:
+            self._chunks = self._chunks or []
             self._chunks.append(data)
             self._have += len(data)
             self._need = self._need or 1

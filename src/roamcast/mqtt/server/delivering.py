@@ -17,7 +17,7 @@ from roamcast.mqtt.server.access import ALLOWED, Decision
 from roamcast.mqtt.server.connection import MqttConnection, PacketTaker
 from roamcast.mqtt.server.marks import EXPIRY, QOS, RETAINED, SHARED, message_expiry
 from roamcast.mqtt.server.outgoing import APART_BYTES, Encoder, runs_of
-from roamcast.mqtt.server.sessions import MqttSession, Options, Plan, Plans
+from roamcast.mqtt.server.sessions import NO_PLANS, MqttSession, Options, Plan, Plans
 from roamcast.protocol.messages import Deliver
 from roamcast.protocol.notification import Burst
 
@@ -165,6 +165,8 @@ def _deliver_uniform(
             is_lasting and not is_own_way
             and len(burst.attributes) + len(burst.marks) <= PLAN_BYTES_KEPT_MAX
         ):  # fmt: skip
+            if session.plans is NO_PLANS:
+                session.plans = {}
             session.plans[key] = plan
     _send(endpoint, connection, session, burst, sequence, plan)
     return 0
@@ -279,7 +281,10 @@ def _plan(endpoint: Sender, connection: MqttConnection, burst: Burst, options: O
 
 def _alias(connection: MqttConnection, attributes: bytes) -> int:
     """Return the alias for a topic: negative if the client does not know it yet, 0 if none is available."""
-    known, connect = connection.sent_aliases, connection.connect
+    connect = connection.connect
+    if connection.sent_aliases is None:
+        connection.sent_aliases = {}
+    known = connection.sent_aliases
     alias = known.get(attributes, 0)
     if alias or connect.maximum_packet_size is not None:
         # Announcing an alias takes a few bytes, which could exceed the packet size.

@@ -100,6 +100,8 @@ class Options(NamedTuple):
 
 Plans = dict[tuple[bytes, bytes, bool], Plan]
 """Plans by attributes, marks, and whether the client published the burst itself."""
+NO_PLANS: Plans = {}
+"""Shared by all sessions without plans, and never filled."""
 
 
 class Recall(msgspec.Struct, frozen=True, array_like=True):
@@ -240,7 +242,7 @@ class MqttSession:
         self._leaving_bytes = 0
         for filters in self.leaving.values():
             self._leaving_bytes += sum(LEAVING_BYTES + len(filter) for filter in filters)
-        self.plans: Plans = {}
+        self.plans: Plans = NO_PLANS
         """Plans by attributes, marks, and whether the client published the burst itself, for the current
         connection."""
         self._chooser: Chooser | None = None
@@ -383,11 +385,11 @@ class MqttSession:
 
     def forget_plans(self) -> None:
         """Decide anew how to send, after subscriptions, rules or the connection changed."""
-        self.plans = {}  # Other sessions may share the former dict.
+        self.plans = NO_PLANS  # Other sessions may share the former dict.
 
     def forget_deliveries(self) -> None:
         """Drop what only deliveries need, after the client has left."""
-        self.plans = {}
+        self.plans = NO_PLANS
         self._chooser = None
 
     def holds(self, filter: str) -> bool:
