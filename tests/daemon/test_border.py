@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,6 +16,7 @@ import msgspec
 import pytest
 from tests.daemon.bad_peer import BadPeer
 from tests.daemon.brokers import BrokerProcess, MqttClient, free_port, roamcast, roamcast_json, wait_until
+from tests.net.certificates import Authority
 
 from roamcast.broker.links.reach import Reaches
 from roamcast.broker.retained import Retain
@@ -286,3 +289,36 @@ def test_a_changed_byte_on_a_plain_link_is_noticed_and_the_message_arrives_as_it
         assert forger.changed == 1
         assert reader.messages == [("orders", b"pay 100 to alice")]
         a.wait_for("the link to b is down: received data was changed, omitted, repeated or moved on its way")
+
+
+def test_another_certificate_of_the_authority_is_refused_and_a_revoked_one_ends_its_link(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path)
+    (tmp_path / "stolen").mkdir()
+    elsewhere = Authority.__new__(Authority)
+    elsewhere.__dict__ |= {**authority.__dict__, "folder": tmp_path / "stolen"}
+    own, port = {id: authority.sign(id, dns=(id,)) for id in "ab"}, free_port()
+    stolen = elsewhere.sign("b", dns=("b",))
+    crl = authority.revoke()
+
+    def tls(files: tuple[str, str], *more: str) -> tuple[str, ...]:
+        named = {"tls": "true", "certificate": files[0], "key": files[1], "ca": authority.path}
+        return (LISTED, *(f"link.{key}={value}" for key, value in named.items()), *more)
+
+    der = ssl.PEM_cert_to_DER_cert(Path(own["b"][0]).read_text())
+    pin = f"peer.0.certificate_sha256={hashlib.sha256(der).hexdigest()}"
+    with ExitStack() as stack:
+        settings = tls(own["a"], pin, f"link.crl={crl}")
+        a = BrokerProcess(tmp_path, "a", *settings, link_port=port, peers={"b": 0}, secret="")
+        stack.callback(a.stop)
+        (tmp_path / "x").mkdir()
+        x = BrokerProcess(tmp_path / "x", "b", *tls(stolen), peers={"a": port}, secret="")
+        x.wait_for("no link with a at .*certificate")
+        x.kill()
+        b = BrokerProcess(tmp_path, "b", *tls(own["b"]), peers={"a": port}, secret="")
+        stack.callback(b.stop)
+        a.wait_for_link("b")
+        assert authority.revoke(own["b"][0]) == crl
+        os.kill(a.process.pid, signal.SIGHUP)
+        a.wait_for("the link to b is down: .*certificate")

@@ -344,6 +344,22 @@ def test_one_user_cannot_have_all_sessions(tmp_path: Path) -> None:
         site.stop()
 
 
+@pytest.mark.slow
+def test_a_broker_applies_its_bound_to_sessions_that_are_pushed_to_it(pair: Pair) -> None:
+    bound = REALM + "[quotas]\nsessions_per_user_max = 3\n"
+    a, b = pair.start(bound, bound)
+    for number in range(6):
+        with a.log_in(f"c{number}", "alice") as pushed:
+            pushed.subscribe("t", qos=1)
+            goes = (("roamcast-destination", "b"),)
+            pushed.send(packets.Disconnect(Reason.NORMAL_DISCONNECTION, user_properties=goes))
+            pushed.end()
+    for number in (3, 4, 5):
+        b.wait_for(f"client c{number} ended .*too many sessions of @fleet/user:alice")
+    with b.log_in("desk", "bob") as bob:
+        assert bob.connack.reason is Reason.SUCCESS
+
+
 def test_an_auth_that_nobody_asked_for_is_refused(site: Site) -> None:
     alice = site.log_in("phone", "alice")
     alice.send(packets.Auth(Reason.RE_AUTHENTICATE, "SCRAM-SHA-256", b"n,,n=alice,r=x"))
