@@ -45,14 +45,18 @@ def fleeting(topic: str, publisher: str = "x", body: bytes = b"forged") -> Fleet
 
 
 def malformed_sessions(client: str) -> list[Session]:
-    """Sessions whose MQTT state would end the broker that acts on it."""
+    """Sessions of which a part would end the broker that acts on it."""
     group = Subscription("$share/g/x", "no selector (", 1, False, False, None, "g")
     capsules = (
         NamedCapsule(60, [group], PackedInFlight(), []),
         NamedCapsule(60, [], PackedInFlight(next_id=70_000), []),
         NamedCapsule(60, [], PackedInFlight(), [], will_at=float("nan")),
     )
-    return [Session(client, 9, capsule=msgspec.msgpack.encode(one)) for one in capsules]
+    deferred = Session(client, 9, last_broker="e", deferred=[(1, "Subscribe", "no selector (")])
+    return [
+        deferred,
+        *(Session(client, 9, last_broker="e", capsule=msgspec.msgpack.encode(one)) for one in capsules),
+    ]
 
 
 def refused(broker: BrokerProcess, peer: str) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.daemon.broker_process import BrokerProcess
@@ -31,7 +32,7 @@ id = "b"
 address = "127.0.0.1:1"
 position = "43.2,-2.9"
 """
-ALICE = {"username": "alice", "password": b"open sesame"}
+ALICE: dict[str, Any] = {"username": "alice", "password": b"open sesame"}
 
 
 @pytest.fixture(scope="module")
