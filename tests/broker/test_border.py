@@ -272,6 +272,19 @@ def test_a_guest_has_client_ids_of_its_own(guest: str) -> None:
         assert came.publisher == f"g/{guest}"
 
 
+@pytest.mark.parametrize(
+    ("client", "is_reserved"),
+    [
+        ("$broker/a", True), ("$share/x/t", True), ("$x", False), ("x/1", False), ("b/1", False),
+        ("g", False), ("g/1", True), ("g/train-1", False), ("h/1", True),
+    ],
+)  # fmt: skip
+def test_no_client_has_a_name_that_stands_for_something_else(client: str, is_reserved: bool) -> None:
+    """g is a guest that may speak for some clients whose names happen to start with its own."""
+    here = Here(PeerRules(clients=("g/train-*",)))
+    assert here.border.reserves(client) == is_reserved
+
+
 def test_a_client_id_of_a_member_may_start_with_a_dollar() -> None:
     assert Here(PeerRules()).admit(published("t", "$x")) is not None
 

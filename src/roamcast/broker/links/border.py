@@ -75,7 +75,9 @@ ATTACHED_S = 10.0
 SESSIONS_GONE_MAX = 1_000
 """Departed sessions that still count against their peer's limit."""
 BROKER_PUBLISHER = "$broker/"
-"""What a broker publishes itself has this before its id as the publisher. No client has such an id."""
+"""What a broker publishes itself has this before its id as the publisher."""
+RESERVED = (BROKER_PUBLISHER, "$share/")
+"""Beginnings of names that no client may have: those of brokers as publishers, of groups as subscribers."""
 BROKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 OF_PERMISSION = (BeginJoin, AskToJoin, MayJoin, JoinEnded, JoinsBegun)
 OF_MEMBERS = (
@@ -169,6 +171,14 @@ class Border:
     def guest_peers(self) -> list[str]:
         """Listed peers of other organisations."""
         return [peer for peer, rules in (self._rules or {}).items() if peer and rules.is_guest]
+
+    def reserves(self, client: str) -> bool:
+        """True if a client of this side may not have this name: it is a broker's, a group's or that of a
+        guest's own client."""
+        guest, slash, _ = client.partition("/")
+        if not slash or not self._broker.is_guest(guest):
+            return client.startswith(RESERVED)
+        return guest not in self.guest_peers or not self._guard(guest).clients.allow(client)
 
     def take_replies(self) -> list[InPlaceOf]:
         replies, self.replies = self.replies, []
