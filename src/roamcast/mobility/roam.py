@@ -1,10 +1,11 @@
 """Roam: a multi-hop handoff that is over before it begins, where the client was expected. See docs/roam.md.
 
 The holder of a session keeps copies of the head of the client's queue at the few brokers where
-the client is likely to appear next (`prediction.py`). A copy begins when the client leaves
-(or has stayed for `copies_after_s`), and the holder feeds it with what it queues, in the order
-in which it queues it, until all copies together have `HEAD_MAX` notifications. So every copy is a prefix of
-one sequence, and what a client says it has received means the same at every broker.
+the client is likely to appear next (`prediction.py`). These are chosen when the client leaves
+(or has stayed for `copies_after_s`). A copy begins when it has something to serve, and the holder feeds it
+with what it queues, in the order in which it queues it, until all copies together have `HEAD_MAX`
+notifications. So every copy is a prefix of one sequence, and what a client says it has received means the
+same at every broker.
 
 A client that attaches where its copy is reads at once, from what it has not received: zero round trips.
 Behind that the session comes by a plain multi-hop handoff. The list of segments to read begins with the
