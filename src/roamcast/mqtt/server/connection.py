@@ -50,7 +50,7 @@ from roamcast.protocol.effects import Input, Submitted
 from roamcast.protocol.messages import Acknowledge, ClientPublish
 from roamcast.state import State
 
-PUBACK, PUBREC, PUBCOMP = 0x40, 0x50, 0x70
+CONNACK, PUBACK, PUBREC, PUBCOMP = 0x20, 0x40, 0x50, 0x70
 ONE_PUBACK = b"\x40\x02"
 """A PUBACK without its packet id."""
 QOS_0, QOS_1 = 0x30, 0x32
@@ -284,6 +284,10 @@ class MqttConnection:
             self.waiting = [waiting[position:]]  # Packets behind one that is unfinished.
         if self._have and self._have >= self._need:
             endpoint.unread[self.id] = None
+
+    def withdraw_answers(self) -> None:
+        """Drop the answers of this turn. A CONNACK stays: no other packet may come before it."""
+        del self.out[1 if self.out and self.out[0][0] == CONNACK else 0 :]
 
     def last_words(self) -> Disconnect | None:
         """Return the DISCONNECT that waits for the session, if any."""

@@ -1154,7 +1154,7 @@ class Endpoint:
             connection = self.connections.get(id)
             if connection is not None:
                 # Packets of this turn came too late: no answer may say otherwise.
-                connection.out.clear()
+                connection.withdraw_answers()
                 if why == NOT_THE_OWNER:
                     self._end(connection, Reason.NOT_AUTHORIZED, NOT_YOURS)
                 elif why == READ_IN_VAIN:
