@@ -28,6 +28,7 @@ from roamcast.mqtt.codec.packets import (
 from roamcast.mqtt.codec.properties import split_publish
 from roamcast.mqtt.codec.reading import (
     AUTH,
+    CONNACK,
     DISCONNECT,
     PINGREQ,
     PUBLISH,
@@ -50,7 +51,7 @@ from roamcast.protocol.effects import Input, Submitted
 from roamcast.protocol.messages import Acknowledge, ClientPublish
 from roamcast.state import State
 
-CONNACK, PUBACK, PUBREC, PUBCOMP = 0x20, 0x40, 0x50, 0x70
+PUBACK, PUBREC, PUBCOMP = 0x40, 0x50, 0x70
 ONE_PUBACK = b"\x40\x02"
 """A PUBACK without its packet id."""
 QOS_0, QOS_1 = 0x30, 0x32
@@ -285,9 +286,9 @@ class MqttConnection:
         if self._have and self._have >= self._need:
             endpoint.unread[self.id] = None
 
-    def withdraw_answers(self) -> None:
-        """Drop the answers of this turn. A CONNACK stays: no other packet may come before it."""
-        del self.out[1 if self.out and self.out[0][0] == CONNACK else 0 :]
+    def take_back_answers(self) -> None:
+        """Take back the answers of this turn, except a CONNACK: no other packet may precede it."""
+        del self.out[1 if self.out and self.out[0][0] >> 4 == CONNACK else 0 :]
 
     def last_words(self) -> Disconnect | None:
         """Return the DISCONNECT that waits for the session, if any."""
