@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from scipy.optimize import brentq
 
 from roamcast.lab.charts import Chart, Panel, bars, named
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.figures import ARRIVED, QUIET
 from roamcast.lab.gaddah_testbed import BROKERS, NEIGHBOURS
 from roamcast.lab.rows import Row, rounded
@@ -29,37 +29,8 @@ from roamcast.models.cost import (
 from roamcast.models.ctmc import MeanTimes, Presence, expected_clients, movement_chain, presence
 from roamcast.models.fit import THROUGHPUT_PUBLISHED
 
-G1 = Claim(
-    "G1", "exact",
-    "random mobility (eq. 6.4 to 6.12), 6 brokers, 200 subscribers: 0.147679 connected to each broker, "
-    "0.025316 handing off, 0.088608 disconnected, 29.5358 subscribers per broker",
-    "0.147679, 0.025316, 0.088608; 29.5358 subscribers per broker",
-)  # fmt: skip
-G2 = Claim(
-    "G2", "exact",
-    "neighbouring mobility (table 6.1): 0.1099, 0.1648, 0.2198, 0.1099, 0.0549, 0.2198 connected to the "
-    "brokers, 0.1209 disconnected or handing off",
-    "0.1099, 0.1648, 0.2198, 0.1099, 0.0549, 0.2198; 0.1209",
-)  # fmt: skip
-G3 = Claim(
-    "G3", "exact", "the fitted curve (eq. 6.18) gives 218.983 messages/s at 29.5358 subscribers", "218.983"
-)
-G4 = Claim(
-    "G4", "exact",
-    "table 3.2: N1 times 3.29 over the disconnect time; up to 1.7 sends, pro-active costs less than "
-    "reactive in all five cases",
-    "20 values; up to 1.7 sends below reactive in all five cases",
-)  # fmt: skip
-G5 = Claim(
-    "G5", "exact", "R1 (eq. 3.16) at 600 s and 30 s: 0.808 in case 1, 0.191 in case 5",
-    "0.80 (case 1), 0.19 (case 5)",
-)  # fmt: skip
-G6 = Claim(
-    "G6", "erratum",
-    "R2 (eq. 3.17) at 60 s and 30 s: printed 13.95 and 5.51 (ratio 1), 21.10 and 6.02 (ratio 0); by table "
-    "3.1 it is 17.18, 5.78, 21.32 and 6.07",
-    "13.95, 5.51 (ratio 1); 21.10, 6.02 (ratio 0)",
-)  # fmt: skip
+G1, G2, G3, G4, G5, G6 = map(claim, ("G1", "G2", "G3", "G4", "G5", "G6"))
+
 
 SUBSCRIBERS = 200
 TIMES = MeanTimes(60.0, 12.0, 3.0)
@@ -81,6 +52,7 @@ def near(found: float, printed: float, digits: int) -> bool:
     return abs(found - printed) <= 0.5 * 10.0**-digits + ROUNDED
 
 
+@checks("gaddah-models", "Gaddah, chapters 3 and 6: formulas", G1, G2, G3, G4, G5, G6)
 def models(quick: bool, sweep: Sweep) -> Findings:
     table_3_2: list[Row] = [
         {"sends": sends, "disconnect_s": disconnect_s, "found": found, "printed": printed}
@@ -285,6 +257,3 @@ def solve_elsewhere(ratio: float, printed: float) -> float:
 def r2(case: int, ratio: float, handoffs: Handoffs) -> float:
     setting = Setting(CASES[case], 60.0, 30.0)
     return bound_against_durable(replace(setting, handoffs={**HANDOFFS, "proactive": handoffs}), ratio)
-
-
-register(Experiment("gaddah-models", "Gaddah, chapters 3 and 6: formulas", (G1, G2, G3, G4, G5, G6), models))
