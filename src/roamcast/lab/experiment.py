@@ -82,14 +82,14 @@ class Claim:
 
 
 @cache
-def _claims() -> dict[str, Claim]:
+def known_claims() -> dict[str, Claim]:
     with Path(__file__).with_name("claims.csv").open(encoding="utf-8", newline="") as file:
         return {row["id"]: Claim(**row) for row in csv.DictReader(file)}  # type: ignore[arg-type]
 
 
 def claim(id: str) -> Claim:
     """Return a claim of `claims.csv`."""
-    return _claims()[id]
+    return known_claims()[id]
 
 
 @dataclass(frozen=True)
