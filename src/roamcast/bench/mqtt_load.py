@@ -70,8 +70,10 @@ class LoadConnection(PacketSocket):
         *,
         wait: bool = True,
         is_lasting: bool = False,
+        login: tuple[str, bytes] | None = None,
     ) -> None:
         """`is_lasting` resumes the session of this client id, and leaves it at the end."""
+        user, password = login or (None, None)
         opened = port() if callable(port) else socket.create_connection((HOST, port), PATIENCE_S)
         super().__init__(opened, version)
         self.is_resumed = False
@@ -82,7 +84,11 @@ class LoadConnection(PacketSocket):
         self._packet_id = 0
         expiry_s = EXPIRY_S if is_lasting and version == 5 else None
         try:
-            self.send_all(packets.Connect(version, client_id, not is_lasting, session_expiry=expiry_s))
+            self.send_all(
+                packets.Connect(
+                    version, client_id, not is_lasting, 0, user, password, session_expiry=expiry_s
+                )
+            )
             if wait:
                 self.welcome()
         except BaseException:
