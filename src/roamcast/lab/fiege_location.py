@@ -184,13 +184,7 @@ def judge_f3(found: dict[str, Sets]) -> Outcome:
     parts["table 4 is not 1, 1, 2 steps"] = steps["rounded down, one way (table 4)"] == [1, 1, 2]
     parts["figure 13 does not give 2, 2, 3 steps"] = steps["rounded up, one way (figure 13)"] == [2, 2, 3]
     printed = sum(found[name] == expected for name, expected in PRINTED.items())
-    return F3.judge(parts, {"tables as printed": printed, **steps}, notes=[PUBLISHED])
-
-
-PUBLISHED = (
-    "the last row of table 3 is the producer's own broker, which has no filter: the row shows what is "
-    "published, and cannot be different"
-)
+    return F3.judge(parts, {"tables as printed": printed, **steps}, notes=[F3.why])
 
 
 # --- the promise (section 3.3, figure 4), and what the naive solution misses (figure 3) ---

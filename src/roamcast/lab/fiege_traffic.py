@@ -121,11 +121,7 @@ def judge_f4() -> Outcome:
         "the same, round trips": [steps_at(level, 1, Rule()) for level in levels],
         "stays of 1 s, per second, round trips": round(formula(1, 1, Rule()), 1),
     }
-    note = (
-        "the document counts links (363) for a control message at stays of 10 s and brokers (364) at stays "
-        "of 1 s; counted alike, the second formula gives one message per second less"
-    )
-    return F4.judge(parts, figures, notes=[note])
+    return F4.judge(parts, figures, notes=[F4.why])
 
 
 # --- the simulation ---

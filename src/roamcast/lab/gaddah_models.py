@@ -150,8 +150,7 @@ def judge_g1(published: Presence, forks: Presence) -> Outcome:
                 "subscribers per broker": round(expected_clients(forks.connect["b1"], SUBSCRIBERS), 3),
             },
         },
-        "in the thesis's matrix 1/7 of the disconnected clients hand off, in figure 6.1 and in the "
-        "simulation 1/2: compare the simulation with figure 6.1",
+        G1.why,
     )
 
 
@@ -191,7 +190,7 @@ def judge_g4(table: Sequence[Row]) -> Outcome:
             "cases in which pro-active costs more, at 600 s": by_sends(dearer),
             "the same at 60 s": by_sends(at_60_s),
         },
-        "for the connect time of 600 s that the text uses; at 60 s, 1.7 sends are too many in case 5",
+        G4.why,
     )
 
 
@@ -212,7 +211,7 @@ def judge_g5() -> Outcome:
     return G5.outcome(
         near(found[1], 0.808, 3) and near(found[5], 0.191, 3),
         {f"case {case}": round(value, 4) for case, value in found.items()},
-        "0.808 is printed as 0.80: truncated, not rounded",
+        G5.why,
     )
 
 
@@ -240,11 +239,7 @@ def judge_g6() -> Outcome:
         parts[f"ratio {ratio:g}: one other time does not explain both cases"] = (
             low - 0.005 <= cases[5][0] <= high + 0.005
         )
-    note = (
-        "the printed values do not follow from table 3.1; one other time of a handoff elsewhere for each "
-        "figure, solved from its case 1, gives its case 5 as well, but the thesis gives these times nowhere"
-    )
-    return G6.judge(parts, figures, notes=[note])
+    return G6.judge(parts, figures, notes=[G6.why])
 
 
 PROACTIVE_S = HANDOFFS["proactive"].neighbour_s
