@@ -102,6 +102,7 @@ class Luggage(msgspec.Struct, frozen=True, array_like=True):
 class Proactive(ReadingAhead):
     name = "proactive"
     summary = "exactly once and in order; neighbours store for clients that are away and may come to them"
+    luggage_type = Luggage
     promise = Promise(lost=frozenset({"overflow"}))
     has_heartbeats = True
 
