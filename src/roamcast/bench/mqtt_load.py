@@ -204,7 +204,7 @@ class Window:
         self._since_s = time.perf_counter()
 
     def arrived(self, count: int) -> None:
-        """Return how many have arrived in total."""
+        """Note how many messages have arrived in total."""
         if count - self._from >= self.size:
             now_s = time.perf_counter()
             if now_s - self._since_s < QUICK_S:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
 
 TELL_AFTER_S = 0.5
-"""Delay in which changes are collected into one message."""
+"""Seconds during which changes are collected into one message."""
 CHANGES_PER_MESSAGE = 1000
 CHANGES_KEPT_MAX = 10_000
 """Changes kept for a peer whose link is down; beyond that it gets everything anew."""
@@ -335,7 +335,7 @@ class Directory:
     def left_out(self, client: str, peer: str) -> tuple[str, ...]:
         """Return the brokers behind a peer that cannot be asked now and need not be; empty otherwise.
 
-        To leave out one that may hold the session costs a second question: `Locator` asks all again then.
+        If one of these does hold the session, `Locator` has to ask all brokers a second time.
         """
         if peer not in self._broker.links_down or not self._is_on:
             return ()

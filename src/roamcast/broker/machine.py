@@ -203,7 +203,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
 
     @property
     def _waits_for_peers(self) -> bool:
-        """True while questions wait for a peer that was never met, up to a time limit: the peer is not
+        """True while questions wait, up to a time limit, for a peer that was never met: one that is not
         connected, and was configured after all others were met."""
         locator = self.broker.locator
         if not locator.unmet or not self.history.is_settled:

@@ -130,7 +130,7 @@ class Places:
         if not filter.own:
             return ""
         if owner_of(filter):
-            return f"filter {filter.text!r} is about the state of a client by its name: valid is one's own"
+            return f"filter {filter.text!r} uses the state of another client; valid are myloc and my.NAME"
         protocol = self._broker.protocol
         if not protocol.own_state:
             return f"protocol {protocol.name} does not work with filters on the client's own state"
@@ -142,7 +142,7 @@ class Places:
         try:
             bind(filter, client)
         except InputError as error:
-            return f"with the client's name in it, the {error}"
+            return f"with the client id added, the {error}"
         return ""
 
     def refusal_of_move(self, values: Mapping[str, Value]) -> str:

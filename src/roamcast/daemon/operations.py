@@ -394,7 +394,7 @@ class Operations:
         drained = DrainOrdered(destination, str(request.get("reference") or ""))
         siblings = self._server.siblings
         if siblings is not None and destination in siblings:
-            raise InputError(f"{destination} is a worker of this site, which all of it leaves")
+            raise InputError(f"{destination} is a worker of this site, and a drain empties all workers")
         for id in siblings.folders() if siblings is not None else ():
             await self.watching.ask(id, "drain", to=destination, reference=drained.reference)
         log.warning("draining: moving all sessions to %s; refusing clients until the next start", destination)

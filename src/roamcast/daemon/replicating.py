@@ -166,7 +166,7 @@ class Replicating:
 
     def begin_anew(self, why: str) -> NoReturn:
         """Restart the program under the same process id from the data on the disk."""
-        log.warning("replica %s begins anew: %s", self._settings.name, why)
+        log.warning("replica %s restarts: %s", self._settings.name, why)
         for close in self._closes:
             with suppress(Exception):
                 close()
@@ -234,7 +234,7 @@ class Replicating:
                 before = replica.view.in_sync
                 replica.on_changed(now, *(answer or (None, False)))
                 if replica.view.in_sync.keys() != before.keys():
-                    log.warning("in sync are now: %s", ", ".join(replica.view.in_sync))
+                    log.warning("in-sync replicas are now: %s", ", ".join(replica.view.in_sync))
             case Resign():
                 replica.on_resigned(now, answer)
         self._news.set()

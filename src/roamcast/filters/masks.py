@@ -7,8 +7,8 @@ values, whose filters must be evaluated: boxes with a pattern on strings and, if
 cut at each, boxes with an end within the row.
 
 All integers are rebuilt together from time to time. Boxes added since then are evaluated one by one, until
-that has cost as much as rebuilding: so many changes in a row cost little more than one. A set of few boxes is
-always evaluated one by one.
+that has cost as much as rebuilding: so a series of changes costs little more than one change. A set of few
+boxes is always evaluated one by one.
 """
 
 from bisect import bisect_right
@@ -148,7 +148,8 @@ class BoxMasks:
             found.append(choices[place])
 
     def _asked(self, mask: int, attributes: Attributes) -> int:
-        """Return the boxes of the mask that accept only some of these values: their filters must be asked."""
+        """Return the boxes of the mask that accept only some of these values: their filters must be
+        tested."""
         asked = 0
         if mask:
             for axis in self._open_axes:
@@ -188,7 +189,7 @@ class BoxMasks:
         return mask
 
     def _is_ready(self, count: int) -> bool:
-        """True if no filter need be asked individually for this many notifications."""
+        """True if this many notifications can be matched without testing a filter individually."""
         if not self._waiting:
             return True
         if len(self.members) <= SCAN_MAX:

@@ -27,8 +27,8 @@ def above_0(bounds: Bounds | Slope, little: float = 0.0) -> bool | None:
 
 
 def rare(counted: int, total: int) -> float:
-    """Return the largest share of trips that is consistent with this count: none of a few does not mean
-    never.
+    """Return the largest share of trips that is consistent with this count: an event absent from a few trips
+    may still be possible.
     """
     return round(share_interval(counted, total).high, 3) if total else 1.0
 

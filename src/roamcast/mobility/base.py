@@ -31,8 +31,8 @@ from roamcast.routing.router import STRATEGIES, Owner, Token
 from roamcast.state import State
 
 STREAM = "session"
-"""Name of the numbering that all brokers share: it continues at the next broker where it ended at the
-last."""
+"""Name of the sequence numbers that all brokers share: at the next broker they continue after the last one
+used."""
 
 ASSUMPTIONS = {
     "bounded_delay": "a bound on the overlay's delay",
@@ -274,7 +274,7 @@ class MobilityProtocol:
     advertisements: ClassVar[bool] = True
     """True if the protocol works where subscriptions travel only towards advertisements."""
     assumes: ClassVar[frozenset[str]] = frozenset()
-    """Members of `ASSUMPTIONS` that the protocol's promise rests on."""
+    """Members of `ASSUMPTIONS` that the protocol's promise needs."""
     has_heartbeats: ClassVar[bool] = False
     """True if the protocol's brokers can watch each other with heartbeats; the fuzzer then draws that setting
     with faults."""

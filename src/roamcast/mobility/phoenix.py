@@ -31,13 +31,13 @@ broker that s was local to last, which MIG names.
 
 What goes wrong as published (`phoenix:published`), and what is done about it:
 
-- A PUB on its way to somebody else may pass the last broker, which stores it for
-  s, cross MIG on a link, and be taken for s again where entries are turned already.
-  Here the last number of each publisher tells; it is kept until all replays are in.
-- Timestamps are the clock's, and two events may get the same one, above all those
-  that are replayed together. If s leaves between them, the second is not after
-  the last timestamp of s, and is lost. Here a timestamp is the number of the stay
-  of s at the broker and a count within it, so no two are equal.
+- A PUB on its way to somebody else may pass the last broker, which stores it for s, cross MIG on a link, and
+  be taken for s again where entries are turned already. Here duplicates are recognised by the last number of
+  each publisher, which is kept until all replays have arrived.
+- Timestamps are the clock's, and two events may get the same one, above all those that are replayed together.
+  If s leaves between two such events, the second one is lost, because its timestamp is not later than the
+  last timestamp of s. Here a timestamp is the number of the stay of s at the broker and a count within it, so
+  no two are equal.
 - What is replayed is delivered behind what has come directly, so publishers are
   reordered; and if s moves again, replays arrive from several brokers in any
   order. Here a timestamp is never changed, each broker says where its stay ended

@@ -19,15 +19,13 @@ that spoke last: late messages of an earlier holder are ignored (the races of se
 
 What is completed:
 
-- A store begins with holes: where the virtual subscriber is not known yet, a
-  notification goes to the old broker only. The copy acknowledges its activation
-  behind its subscriptions, and until that arrives the old broker forwards what it
-  receives. Links do not overtake, and whatever has to go to both brokers branches
-  off on the way between them; there the acknowledgement passes behind the
-  subscriptions and behind all that missed them. For the same reason nothing that
-  the old broker had before the activation comes to the new one after it, and what
-  came to both is told by the last forwarded number, one for each publisher. (The
-  published rule has one for all, which is enough for one publisher: see
+- A store begins with holes: where the virtual subscriber is not known yet, a notification goes to the old
+  broker only. The copy acknowledges its activation behind its subscriptions, and until that arrives the old
+  broker forwards what it receives. Links do not overtake, and whatever has to go to both brokers branches off
+  on the way between them; there the acknowledgement passes behind the subscriptions and behind all that
+  missed them. For the same reason nothing that the old broker received before the activation arrives at the
+  new broker after it. Notifications that arrived at both are recognised by the last forwarded number of each
+  publisher. (The published rule has one for all, which is enough for one publisher: see
   `proactive:one_counter`.)
 - The old broker remains in charge of what it stored until the broker where the client is has acknowledged.
   If the new broker had no active copy (unknown edge, or the client was faster than the notice of its
@@ -43,13 +41,12 @@ What is completed:
   what it still receives.
 - Copies are activated only when a handoff is complete and the client's own changes
   have settled, so that old and new broker always speak of the same context.
-- Which passive copies stay in place at a move is not guessed from neighbour lists
-  at both ends; the old broker decides and tells the new one with the session.
+- The old broker decides which passive copies stay in place at a move, and tells the new broker with the
+  session; the neighbour lists of both ends might disagree.
 
-At a timeout only the neighbours give up; the last broker stores on, for as long as
-its buffer lasts. A driver brings a broker that failed back as it was, and links keep
-what is sent meanwhile: that alone loses nothing. What the thesis does about failures
-(section 3.2, last part), and what it is good for then, is in `proactive_failure.py`.
+At a timeout only the neighbours give up; the last broker stores on, for as long as its buffer lasts. A failed
+broker comes back with its state, and links buffer messages for it meanwhile, so nothing is lost. The measures
+of the thesis against failures (section 3.2, last part) are in `proactive_failure.py`.
 """
 
 from __future__ import annotations

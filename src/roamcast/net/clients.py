@@ -354,7 +354,7 @@ class ClientConnection(asyncio.Protocol):
             admission.send(None)
         except StopIteration:
             return
-        raise AssertionError("an admission waits that need not")
+        raise AssertionError("an admission waits although it should not")
 
     async def _admit(self, connect: Connect) -> None:
         self._method = connect.authentication_method

@@ -33,12 +33,13 @@ BLOCK_BITS = 5
 MUST, MAY = 2, 1
 """Whether a matching subscription must or may receive the notification; the higher value wins."""
 ACKNOWLEDGED, EXCUSED, APART = 3, 4, 5
-"""Further marks of a notification, all below zero: its broker has the client's acknowledgement; its broker
-dropped it as MQTT requires; the client got it outside the promise of exactly once and in order."""
+"""Further marks of a notification; they are stored as negative numbers. In order: its broker has the client's
+acknowledgement; its broker dropped it as MQTT requires; the client received it in a way for which exactly
+once and in order are not promised."""
 
 WHOLE, AWAY, TORN, UNTOLD = range(4)
-"""Completeness of a client's own records: complete; complete, and the client has left; the log of some
-process is cut off; none."""
+"""Completeness of a client's own records, in order: complete; complete, and the client has left; the log of
+one of its processes is cut off; there are none."""
 
 EXCUSES = ("session ended", "expired")
 """Reasons for which a broker may drop a notification."""
@@ -182,8 +183,8 @@ FROM seen GROUP BY run, node
 """State of each node's log: its rows, how many are invalid, repeated or missing, and its clock.
 
 One bit per row is enough to know exactly what is missing or repeated, and blocks can be built where the rows
-are, so that no row is moved. A clock that went back is detected if a row is earlier than the first of its
-block or than a row of an earlier block: not always, if the clock is right again within 32 rows.
+are, so that no row is moved. A clock that went back is detected if a row is earlier than the first row of its
+block, or than a row of an earlier block. It may go unnoticed if the clock is right again within 32 rows.
 """
 
 

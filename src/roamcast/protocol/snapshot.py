@@ -230,7 +230,7 @@ def _opened_2(data: Bytes) -> tuple[int, bytes, bytes]:
     try:
         format, root, hashed, rest = _decode_2(encoded)
     except msgspec.MsgspecError:
-        raise NotOpened(f"snapshot of {len(data)} bytes: of no format that this code reads") from None
+        raise NotOpened(f"snapshot of {len(data)} bytes: its format is unknown to this code") from None
     if format != FORMAT_2:
         raise NotOpened(f"snapshot of {len(data)} bytes: format {format}; this code reads {FORMAT_2}")
     return root, hashed, rest

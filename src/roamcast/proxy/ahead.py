@@ -217,8 +217,8 @@ class Ahead:
         self._service.keep(Changed(handler.id, handler.filters, handler.expires, None, is_promised=True))
 
     def on_closed(self, handler: Handler, why: str) -> None:
-        """Note that a handler has ended. If it was a copy whose client has everything, the handler is not
-        needed."""
+        """Note that a handler has ended. If it was a copy and its client has received everything, the
+        original handler is no longer needed."""
         source = handler.opened.copy_of
         if source is None:
             self._forget_copies(handler)

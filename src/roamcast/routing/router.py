@@ -1,10 +1,9 @@
 """Reverse-path forwarding over an acyclic overlay: subscriptions by interface, and
 updates to peers.
 
-The matching table says which interfaces want a notification; an interface is a
-peer (its id) or a local owner (a tuple, whatever the mobility protocol uses).
-A routing strategy decides what is forwarded of it to the peers. With
-advertisements, a subscription travels only towards publishers that may match it.
+The matching table says which interfaces want a notification; an interface is a peer (its id) or a local owner
+(a tuple, whatever the mobility protocol uses). A routing strategy decides which of its filters are forwarded
+to the peers. With advertisements, a subscription travels only towards publishers that may match it.
 
 Some protocols must know whose subscription an entry is, which is lost when filters
 are covered or merged. For them there is a location table, too: (filter, subscriber)
@@ -354,8 +353,8 @@ class Router:
     def advertise(self, filter: Filter, token: Token) -> None:
         """A local publisher promises to publish within this filter.
 
-        The question flushes, so that by its answer every subscription that overlaps
-        has come back along the way of the advertisement.
+        The request to settle also flushes. So when its answer arrives, all overlapping subscriptions have
+        arrived from the brokers that know the advertisement.
         """
         self._local_advertisements[filter] = self._local_advertisements.get(filter, 0) + 1
         if not self.uses_advertisements:
@@ -408,8 +407,8 @@ class Router:
     def end_relocation(self, filters: Iterable[Filter], subscriber: str, peer: str) -> None:
         """End a relocation whose source broker is gone, after a peer has relocated the filters.
 
-        The peer is sent once more what it gave up unasked, because the broker that detects the loss withdraws
-        that, too. If the withdrawal came first, the peer remembers it (`_ahead`).
+        The filters that the peer gave up without being told to are sent to it again, because the broker that
+        detects the loss withdraws them, too. If the withdrawal came first, the peer remembers it (`_ahead`).
         """
         entries = tuple((filter, subscriber) for filter in filters)
         for entry in entries:

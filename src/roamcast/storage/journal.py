@@ -126,7 +126,7 @@ class SnapshotTicket:
             self._file.write(pieces)
         except OSError as error:
             self.abandon()
-            raise JournalFailed(f"{self._file.path}: no snapshot ({_reason(error)})") from None
+            raise JournalFailed(f"{self._file.path}: cannot write the snapshot ({_reason(error)})") from None
         self.size_bytes = self._file.size_bytes
 
     def commit(self) -> None:
@@ -135,7 +135,7 @@ class SnapshotTicket:
             self._file.publish()
         except OSError as error:
             self.abandon()
-            raise JournalFailed(f"{self._file.path}: no snapshot ({_reason(error)})") from None
+            raise JournalFailed(f"{self._file.path}: cannot write the snapshot ({_reason(error)})") from None
         self._journal._snapshot_done(self)
 
     def abandon(self) -> None:
@@ -152,7 +152,7 @@ class SnapshotTicket:
             self.child = SnapshotChild(self._file, freeze)
         except OSError as error:
             self.abandon()
-            raise JournalFailed(f"{self._file.path}: no snapshot ({_reason(error)})") from None
+            raise JournalFailed(f"{self._file.path}: cannot write the snapshot ({_reason(error)})") from None
 
     def poll(self) -> SnapshotOutcome | None:
         outcome = self.child.poll() if self.child is not None else None
@@ -608,7 +608,7 @@ class Journal:
                 path.unlink()
             file.publish()
         except OSError as error:
-            raise self._fail(f"{self.folder}: no snapshot ({_reason(error)})") from None
+            raise self._fail(f"{self.folder}: cannot write the snapshot ({_reason(error)})") from None
 
     def poll_snapshot(self) -> SnapshotOutcome | None:
         """Return the outcome of a child's snapshot; None while it works, or if there is none."""

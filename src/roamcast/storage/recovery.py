@@ -12,9 +12,9 @@ The rules, in the order in which they are applied:
    promised records are damaged or gone, and the journal is refused.
 4. With `sync = "process"` a power loss may take promised entries at the end. Where the operating system
    has been started since they were written, the journal opens without them, and says so.
-5. Entries written with another replay number are refused: replaying them could give other results.
-   A snapshot without entries after it, as a clean stop leaves it, is good for every later version
-   that can lift its state.
+5. Entries written with another replay number are refused: replaying them could give other results. A snapshot
+  without entries after it, as a clean stop leaves it, can be opened by every later version that can lift its
+  state.
 """
 
 from __future__ import annotations

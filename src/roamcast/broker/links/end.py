@@ -55,7 +55,8 @@ class LinkError(Exception):
 
 
 class Resume(msgspec.Struct, frozen=True, array_like=True):
-    """First data of an end on a new connection: its identity, and how far it has received.
+    """First data of an end on a new connection: its identity, and the number of the last message that it has
+    received.
 
     An end that does not exist yet sends `Resume()`.
     """
@@ -366,8 +367,8 @@ class LinkEnd:
             )
         if not self.settled <= peer.received <= self.sent:
             return (
-                f"{self.peer} reports {peer.received} received messages: here {self.sent} were sent, and it "
-                f"has confirmed {self.settled}; one of the two journals is older than it was"
+                f"{self.peer} reports {peer.received} received messages, but {self.sent} were sent here, and "
+                f"it confirmed {self.settled} before; one of the two journals was replaced by an older one"
             )
         return ""
 

@@ -290,7 +290,7 @@ class _Topic(NamedTuple):
 
 
 class _Compiled(NamedTuple):
-    """A rule compiled as far as independent of the client."""
+    """The part of a compiled rule that does not depend on the client."""
 
     rule: Rule
     users: tuple[Callable[[Identity], bool], ...]
