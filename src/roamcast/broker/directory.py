@@ -6,9 +6,9 @@ If the link to a peer is down, and nobody behind it may hold the session, the an
 
 That answer is never wrong. A session is made only after everyone was asked, or more than half of all brokers
 while none of the others may hold it; and every broker that was asked remembers which broker asked. A former
-holder remembers where the session arrived. Only a report of the broker itself removes what is remembered of
-it: each broker reports to all which sessions arrived, departed or ended (`Holdings`), in batches after a
-short delay. Brokers that join tell each other all they hold (`reunion.Claims`).
+holder remembers where the session arrived. Only a report of the broker itself removes such an entry: each
+broker reports to all which sessions arrived, departed or ended (`Holdings`), in batches after a short delay.
+Brokers that join tell each other all they hold (`reunion.Claims`).
 
 A broker numbers its reports, and includes the last number when it asks for a session or gets one. So a
 report from before that, which arrives later, removes nothing.

@@ -113,7 +113,7 @@ class Endings:
         self.begin(here)
 
     def drain(self, client: str) -> None:
-        """Schedule discarding of what is queued for a session that ends."""
+        """Schedule discarding of the queue of a session that ends."""
         broker = self._broker
         if not any(isinstance(one, Drain) and one.client == client for one in broker.loopback):
             broker.tell_self(Drain(client))

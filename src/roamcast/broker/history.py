@@ -6,8 +6,8 @@ a broker has acknowledged. A broker tells all this in the handshake, and its pos
 
 A peer remembers what it heard last, in its journalled state. A broker is accepted if its starts include the
 last start that the peer remembers, and if that start reached the position that the peer remembers. (The
-position alone does not tell: a broker that runs with an old backup goes on from there.) Everything else is
-refused:
+position alone does not tell: a broker that runs with an old backup continues from its position.) Everything
+else is refused:
 
 - **a clone**: another process of the same broker is linked and responsive;
 - **an empty disk**: the history has another name;

@@ -501,7 +501,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         self._follow(turn)
 
     def _follow(self, turn: LinkTurn) -> None:
-        """Pass on to the broker what came over links, or follows from a change of the overlay."""
+        """Pass the broker the inputs that arrived over links or follow from a change of the overlay."""
         inputs = self.front.inputs
         for item in turn.inputs:
             inputs.append(item)

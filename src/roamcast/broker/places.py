@@ -5,9 +5,9 @@ allows takes effect at once. Any other move is a jump: first everyone is told th
 either place, and only when all know does the client count as moved. So a jump takes longer than a step, but
 nothing is missed.
 
-Besides asking for a move, a client says where it is by what it publishes, if the settings name attributes
-for that; then nobody is told when the move has taken effect. A client that has never said where it is may be
-taken to be where its broker is.
+A client can request a move, or report its location in its publishes, if the settings name attributes for
+that; then it is not told when the move has taken effect. For a client that has never reported a location, the
+location of its broker may be assumed.
 
 After a handoff, other brokers see the client at the distance of its new broker. Until all have heard of
 that, the client's moves wait, as they do during a handoff: its location does not change while its
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
 
 ROUND_TRIPS_KEPT = 8
-"""Number of measurements of which the longest counts."""
+"""Number of last measurements; the longest of them counts."""
 MEASURED_CHANGE_MIN = 0.1
 """Relative change below which a round trip counts as unchanged: changes are told to every broker."""
 

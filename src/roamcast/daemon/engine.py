@@ -294,7 +294,7 @@ class Engine:
             self._loop.call_soon(self.turn, context=self._context)
 
     def _gather(self, pending: int, rounds: int) -> None:
-        """Begin the turn when more has been read than these inputs, or after so many rounds of the loop."""
+        """Begin the turn when further input has been read, or after this number of rounds of the loop."""
         if rounds and len(self._pending) == pending:
             self._loop.call_soon(self._gather, pending, rounds - 1, context=self._context)
         elif self._is_scheduled:

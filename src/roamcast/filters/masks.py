@@ -74,7 +74,7 @@ class BoxMasks:
         """Bits of one word."""
         self._axes: list[_Axis] = []
         self._open_axes: list[_Axis] = []
-        """Axes with rows of which boxes accept only some values."""
+        """Axes that have rows with partly accepted values."""
         self._others: list[int] = []
         """By bit, all bits except those with the same label; empty until computed."""
         self._labels: list[Hashable] = []

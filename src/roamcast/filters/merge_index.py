@@ -117,7 +117,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(values: ValueSet) -> Shape | None:
-    """Return the shape; None for what is neither a range nor a list of values of one type."""
+    """Return the shape; None for other sets than a range or a list of values of one type."""
     if values.marks or bool(values.numbers) is bool(values.strings):
         return None
     cuts: tuple[Any, ...] = values.numbers or values.strings

@@ -44,17 +44,15 @@ ASSUMPTIONS = {
 class Promise(msgspec.Struct, frozen=True):
     """Which failures a protocol may show, and the excuse for each; a failure without excuse is a violation.
 
-    lost: `away` (published while the client was away, or within one propagation
-    delay of either edge), `remainder` (still stored at a broker where the client
-    is not), `overflow` (a full buffer or cache gave it up), `expired` (it grew too old
-    in a cache), `in_transit` (a broker gave it up for a client that was not attached
-    there, at most a round trip after noticing that), `move_in` (published within one
-    propagation delay of a move-in, before or after), or any other reason for which
-    brokers say that they dropped it.
-    duplicate, reordered, stale: `another_broker` (the earlier or newer one, or the
-    unsubscription, went through another broker), for duplicates also `move_in`,
-    and for reordered ones `replayed` (published before the last move-in was known
-    everywhere). Stale is what was published after an unsubscription had settled.
+    lost: `away` (published while the client was away, or within one propagation delay of either edge),
+    `remainder` (still stored at a broker where the client is not), `overflow` (a full buffer or cache gave it
+    up), `expired` (it grew too old in a cache), `in_transit` (a broker gave it up for a client that was not
+    attached there, at most a round trip after noticing that), `move_in` (published within one propagation
+    delay of a move-in, before or after), or any other reason for which brokers say that they dropped it.
+    duplicate, reordered, stale: `another_broker` (the earlier or newer one, or the unsubscription, went
+    through another broker), for duplicates also `move_in`, and for reordered ones `replayed` (published
+    before the last move-in was known everywhere). A notification is stale if it was published after the
+    unsubscription had settled.
     """
 
     lost: frozenset[str] = frozenset()
@@ -425,7 +423,8 @@ class MobilityProtocol:
         """These brokers, some of them peers, are gone for good: nothing more comes from them."""
 
     def on_drain(self) -> None:
-        """An operator drains some broker: fetch what waits elsewhere for sessions that are here.
+        """An operator drains some broker: fetch the notifications that wait elsewhere for sessions that are
+        here.
 
         Without this hook, a protocol that fetches while the client reads leaves notifications behind while
         the client is away.

@@ -33,12 +33,12 @@ What is completed:
 - Notifications that the client had not received when it left go ahead of the session to the broker where
   the client attaches, and not to every neighbour.
 - A copy that has everything serves the client at once, and control is transferred behind that
-  (`serve_ahead`). Each store has an order of its own, so what a client reads there is numbered in a
-  separate stream, and the request for the session names the copy. If the client moves on first, only that
-  copy knows what it still lacks: the next holder of the session fetches the rest from that copy
+  (`serve_ahead`). Each store has an order of its own, so what a client reads there is numbered in a separate
+  stream, and the request for the session names the copy. If the client moves on first, only that copy knows
+  which notifications the client still lacks: the next holder of the session fetches them from that copy
   (`SendServed`).
-- A client may leave while its store is still being completed: then the store passes on to the next store
-  what it still receives.
+- A client may leave while its store is still being completed: then the store forwards later notifications to
+  the next store.
 - Copies are activated only when a handoff is complete and the client's own changes
   have settled, so that old and new broker always speak of the same context.
 - The old broker decides which passive copies stay in place at a move, and tells the new broker with the

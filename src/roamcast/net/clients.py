@@ -279,8 +279,8 @@ class ClientConnection(asyncio.Protocol):
             asyncio.get_running_loop().call_later(pause_s, self._read_on)
 
     def hold_back(self) -> bool:
-        """Stop reading until the next turn is over; return whether that turn may process what has been
-        read."""
+        """Stop reading until the next turn is over; return whether that turn may process the input read so
+        far."""
         self._pause()
         asyncio.get_running_loop().call_soon(self._read_on)
         self._has_unread = self._is_clogged

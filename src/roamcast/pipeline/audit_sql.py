@@ -355,8 +355,8 @@ def standing(clock_error_s: float, is_own: str = "coalesce(own_id = publisher_id
     """Return MUST, MAY or null: whether the subscription of a pair entitles its client to the notification.
 
     Two rows of one node are ordered by their sequence; rows of different nodes by their times, as far as
-    clocks can be trusted. What is not certainly before or after may be either. A subscription with "no local"
-    gives no right to the client's own notifications.
+    clocks can be trusted. If the order of two rows is uncertain, both orders are considered possible. A
+    subscription with "no local" gives no right to the client's own notifications.
     """
 
     def is_after(edge: str) -> str:
@@ -433,9 +433,9 @@ def verdicts(
     `deliveries`, the `first` of them, and whether it was `overtaken`: a later one was delivered before it.
     `expected` and `delivered` count what the row represents.
 
-    What is in transit when a session ends is owed to nobody, and no row shows how far it came. So a client
-    whose sessions end has lost a notification only if its broker has the acknowledgement, or if one process
-    of the client received earlier and later ones.
+    Notifications in transit when a session ends are owed to nobody, and no row shows how far they came. So a
+    client whose sessions end has lost a notification only if its broker has the acknowledgement, or if one
+    process of the client received earlier and later ones.
 
     Rows are moved once, to where their stream is judged: all later steps group by the stream.
     """

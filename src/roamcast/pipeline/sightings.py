@@ -4,8 +4,8 @@ A sighting is a moment, and nothing is known between two of them. These rules fi
 
 - Sightings at the same broker, one after the other, are one visit.
 - Between sightings at two brokers, the client changed half-way, and was without a broker for a moment.
-- Who is not seen for longer than `away_s` had left, a little after it was last seen (`linger_s`).
-- Ping-pong: who is elsewhere for less than `ping_pong_s` and then back where it was did not move. Radios
+- A client that is not seen for longer than `away_s` had left, a little after its last sighting (`linger_s`).
+- Ping-pong: a client that is elsewhere for less than `ping_pong_s` and then back did not move. Radios
   overlap, and a point near a border falls to either side.
 """
 

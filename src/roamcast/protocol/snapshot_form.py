@@ -134,7 +134,8 @@ class Fields(NamedTuple):
 class Catalogue:
     """The classes that a snapshot may hold: those of the modules under some prefixes, by their stable names.
 
-    No module is imported because of what a snapshot says. Whoever thaws has imported what it can thaw.
+    No module is imported because of the content of a snapshot: the caller has imported the classes that can
+    be thawed.
     """
 
     def __init__(self, prefixes: tuple[str, ...]) -> None:

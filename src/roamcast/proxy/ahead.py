@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PINGS_KEPT_MAX = 16
 """Number of remembered pings of copies to one handler; an older one has to be repeated."""
 TRIES_MAX = 5
-"""Number of attempts to reach a proxy; after that leases end what it holds."""
+"""Number of attempts to reach a proxy; after that its handlers end by their leases."""
 
 
 class Telling:

@@ -135,7 +135,8 @@ class MergingAggregate(CoveringAggregate):
         root.put_below(node)
 
     def _settle(self, node: Node) -> None:
-        """Place an uncovered node: it takes in what it covers and merges with what it can."""
+        """Place an uncovered node: move the nodes that it covers below it, and merge it with others if
+        possible."""
         self._absorb(node)
         while (merger := self._mergers.find(node.filter)) is not None:
             other = self._roots[merger.other]

@@ -5,11 +5,10 @@ The matching table says which interfaces want a notification; an interface is a 
 (a tuple, whatever the mobility protocol uses). A routing strategy decides which of its filters are forwarded
 to the peers. With advertisements, a subscription travels only towards publishers that may match it.
 
-Some protocols must know whose subscription an entry is, which is lost when filters
-are covered or merged. For them there is a location table, too: (filter, subscriber)
-to next hop. It holds what every strategy collects from its peers, but each entry is
-forwarded with its subscriber. The strategy then reduces the matching table, link by
-link, and not what is forwarded.
+Some protocols must know whose subscription an entry is, which is lost when filters are covered or merged. For
+them there is a location table, too: (filter, subscriber) to next hop. It holds what every strategy collects
+from its peers, but each entry is forwarded with its subscriber. The strategy then reduces the matching table,
+link by link, and not the forwarded entries.
 
 Settling: a broker may ask a peer, with an update, to say when every broker
 behind it knows of all updates so far. The answers are gathered over the tree,
@@ -381,8 +380,8 @@ class Router:
     ) -> Update | None:
         """Move a subscriber's filters from the source interface to the target.
 
-        Its subscription moves over one link at a time: the broker it leaves calls this with the peer as
-        target, and sends what comes back along; the peer calls it with that as `update`. Each assumes that
+        Its subscription moves over one link at a time: the broker that it leaves calls this with the peer as
+        target, and sends the returned update along; the peer calls this with that `update`. Each assumes that
         the other forwards the filters to it from now on; exceptions (equal filters were forwarded before, or
         others cover them) are stated in the update. No other broker is involved.
         """

@@ -15,9 +15,9 @@ When a write fails, `commit` raises `JournalFailed` and the journal refuses ever
 succeeds. Committed entries stay safe; entries appended since are kept in memory and written by `try_again`,
 in a new segment, which supersedes any part that did reach the disk.
 
-Size: the entries since the last snapshot take at most `journal_bytes_max`, beside at most two
-snapshots, the spare files (as many bytes as lie between snapshots, at most) and one segment. Past that the
-journal fails as on a full disk, and goes on when a snapshot has been written.
+Size: the entries since the last snapshot take at most `journal_bytes_max`, beside at most two snapshots, the
+spare files (as many bytes as lie between snapshots, at most) and one segment. Past that the journal fails as
+on a full disk, and continues when a snapshot has been written.
 
 One process at a time can have a folder open; the folder and its files are private to their owner.
 """

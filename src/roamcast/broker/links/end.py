@@ -11,9 +11,9 @@ depend on how anything was cut: a replay of the journal sends the same messages 
 What is journalled. An end is part of a broker's durable state. Its state follows from what the broker sends
 (a consequence of journalled inputs) and from the numbered frames that `receive` names in `Arrivals.durable`.
 Acknowledgements, fleeting messages, `up`, `down`, `take` and `acknowledge` need not be journalled: without
-them an end only keeps messages for longer, until the peer reports again what it has received. Hence nothing
-that is journalled may be decided by the figures (`kept_bytes`, `is_over_limit`); they are for drivers, which
-can stop reading from the source of the load.
+them an end only keeps messages for longer, until the peer reports its progress again. Hence nothing that is
+journalled may be decided by the figures (`kept_bytes`, `is_over_limit`); they are for drivers, which can stop
+reading from the source of the load.
 """
 
 from __future__ import annotations
@@ -416,7 +416,8 @@ class LinkEnd:
         return untold >= self._acknowledge_every or (untold > 0 and is_much)
 
     def heartbeat(self, position: int = 0) -> bytes:
-        """Send a heartbeat with what has been journalled here, and this broker's progress."""
+        """Return a heartbeat with the number of the last message journalled here, and this broker's
+        progress."""
         self._told = self._acknowledged
         self._untold_bytes = 0
         life = wire.acknowledgement(self._acknowledged)

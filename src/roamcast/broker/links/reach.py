@@ -256,7 +256,7 @@ class Reach:
         return min([self.id, *(one for one in self.next_hops if one not in guests)])
 
     def unfinished(self) -> list[str]:
-        """Links that have not joined yet, and what they wait for."""
+        """Links that have not joined yet, each with the reason."""
         waits_for = {"waits": "{peer} to begin", "asks": "the permission of {asked}", "begun": "the answer"}
         return [
             f"the link to {peer} waits for " + waits_for[one.phase].format(peer=peer, asked=one.asked)

@@ -318,7 +318,7 @@ def _send(
 def _pass_over(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int
 ) -> None:
-    """Acknowledge on the client's behalf what it will not acknowledge."""
+    """Acknowledge notifications that the client will not acknowledge."""
     if sequence:
         connection.acknowledged(endpoint, session.in_flight.pass_over(burst, sequence))
 
