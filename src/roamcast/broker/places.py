@@ -314,7 +314,7 @@ class Places:
             self._broker.router.relocate_client(_whereabouts(session))
 
     def session_is_here(self, here: ClientHere) -> None:
-        """Afterwards, find out when all brokers know."""
+        """Find out when all brokers know the client's whereabouts, after its session has arrived."""
         if here.session is not None and here.session.zones:
             self._fences.arrived(here.session)
         if here.announced is not None and not here.announced.values:

@@ -41,7 +41,7 @@ CLIENTS_PER_SLICE = 4
 SLICE_BYTES = 256 * 1024
 """Bytes sent after which a slice ends."""
 MESSAGE_BYTES = 600
-"""Memory of a retained message beside its topic (held twice), body, properties and publisher."""
+"""Memory of a retained message without its topic (held twice), body, properties and publisher."""
 EVERYTHING = ("#",)
 ABOUT_TOPIC = frozenset({TOPIC})
 

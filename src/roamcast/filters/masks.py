@@ -401,7 +401,7 @@ class _Switches:
         self._until = 0
 
     def add(self, place: int, first: int, last: int) -> None:
-        """Switch a bit on for these rows, which may follow directly on earlier rows of the same bit."""
+        """Switch a bit on for these rows; they may follow earlier rows of the same bit without a gap."""
         until = self._until if place == self._place else 0
         self._at[max(first, until)].append(place)
         self._at[max(last, until)].append(place)

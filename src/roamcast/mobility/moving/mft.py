@@ -119,7 +119,7 @@ class Bsub(Message, frozen=True):
     nowhere: bool = False
     """True if the sender does not know where the subscriber is."""
     heard: int = 0
-    """As in BMIG."""
+    """See `Bmig.heard`."""
     cause: ClassVar[Cause] = "handoff"
 
 

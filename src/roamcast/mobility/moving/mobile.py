@@ -154,7 +154,7 @@ class MobileProtocol:
         self.attached: dict[str, None] = {}
         """Subscribers that are connected now."""
         self.known: dict[str, Known] = {}
-        """R and T of the document."""
+        """By subscriber: its subscriptions and the way to it (R and T of the document)."""
         self.queues: dict[str, Stored] = {}
         """Q: events that could not be forwarded, by subscriber."""
         self._returned: dict[str, str] = {}
