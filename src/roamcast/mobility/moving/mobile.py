@@ -1,4 +1,5 @@
-"""What protocols for brokers that move share: their messages, routing tables, queues, and their registry.
+"""The common part of the protocols for brokers that move: their messages, routing tables, queues and
+registry.
 
 In these protocols a broker knows its neighbours and nothing of the network behind them. For each subscriber
 it has the subscriptions and the way: the neighbour towards it. A subscriber speaks the same language as a
