@@ -67,7 +67,7 @@ class BoxMasks:
         self._live = 0
         """Bits of the boxes that still exist; the oldest entry has the highest bit."""
         self._place: dict[int, int] = {}
-        """Handle to bit."""
+        """The bit of each handle."""
         self._numbers: list[int] = []
         self._by_place: list[Member] = []
         self._bits: list[int] = []

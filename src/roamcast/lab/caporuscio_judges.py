@@ -48,7 +48,7 @@ def judge_none(rows: Sequence[Row]) -> tuple[Figures, Parts]:
             "trips on which one arrived": arrived,
             "share of such trips, upper bound of the estimate": rare(arrived, len(found)),
         }  # fmt: skip
-        parts[f"{system}: {away - lost} published while away arrived"] = away == lost
+        parts[f"{system}: {away - lost} arrived that were published while the client was away"] = away == lost
     return figures, parts
 
 
