@@ -281,11 +281,13 @@ def test_the_network_view_shows_followers_and_promotes_one(site: Site) -> None:
     assert followers[follower.name]["in_sync"]
     answer = leader.http("actions/promote", {"broker": "east", "to": follower.name})
     assert answer == {"done": True, "text": f"replica {follower.name} takes over east"}
+    site.wait(lambda: follower.leads)
     assert site.leader() is follower
     leader.kill()
     site.wait(lambda: follower.http("network")["alerts"] != [])
     (alert,) = follower.http("network")["alerts"]
-    assert (alert["kind"], alert["text"]) == ("replica", f"replicas are out of sync: {leader.name}")
+    assert alert["kind"] == "replica"
+    assert alert["text"] == f"broker east: replicas are disconnected or out of sync: {leader.name}"
 
 
 def test_etcd_is_away_for_longer_than_the_lease(site: Site) -> None:

@@ -272,9 +272,10 @@ class Watching:
         kept_out = self._figures.kept_out.now()
         if kept_out:
             found["kept_out"] = "warning", f"{len(kept_out)} clients or peers are kept out after fail-stops"
-        out_of_sync = [name for name, one in (self._figures.followers() or {}).items() if not one.in_sync]
-        if out_of_sync:
-            found["replica"] = "warning", f"replicas are out of sync: {', '.join(sorted(out_of_sync))}"
+        followers = (self._figures.followers() or {}).items()
+        behind = sorted(name for name, one in followers if not (one.connected and one.in_sync))
+        if behind:
+            found["replica"] = "warning", f"replicas are disconnected or out of sync: {', '.join(behind)}"
         since = self._before.alerts
         self._before.alerts = {kind: since.get(kind, time.time()) for kind in found}
         return [
