@@ -20,7 +20,7 @@ export interface Broker {
   memory_bytes?: number;
   cpu?: number;
   journal?: string;
-  role?: "single" | "leader";
+  role?: "single" | "leader" | "follower";
   lag?: number;
   rates?: { received_per_s: number; delivered_per_s: number; handoffs_per_s: number };
   latency_ms?: Percentiles | null;
@@ -101,15 +101,9 @@ export interface ClientDetail extends Client {
   text?: string[];
 }
 
-export interface Follower {
-  connected: boolean;
-  in_sync: boolean;
-  lag: number;
-}
-
 export interface BrokerDetail extends Broker {
   configuration?: Record<string, unknown>;
-  status?: Record<string, unknown> & { replication?: { followers: Record<string, Follower> } };
+  status?: Record<string, unknown>;
 }
 
 export interface Handoff {
