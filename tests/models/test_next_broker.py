@@ -52,7 +52,9 @@ def test_ways_that_only_fit_by_chance_are_left_out() -> None:
     by_chance: Counter[tuple[str, ...]] = Counter()
     for way in (f"w{number}" for number in range(200)):
         by_chance.update((way, "here", target) for target in draw.choices("abcdef", k=3))
-    told = Counter({("north", "here", "south"): 9, ("south", "here", "north"): 9, ("once", "here", "a"): 1})
+    told: Counter[tuple[str, ...]] = Counter(
+        {("north", "here", "south"): 9, ("south", "here", "north"): 9, ("once", "here", "a"): 1}
+    )
     (row,) = contexts_of(by_chance)["here"]
     assert row["after"] == []
     assert [row["after"] for row in contexts_of(told)["here"]] == [[], ["north"], ["south"], ["once"]]
