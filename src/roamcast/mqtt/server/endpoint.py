@@ -110,9 +110,9 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     keep_alive_max_s: int = 0
     """Longest keep-alive that a client may request; 0: any."""
     settle_timeout_s: float = 5.0
-    """Seconds that SUBACK waits, at most, until every broker knows the subscription."""
+    """Longest time in seconds that SUBACK waits until every broker knows the subscription."""
     locate_timeout_s: float = 10.0
-    """Seconds that CONNACK waits, at most, for the session."""
+    """Longest time in seconds that CONNACK waits for the session."""
     subscriptions_max: int = 1000
     """Subscriptions of one client."""
     waiting_bytes_max: int = 1 << 20
@@ -758,6 +758,10 @@ class Endpoint:
             session.will_at = stand_in.will_at
             session.will_timer = self.timers.set(session.will_at, ("will", client))
         self.inputs.append(SessionsMerged(name, client))
+
+    def stand_in_of(self, client: str) -> str | None:
+        stand_in = self.sessions.get(PROVISIONAL + client)
+        return stand_in.owner if stand_in is not None else None
 
     def _end_stand_in(self, client: str) -> None:
         """End the stand-in: the session turned out to be another user's."""
