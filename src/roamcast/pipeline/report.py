@@ -191,7 +191,7 @@ def _take_json(part: Part, name: str, file: Path) -> None:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError(f"{file}: is no JSON ({error})") from None
+        raise InputError(f"{file}: is not JSON ({error})") from None
     if not isinstance(document, dict):
         return
     if isinstance(document.get("claims"), list):
