@@ -42,7 +42,7 @@ from roamcast.errors import InputError
 from roamcast.mqtt.codec.packets import Auth, Connect, Publish, Subscribe, SubscriptionEntry
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
-from roamcast.mqtt.server.endpoint import EndpointSettings
+from roamcast.mqtt.server.settings import EndpointSettings
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.effects import Input
 from roamcast.protocol.messages import Settled

@@ -774,16 +774,13 @@ class BrokerCore:
 
         False if nothing can be stored for the client here: its session is elsewhere, or came ahead of it.
         """
-        owner = self._owner_of(client)
+        owner = self.owner_of(client)
         if owner is None:
             return False
         self.protocol.on_notification(owner, "", burst)
         return True
 
-    def can_enqueue(self, client: str) -> bool:
-        return self._owner_of(client) is not None
-
-    def _owner_of(self, client: str) -> Owner | None:
+    def owner_of(self, client: str) -> Owner | None:
         """The receiver of notifications stored here for a client; None if there is none."""
         session = self.sessions.get(client)
         if session is None or not self.protocol.keeps_for(session):

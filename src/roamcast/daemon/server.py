@@ -11,11 +11,11 @@ import ssl
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -68,6 +68,7 @@ from roamcast.net.flapping import Flapping
 from roamcast.net.handing_over import Handed, HandOver, client_id_of
 from roamcast.net.logs import fields, set_level
 from roamcast.net.open_files import room_for
+from roamcast.net.plain import PlainTransport, Readiness
 from roamcast.net.proxy_protocol import HeaderRefused, ProxyHeaders
 from roamcast.net.revocation import Revocations, place_of
 from roamcast.net.strangers import SETTLED, Stranger, Strangers
@@ -140,6 +141,7 @@ class Server:
         self._clients: dict[int, ClientConnection] = {}
         self.strangers = Strangers(self._room_for_strangers, self._strangers_per_address)
         self._doorways: list[Doorway] = []
+        self._readiness = Readiness(asyncio.get_running_loop())
         self._addresses: Counter[str] = Counter()
         self._connections_max = self._room()
         self._flapping = Flapping()
@@ -280,11 +282,18 @@ class Server:
             raise cannot_listen(f"listener {where}", error) from None
         self.ports += doorway.ports
 
-    async def _enter(self, number: int, one: socket.socket, stranger: Stranger) -> None:
-        """Admit a connection to the link listener after its first byte."""
+    def _enter(self, number: int, one: socket.socket, stranger: Stranger) -> Coroutine[Any, Any, None] | None:
+        """Take over a connection to a listener after its first byte."""
+        listener = self.config.listeners[number]
+        if listener.kind != "tcp" or number in self._proxies:
+            return self._enter_covered(number, one, stranger)
+        if not self._hand_on(number, one, stranger):
+            PlainTransport(self._readiness, one, ClientConnection(self, listener, stranger))
+        return None
+
+    async def _enter_covered(self, number: int, one: socket.socket, stranger: Stranger) -> None:
+        """Take over a connection with TLS, WebSocket or the header of a load balancer around it."""
         listener, proxies, source = self.config.listeners[number], self._proxies.get(number), None
-        if listener.kind == "tcp" and proxies is None and self._hand_on(number, one, stranger):
-            return
         if proxies is not None:
             try:
                 source = await proxies.source_of(one, stranger.host)

@@ -30,8 +30,8 @@ ACCEPTING_S = 0.002
 ACCEPT_AGAIN_S = 0.2
 EXPIRE_EVERY_S = 0.5
 
-Enter = Callable[[socket.socket, Stranger], Coroutine[Any, Any, None]]
-"""Takes over a connection that has sent its first byte."""
+Enter = Callable[[socket.socket, Stranger], Coroutine[Any, Any, None] | None]
+"""Takes over a connection that has sent its first byte: at once, or in a task of its own."""
 
 
 class Doorway:
@@ -72,6 +72,7 @@ class Doorway:
                     (str(address[0]), port), family=family, backlog=BACKLOG, reuse_port=is_shared
                 )
                 one.setblocking(False)
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # For all that it accepts.
                 self._sockets.append(one)
         except OSError:
             self.close()
@@ -157,7 +158,6 @@ class Doorway:
             return
         stranger.is_handed = is_handed
         one.setblocking(False)
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._waiting[one] = stranger
         self._spoke(one, is_watched=False)  # The first bytes have often arrived with the connection.
 
@@ -185,7 +185,10 @@ class Doorway:
         if is_watched:
             self._loop.remove_reader(one)
         self._strangers.spoke(stranger)
-        task = self._loop.create_task(self._enter(one, stranger))
+        entering = self._enter(one, stranger)
+        if entering is None:
+            return
+        task = self._loop.create_task(entering)
         stranger.leave = partial(self._break_off, task)
         self._tasks[task] = one, stranger
         task.add_done_callback(self._entered)

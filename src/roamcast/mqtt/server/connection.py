@@ -640,5 +640,10 @@ class MqttConnection:
     def acknowledged(self, endpoint: PacketTaker, sequence: int) -> None:
         """Acknowledge everything up to this sequence; nothing if it is 0."""
         if sequence and self.session is not None:
-            acknowledge = Acknowledge(self.session.stream, sequence)
-            endpoint.inputs.append(Submitted(self.client, self.id, acknowledge))
+            inputs, stream = endpoint.inputs, self.session.stream
+            last = inputs[-1] if inputs else None
+            if type(last) is Submitted and last.connection == self.id:
+                message = last.message
+                if type(message) is Acknowledge and message.stream == stream:
+                    inputs.pop()  # The new one includes it.
+            inputs.append(Submitted(self.client, self.id, Acknowledge(stream, sequence)))
