@@ -11,11 +11,11 @@ import ssl
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -63,12 +63,11 @@ from roamcast.net.clients import (
     protocol_of,
 )
 from roamcast.net.complaints import Complaints
-from roamcast.net.doorway import Doorway
+from roamcast.net.doorway import Doorway, Entering
 from roamcast.net.flapping import Flapping
 from roamcast.net.handing_over import Handed, HandOver, client_id_of
 from roamcast.net.logs import fields, set_level
 from roamcast.net.open_files import room_for
-from roamcast.net.plain import PlainTransport, Readiness
 from roamcast.net.proxy_protocol import HeaderRefused, ProxyHeaders
 from roamcast.net.revocation import Revocations, place_of
 from roamcast.net.strangers import SETTLED, Stranger, Strangers
@@ -141,7 +140,6 @@ class Server:
         self._clients: dict[int, ClientConnection] = {}
         self.strangers = Strangers(self._room_for_strangers, self._strangers_per_address)
         self._doorways: list[Doorway] = []
-        self._readiness = Readiness(asyncio.get_running_loop())
         self._addresses: Counter[str] = Counter()
         self._connections_max = self._room()
         self._flapping = Flapping()
@@ -282,14 +280,13 @@ class Server:
             raise cannot_listen(f"listener {where}", error) from None
         self.ports += doorway.ports
 
-    def _enter(self, number: int, one: socket.socket, stranger: Stranger) -> Coroutine[Any, Any, None] | None:
+    def _enter(self, number: int, one: socket.socket, stranger: Stranger) -> Entering:
         """Take over a connection to a listener after its first byte."""
         listener = self.config.listeners[number]
         if listener.kind != "tcp" or number in self._proxies:
             return self._enter_covered(number, one, stranger)
-        if not self._hand_on(number, one, stranger):
-            PlainTransport(self._readiness, one, ClientConnection(self, listener, stranger))
-        return None
+        is_handed_on = self._hand_on(number, one, stranger)
+        return None if is_handed_on else ClientConnection(self, listener, stranger)
 
     async def _enter_covered(self, number: int, one: socket.socket, stranger: Stranger) -> None:
         """Take over a connection with TLS, WebSocket or the header of a load balancer around it."""

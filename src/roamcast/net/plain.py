@@ -11,7 +11,8 @@ import asyncio
 import select
 import socket
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 READ_BYTES = 256_000
 _buffer = bytearray(READ_BYTES)
@@ -22,32 +23,48 @@ READY_MAX = 128
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
 
 
+class Watcher(Protocol):
+    def on_ready(self, events: int) -> None:
+        """Do what a ready socket allows."""
+
+
 class Readiness:
-    """Tells the transports of an event loop when their sockets are ready."""
+    """Tells when sockets are ready, at the price of one system call for each change of what is asked."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._epoll = select.epoll()
-        self._transports: dict[int, PlainTransport] = {}
+        self._watchers: dict[int, Watcher] = {}
         loop.add_reader(self._epoll.fileno(), self._serve)
 
-    def watch(self, file: int, transport: PlainTransport, events: int, before: int) -> None:
-        """Tell the transport about these events instead of those of before."""
+    def watch(self, file: int, watcher: Watcher, events: int, before: int) -> None:
+        """Tell the watcher about these events instead of those of before."""
         if not events:
             self._epoll.unregister(file)
-            del self._transports[file]
+            del self._watchers[file]
         elif before:
             self._epoll.modify(file, events)
         else:
-            self._transports[file] = transport
+            self._watchers[file] = watcher
             self._epoll.register(file, events)
 
     def _serve(self) -> None:
-        find = self._transports.get
+        find = self._watchers.get
         for file, events in self._epoll.poll(0, READY_MAX):
-            transport = find(file)
-            if transport is not None:
-                transport.on_ready(events)
+            watcher = find(file)
+            if watcher is not None:
+                watcher.on_ready(events)
+
+
+_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Readiness] = WeakKeyDictionary()
+
+
+def readiness_of(loop: asyncio.AbstractEventLoop) -> Readiness:
+    """Return the one of this event loop."""
+    found = _of_loops.get(loop)
+    if found is None:
+        found = _of_loops[loop] = Readiness(loop)
+    return found
 
 
 class PlainTransport(asyncio.Transport):
