@@ -538,7 +538,7 @@ class BrokerCore(CoreServices):
         (`_spread`).
         """
         if not burst.varied:
-            route = self.router.route(burst.attributes)
+            route = self._routes.get(burst.attributes) or self.router.route(burst.attributes)
             if not route[2]:
                 self._spread(source, burst, route[0], route[1])
                 return
@@ -580,7 +580,7 @@ class BrokerCore(CoreServices):
         if self._records_any:
             self._record_published(burst)
         if not varied:
-            route = self.router.route(attributes)
+            route = self._routes.get(attributes) or self.router.route(attributes)
             if not route[2]:
                 self._pass_on("", burst, route[0], route[1])
                 return
