@@ -526,7 +526,7 @@ class BrokerCore(CoreServices):
             protocol.on_notification(owner, source, burst)
 
     def pass_back(self, peer: str, burst: Burst) -> None:
-        """Keep a burst that the peer did not take for sessions that came back before the burst."""
+        """Keep a burst that came back from a peer, for sessions that came back before it."""
         taken_back = self.protocol.taken_back
         for part, _, owners in self._ways.of(burst) if taken_back else ():
             self._pass_on(peer, part, (), tuple(owner for owner in owners if owner in taken_back))

@@ -138,13 +138,15 @@ class CoreServices:
     # --- sessions ---
 
     def can_unpack(self, session: Session) -> bool:
-        """True if the access side can read its part of the session."""
+        """True if the protocol and the access side can read their parts of the session."""
+        if not self.protocol.can_unpack(session):
+            return False
         return self.front is None or self.front.can_unpack(session.client, session.capsule)
 
     def new_incarnation(self, least: int = 0) -> int:
-        """Return an incarnation for a publisher that begins to count at 1. Ended sessions are not remembered,
-        so it is the time in microseconds; and, because clocks differ, at least the highest known to have
-        ended."""
+        """Return an incarnation for a publisher that begins to count at 1. It must be new, and ended sessions
+        are not remembered: so it is the time in microseconds or, because clocks differ, the highest
+        incarnation that is known to have ended, if that is higher."""
         return max(least, self.next_incarnation, int(self.now * 1_000_000))
 
     def as_it_is(self, filter: Filter, client: str) -> Filter:

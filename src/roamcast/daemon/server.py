@@ -87,7 +87,7 @@ DENIED_AGAIN_S, DENIED_PAUSE_MAX_S = 10.0, 3600.0
 """A denial is logged once for each client and reason, then again after growing pauses."""
 OWNERS_LOGGED_MAX = 20
 SAVE_CLOCK_S = 60.0
-"""Interval in seconds at which the broker's time is saved for the next start."""
+"""Seconds between two saves of the broker's time, for the next start."""
 FAREWELL_S = 2.0
 """Seconds that clients have to read their last bytes."""
 
@@ -592,6 +592,7 @@ class Server:
                     Reason.CLIENT_IDENTIFIER_NOT_VALID, "a lasting session needs a client id"
                 )
             client_id = f"auto-{secrets.token_hex(12)}"
+        self._check_client_id(client_id)
         admitted = await self._admission.identify(
             client.listener, connect, client_id, client.host, client.certificate, client.ask
         )
@@ -606,6 +607,15 @@ class Server:
         self._check_load(client_id)
         self._check_flapping(client_id, connect)
         return admitted
+
+    def _check_client_id(self, client_id: str) -> None:
+        """Refuse a name that brokers use among each other for something else than this client."""
+        if self.site.reserves(client_id):
+            first = client_id.partition("/")[0]
+            raise ConnectionRefused(
+                Reason.CLIENT_IDENTIFIER_NOT_VALID,
+                f"a client id that starts with {first}/: such names are used by brokers",
+            )
 
     def _check_load(self, client_id: str) -> None:
         """Refer a client to another broker if this one is full, unless the client's session is here."""

@@ -29,6 +29,7 @@ from roamcast.mqtt.codec.packets import (
 from roamcast.mqtt.codec.properties import split_publish
 from roamcast.mqtt.codec.reading import (
     AUTH,
+    CONNACK,
     DISCONNECT,
     PINGREQ,
     PUBLISH,
@@ -86,7 +87,8 @@ Refusals = Sequence[Refusal | None]
 """One entry per PUBLISH, None where accepted; empty if all were accepted."""
 
 TAKEN_AHEAD = frozenset({PUBACK >> 4, PINGREQ})
-"""Kinds of packets handled before the session arrives, like QoS 0, whatever is held for it."""
+"""Kinds of packets that are handled before the session arrives, as QoS 0 publishes are, even while other
+packets wait for it."""
 ANSWERS_QOS_2 = frozenset({PUBREC >> 4, PUBCOMP >> 4})
 DENIED, TAKEN = Refusal(Reason.NOT_AUTHORIZED), Refusal(Reason.SUCCESS)
 
@@ -290,6 +292,10 @@ class MqttConnection:
             self.waiting = [waiting[position:]]  # Packets behind one that is unfinished.
         if self._have and self._have >= self._need:
             endpoint.unread[self.id] = None
+
+    def take_back_answers(self) -> None:
+        """Take back the answers of this turn, except a CONNACK: no other packet may precede it."""
+        del self.out[1 if self.out and self.out[0][0] >> 4 == CONNACK else 0 :]
 
     def last_words(self) -> Disconnect | None:
         """Return the DISCONNECT that waits for the session, if any."""
