@@ -19,7 +19,7 @@ from typing import Any
 
 from roamcast.bench.broker import at_rank, machine
 from roamcast.bench.broker_cases import TOPIC, echoes, fan_out
-from roamcast.bench.contestants import ROAMCAST
+from roamcast.bench.contestants import roamcast
 from roamcast.bench.field_shapes import ONE, paced
 from roamcast.bench.ledger import Ledger
 from roamcast.bench.mqtt_load import Figure
@@ -32,8 +32,12 @@ from roamcast.net.etcd import Etcd, EtcdFailed
 from roamcast.replication.messages import SiteView
 
 SYNCS = ("process", "group")
+WINDOW = 30_000
+SETTING = f"mqtt.inflight_max={2 * WINDOW}"
+"""With fewer messages in flight to a subscriber, its acknowledgements would wait for round trips."""
 CASES = {
     "1 to 1, pipelined, QoS 1": (fan_out(1, 1), 0.7),
+    f"1 to 1, pipelined, QoS 1, {WINDOW:,} in flight": (fan_out(1, 1, WINDOW), 0.7),
     "50 clients, one in flight, QoS 1": (echoes(1), 0.6),
 }
 """By case: how to measure it, and the minimum share of the broker's own throughput for a site with a
@@ -62,7 +66,7 @@ class Pair:
                 "broker", "--id", "bench", "--listen", f"{HOST}:{port}", "--data", str(folder / name)
             )
             for setting in (
-                f"journal.sync={sync}", "log.level=warning", f"replication.name={name}",
+                f"journal.sync={sync}", "log.level=warning", SETTING, f"replication.name={name}",
                 "replication.port=0", f"replication.reference={HOST}:{port}",
                 f"replication.lease_s={LEASE_S}", f"replication.etcd={self.etcd.url}",
             ):  # fmt: skip
@@ -112,7 +116,7 @@ def run(*, seconds: float = 1.0, rounds: int = 5, progress: Report = silent) -> 
         folder = Path(name)
         for sync in SYNCS:
             with ExitStack() as stack:
-                alone = ROAMCAST[sync].start(folder / f"alone-{sync}", frozenset())
+                alone = roamcast(sync, SETTING).start(folder / f"alone-{sync}", frozenset())
                 stack.callback(alone.stop)
                 pair = Pair(folder / f"pair-{sync}", sync)
                 stack.callback(pair.stop)
