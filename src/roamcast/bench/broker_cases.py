@@ -63,9 +63,7 @@ def even_cycle(qos: int, count: int = ROUND) -> Cycle:
     return Cycle(topics, [numbered(number, PAYLOAD_BYTES) for number in range(count)], qos)
 
 
-def fan_out(
-    qos: int, subscribers: int, window: int = WINDOW_QOS_1
-) -> Callable[[Process, float], Figure]:
+def fan_out(qos: int, subscribers: int, window: int = WINDOW_QOS_1) -> Callable[[Process, float], Figure]:
     def run(broker: Process, seconds: float) -> Figure:
         cycle = even_cycle(qos, 2 * max(window, WINDOW_QOS_1))
         connections = []

@@ -14,7 +14,7 @@ from roamcast.net.peer_connection import PeerConnection
 from roamcast.protocol.codec import LENGTH_BYTES
 from roamcast.replication.messages import Acknowledged, AnyMessage, Message, Records, decode, encode
 
-PIECE_BYTES = 256 * 1024
+PIECE_BYTES = 512 * 1024
 _MORE, _LAST = b"\x00", b"\x01"
 _ONE_OF_BYTES = b"\x91\xc6"
 """MessagePack header of an array with one item of bytes; the length follows in four bytes."""
@@ -87,7 +87,7 @@ class ReplicaStream:
 
     def send_entry_now(self, number: int, entry: bytes) -> None:
         """Like `send_now` for one entry, whose bytes are not copied, since most entries are large."""
-        if len(entry) > PIECE_BYTES // 2:
+        if len(entry) > PIECE_BYTES:
             self.send_now(Records(number, [entry]))
             return
         head = _LAST + encode(Records(number, []))[:-1] + _ONE_OF_BYTES + len(entry).to_bytes(4, "big")
