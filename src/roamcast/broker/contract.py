@@ -69,6 +69,9 @@ class AnyMachine(Protocol):
     def links_may_cycle(self) -> bool:
         """True if connections between brokers may form cycles: the site finds its own tree in them."""
 
+    def reserves(self, client: str) -> bool:
+        """True if brokers use this name for something else than a client here."""
+
     @property
     def promise(self) -> str:
         """One line about what clients can rely on."""

@@ -1,9 +1,10 @@
 """Connections that have not identified themselves yet ("strangers"): limited in number and time.
 
 Silent connections must not keep out honest clients. So a new connection is accepted as long as another one
-can be closed: of the address with the most strangers, the oldest of the silent ones or of those that send
-without identifying themselves, whichever are more. So a flood of one kind does not displace connections of
-the other kind. A connection whose authentication is in progress stays.
+can be closed. That one belongs to the address with the most strangers. It is the oldest of its silent
+connections, or the oldest of those that send without identifying themselves, whichever kind is more numerous.
+So a flood of one kind does not displace connections of the other kind. A connection whose authentication is
+in progress stays.
 """
 
 from __future__ import annotations
@@ -85,6 +86,11 @@ class Strangers:
     def __len__(self) -> int:
         return len(self._all)
 
+    @property
+    def room(self) -> int:
+        """Maximum number in total."""
+        return self._room()
+
     def enter(self, host: str, address: str, leave: Leave) -> Stranger | None:
         """Add a connection; return None if there is no room, because no other can be closed."""
         stranger = Stranger(host, address, self._clock(), leave)
@@ -93,7 +99,7 @@ class Strangers:
         if most is not None and network is not None and len(network) >= most:
             if not self._send_away(stranger.network, f"there are {most} from this address"):
                 return None
-        elif len(self._all) >= (most := self._room()):
+        elif len(self._all) >= (most := self.room):
             heaviest_first = sorted(self._networks, key=lambda name: -len(self._networks[name]))
             if not any(self._send_away(name, f"there are {most} in all") for name in heaviest_first):
                 return None

@@ -53,7 +53,7 @@ def is_on_this_machine(master: str) -> bool:
 
 
 def check_master(master: str) -> None:
-    """Refuse what is no master's URL, and one under which nobody answers."""
+    """Refuse a text that is not the URL of a master, and a master that does not answer."""
     if is_on_this_machine(master) or master == "yarn":
         return
     addresses = list(_addresses(master))
@@ -63,7 +63,7 @@ def check_master(master: str) -> None:
 
 
 def _addresses(master: str) -> list[tuple[str, int]]:
-    """The places of which one must answer."""
+    """Return the addresses of the master, of which one must answer."""
     standalone, kubernetes = _STANDALONE.fullmatch(master), _KUBERNETES.fullmatch(master)
     try:
         if standalone:
@@ -85,7 +85,7 @@ def _address(url: str) -> tuple[str, int]:
 
 
 def _connect(host: str, port: int) -> str:
-    """Why there is no connection; "" if there is one."""
+    """Return why a connection fails; "" if it succeeds."""
     try:
         with socket.create_connection((host, port), timeout=ANSWER_WITHIN_S):
             return ""
@@ -101,7 +101,8 @@ JVM_FOLDER = Path("/usr/lib/jvm")
 
 
 def find_java(jvm_folder: Path = JVM_FOLDER) -> Path:
-    """The home of a Java that Spark runs on: the one of JAVA_HOME, of the PATH, or any that is installed."""
+    """Return the home of a Java that Spark supports: that of JAVA_HOME, of the PATH, or any that is
+    installed."""
     for java in _candidates(jvm_folder):
         if version_of(java) in SUPPORTED:
             return java.resolve().parent.parent
@@ -124,7 +125,7 @@ def _candidates(jvm_folder: Path) -> Iterator[Path]:
 
 
 def version_of(java: Path) -> int | None:
-    """The major version of a java command; None if it does not start or does not say."""
+    """Return the major version of a java command; None if it does not start or reports none."""
     try:
         answer = subprocess.run(
             [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
@@ -144,6 +145,8 @@ ROWS_PER_ARROW_BATCH = 16_384
 OPEN_COST_BYTES = 1 << 18
 ROWS_PER_PARTITION = 250_000
 PARTITIONS_MIN, PARTITIONS_MAX = 4, 1_000
+FILE_PARTITIONS = "8"
+"""Minimum parts in which files are read: two would leave one core waiting for the other."""
 PARTITION_BYTES = "8m"
 """Spark joins small partitions up to this size, compressed: a row of ten bytes takes a hundred in memory."""
 
@@ -155,10 +158,8 @@ SMALL_JAVA = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {_NO_EARLY_COLLECTIONS}"
 """Options for small jobs: otherwise half of the time would be spent compiling code that runs only briefly."""
 LARGE_JAVA = f"-XX:+UseParallelGC {_NO_EARLY_COLLECTIONS}"
 
-NEW_CLASSES = "classes.jsa"
-"""Name in the scratch folder of the archive of classes; Java writes it at its end for later starts, if there
-is none yet.
-"""
+MAKES_CLASSES = "-XX:ArchiveClassesAtExit"
+"""Java option to write an archive of the loaded classes when Java ends."""
 
 _scratch: dict[int, Path] = {}
 """Folder of each running session, by the id of its context."""
@@ -187,7 +188,7 @@ def start_spark(
     conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
     chosen = _settings(master, memory_mb, small, scratch)
     if is_one_process(master) and not any(key.startswith(OTHER_CLASSES) for key in settings or ()):
-        chosen["spark.driver.extraJavaOptions"] += f" {_with_known_classes(scratch)}"
+        chosen["spark.driver.extraJavaOptions"] += f" {_with_known_classes()}"
     for key, value in {**chosen, **(settings or {})}.items():
         conf.set(key, value)
     if not quiet:
@@ -207,10 +208,11 @@ def start_spark(
 def stop_spark(spark: SparkSession) -> None:
     """End the session and its Java process, and remove their files from the disk."""
     scratch = _scratch.pop(id(spark.sparkContext), None)
+    options = spark.sparkContext.getConf().get("spark.driver.extraJavaOptions") or ""
     spark.stop()
-    _end_gateway()
+    # Java takes some seconds more to write its archive of classes; nobody need wait for that.
+    _end_gateway(waits=MAKES_CLASSES not in options)
     if scratch is not None:
-        _keep_classes(scratch / NEW_CLASSES)
         shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -226,25 +228,26 @@ def _known_classes() -> Path:
     return cache / f"spark-{pyspark.__version__}-{crc32(made_of.encode()):08x}.jsa"
 
 
-def _with_known_classes(scratch: Path) -> str:
-    """Return the Java option that uses the archive. Java ignores an archive that is damaged or
-    does not fit.
+def _with_known_classes() -> str:
+    """Return the Java option that uses the archive, or that makes it. Java ignores an archive that is damaged
+    or does not fit.
     """
     known = _known_classes()
-    if known.exists():
-        return f'-XX:SharedArchiveFile="{known}"'
-    return f'-XX:ArchiveClassesAtExit="{scratch / NEW_CLASSES}"'
-
-
-def _keep_classes(new: Path) -> None:
-    """Keep the archive for the next start; without it a start takes longer."""
+    new = known.with_suffix(".new")
     with suppress(OSError):
-        if new.exists():
-            known = _known_classes()
-            known.parent.mkdir(parents=True, exist_ok=True)
-            moving = known.with_name(f"{known.name}.{os.getpid()}")
-            shutil.move(new, moving)
-            os.replace(moving, known)
+        known.parent.mkdir(parents=True, exist_ok=True)
+        if _is_whole(new):
+            os.replace(new, known)
+        return f'-XX:SharedArchiveFile="{known}"' if known.exists() else f'{MAKES_CLASSES}="{new}"'
+    return ""
+
+
+def _is_whole(archive: Path) -> bool:
+    """Return true if Java has written the archive to its end: the first bytes come last."""
+    if not archive.exists():
+        return False
+    with archive.open("rb") as file:
+        return any(file.read(4))
 
 
 def _start(conf: SparkConf, log: Path) -> SparkContext:
@@ -276,7 +279,7 @@ def _home_of(master: str, scratch: Path) -> Iterator[None]:
             os.environ["SPARK_HOME"] = given
 
 
-def _end_gateway() -> None:
+def _end_gateway(*, waits: bool = True) -> None:
     """End PySpark's Java process, which would be reused by the next session; other settings need another
     process.
     """
@@ -286,7 +289,8 @@ def _end_gateway() -> None:
     SparkContext._gateway = SparkContext._jvm = None
     gateway.shutdown()
     gateway.proc.stdin.close()  # Its sign to go.
-    gateway.proc.wait()
+    if waits:
+        gateway.proc.wait()
 
 
 def _first_complaint(log: Path) -> str:
@@ -315,6 +319,7 @@ def _settings(master: str, memory_mb: int | None, small: bool, scratch: Path) ->
         settings["spark.sql.shuffle.partitions"] = "2"
     else:
         settings["spark.sql.adaptive.advisoryPartitionSizeInBytes"] = PARTITION_BYTES
+        settings["spark.sql.files.minPartitionNum"] = FILE_PARTITIONS
     for part in ("driver", "executor"):
         settings[f"spark.{part}.extraJavaOptions"] = SMALL_JAVA if small else LARGE_JAVA
     if is_on_this_machine(master):

@@ -44,6 +44,7 @@ from roamcast.broker.inputs import (
     Tick,
     Tree,
 )
+from roamcast.broker.links.border import RESERVED
 from roamcast.broker.links.end import LinkError
 from roamcast.broker.machine_base import MachineBase
 from roamcast.broker.moving.core import MobileCore
@@ -117,6 +118,9 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
         """Peers whose links were lost in this turn and not yet reported to the election."""
 
     # --- the contract ---
+
+    def reserves(self, client: str) -> bool:
+        return client.startswith(RESERVED)
 
     def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects:
         self.core.now = self.front.now = now
