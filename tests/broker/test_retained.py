@@ -5,16 +5,25 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.broker.test_every_crash import PROTOCOLS
-from tests.broker.test_promises import HardWorld
 from tests.broker.world import World
 
 from roamcast.broker.inputs import BrokerForgotten
 from roamcast.broker.retained import SLICE_VISITS
+from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import PublishProperties
 
 TOPICS = ("r/1", "r/2", "r/3")
+PROTOCOLS = ("multi_hop_handoff", "relocation", "proactive", "phoenix", "reactive:merged")
+
+
+class ProtocolWorld(World):
+    def __init__(self, protocol: str) -> None:
+        self.protocol = protocol
+        super().__init__(1, 4, [(0, 1), (1, 2), (1, 3)])
+
+    def settings(self, id: str) -> MachineSettings:
+        return MachineSettings(id, protocol=self.protocol)
 
 
 def retain(world: World, name: str, topic: str, body: str, expiry_s: int | None = None) -> None:
@@ -58,7 +67,7 @@ def test_all_brokers_agree_in_the_end(seed: int) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_new_subscriber_gets_what_is_retained_whatever_the_protocol(protocol: str) -> None:
-    world = HardWorld(1, protocol)
+    world = ProtocolWorld(protocol)
     world.attach("p", "b0")
     world.attach("c", "b2")
     world.settle()
@@ -71,7 +80,7 @@ def test_a_new_subscriber_gets_what_is_retained_whatever_the_protocol(protocol: 
 
 @pytest.mark.parametrize("protocol", ["multi_hop_handoff", "reactive", "proactive"])
 def test_a_recall_goes_on_where_the_session_goes(protocol: str) -> None:
-    world = HardWorld(1, protocol)
+    world = ProtocolWorld(protocol)
     world.attach("p", "b0")
     world.attach("c", "b2")
     world.settle()

@@ -16,31 +16,6 @@ def members_of(world: World) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_each_notification_reaches_exactly_one_member_while_members_roam(seed: int) -> None:
-    rng = random.Random(seed)
-    world = World(seed, 3, [(0, 1), (1, 2)])
-    for number in range(3):
-        world.attach(f"m{number}", rng.choice(world.ids))
-        world.settle()
-        world.subscribe(f"m{number}", "$share/workers/jobs/#", 2)
-        world.settle()
-    world.attach("p", "b0")
-    world.settle()
-    for round in range(30):
-        world.publish("p", "jobs/1", 2)
-        if round % 3 == 0:
-            world.attach(f"m{rng.randrange(3)}", rng.choice(world.ids))
-        world.run(rng.randrange(10))
-    for number in range(3):
-        world.settle()
-        world.attach(f"m{number}", rng.choice(world.ids))
-    world.settle()
-    received = members_of(world)
-    assert sorted(one for member in received for one in member) == sorted(world.clients["p"].sent)
-    assert sum(bool(one) for one in received) > 1, "one member got everything"
-
-
 def test_a_group_that_everyone_left_gets_nothing() -> None:
     world = World(1, 2, [(0, 1)])
     world.attach("m0", "b0")
@@ -130,9 +105,8 @@ def test_one_packet_may_ask_twice_for_the_same_group() -> None:
     assert world.clients["m0"].asked == {}
 
 
-@pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_brokers_join_and_each_notification_still_reaches_exactly_one_member(seed: int, crash: bool) -> None:
+def test_brokers_join_and_each_notification_still_reaches_exactly_one_member(seed: int) -> None:
     """The group gets another owner meanwhile, in some of these networks more than once."""
     rng = random.Random(seed)
     world = World(seed, 4, [(0, 1)])
@@ -146,7 +120,7 @@ def test_brokers_join_and_each_notification_still_reaches_exactly_one_member(see
         world.attach(f"p{number}", rng.choice(["b0", "b1"]))
     world.settle()
     check_owner(world, f"w{seed}")
-    world.crashes = crash
+    world.crashes = True
     joins = [("b1", "b2"), ("b1", "b3")]
     for round in range(40):
         world.publish(f"p{rng.randrange(2)}", "jobs/1", 2)

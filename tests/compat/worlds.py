@@ -11,8 +11,7 @@ from pathlib import Path
 
 import msgspec
 from tests.broker.mobile_world import MobileWorld
-from tests.broker.test_world import bring_home, check
-from tests.broker.world import Client, World
+from tests.broker.world import Client, World, bring_home, check
 from tests.compat.journals import read_machine, write_journal
 
 from roamcast.broker.inputs import Started

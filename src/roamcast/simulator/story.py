@@ -45,6 +45,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -201,6 +202,36 @@ comment.
 MOBILITY_LINES = Lines(Settings, "delay_bound_s")
 """The bound on the delay comes from the network, and has no line in a story."""
 _DELAYS = {"link": "link_delay", "access": "access_delay", "notice": "notice_delay"}
+
+
+def _parse_share(text: str) -> float:
+    share = float(text)
+    if not 0 <= share < 1:
+        raise InputError(f"loss {text}: valid is a number from 0 to below 1")
+    return share
+
+
+def _parse_truth(key: str, text: str) -> bool:
+    if text not in ("True", "False"):
+        raise InputError(f"{key} {text!r}: valid are True and False")
+    return text == "True"
+
+
+def _parse_replicas(text: str) -> tuple[tuple[str, int], ...]:
+    pairs = [word.partition(":") for word in text.split()]
+    return tuple((broker, int(count)) for broker, _, count in pairs)
+
+
+_PARSERS: dict[str, Callable[[str], object]] = {
+    **dict.fromkeys(_DELAYS, Delay.parse),
+    **dict.fromkeys(("seed", "window", "buffer_bytes"), int),
+    **dict.fromkeys(("access_bits_per_s", "service_s", "lease_s"), float),
+    **{key: partial(_parse_truth, key) for key in ("advertisements", "names_last_broker")},
+    "loss": _parse_share,
+    "replicas": _parse_replicas,
+    "reach": lambda text: tuple(_parse_edges(f"reach {text}", text)),
+}
+"""How values are read that are no plain text."""
 
 
 def format_story(story: Story) -> str:
@@ -362,28 +393,8 @@ def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSe
         raise InputError(f"{key!r} is not known: valid are {valid}")
     if key == "link" and " " in value:
         return replace(settings, link_delays=(*settings.link_delays, _parse_link(value)))
-    field = _DELAYS.get(key, key)
-    parsed: object = value
-    if key in _DELAYS:
-        parsed = Delay.parse(value)
-    elif key in ("seed", "window", "buffer_bytes"):
-        parsed = int(value)
-    elif key in ("access_bits_per_s", "service_s", "lease_s"):
-        parsed = float(value)
-    elif key == "replicas":
-        pairs = [word.partition(":") for word in value.split()]
-        parsed = tuple((broker, int(count)) for broker, _, count in pairs)
-    elif key == "reach":
-        parsed = tuple(_parse_edges(f"{key} {value}", value))
-    elif key == "loss":
-        parsed = float(value)
-        if not 0 <= parsed < 1:
-            raise InputError(f"loss {value}: valid is a number from 0 to below 1")
-    elif key in ("advertisements", "names_last_broker"):
-        if value not in ("True", "False"):
-            raise InputError(f"{key} {value!r}: valid are True and False")
-        parsed = value == "True"
-    return replace(settings, **{field: parsed})  # type: ignore[arg-type]
+    parsed: Any = _PARSERS.get(key, str)(value)
+    return replace(settings, **{_DELAYS.get(key, key): parsed})
 
 
 def _parse_link(text: str) -> tuple[str, str, Delay]:
