@@ -137,8 +137,7 @@ def test_a_client_that_moves_before_the_first_link_waits_for_its_session() -> No
     world.link("b1", "b2")
     # b2 has met all its peers; b1 has not, and may not answer for b0.
     assert not world.arrive("car", "b2")
-    world.attach("sensor", "b0")
-    world.settle()
+    world.bring_in("sensor", "b0")
     world.publish("sensor", "t", 2)
     world.settle()
     world.link("b0", "b1")

@@ -135,12 +135,10 @@ def test_a_drained_broker_sends_newcomers_elsewhere() -> None:
 
 def test_a_forgotten_broker_is_not_waited_for() -> None:
     world = line()
-    world.attach("c", "b2")
-    world.settle()
+    world.bring_in("c", "b2")
     world.cut_link("b1", "b2")
     world.links.remove(("b1", "b2"))
-    world.attach("c", "b0")
-    world.settle()
+    world.bring_in("c", "b0")
     assert world.clients["c"].presents == [False], "b2 may hold its session"
     site = world.sites["b1"]
     effects = site.step(world.now, [BrokerForgotten("b2")])
@@ -154,16 +152,10 @@ def test_a_forgotten_broker_is_not_waited_for() -> None:
 def test_announcements_stay_here_and_wait_for_whoever_subscribes() -> None:
     world = line()
     for name, broker in (("here", "b1"), ("there", "b2")):
-        world.attach(name, broker)
-        world.settle()
-        world.subscribe(name, "$SYS/broker/#", 0)
-        world.settle()
+        world.bring_in(name, broker, "$SYS/broker/#", 0)
     world.step("b1", [StatusAnnounced("$SYS/broker/uptime", b"1 seconds")])
     world.settle()
-    world.attach("late", "b1")
-    world.settle()
-    world.subscribe("late", "$SYS/broker/#", 0)
-    world.settle()
+    world.bring_in("late", "b1", "$SYS/broker/#", 0)
     received = {name: [one[0] for one in client.received] for name, client in world.clients.items()}
     assert received == {"here": ["1 seconds"], "there": [], "late": ["1 seconds"]}
 

@@ -62,10 +62,7 @@ def test_replays_come_to_the_state_there_was(seed: int) -> None:
 @pytest.mark.usefixtures("often")
 def test_replays_of_brokers_that_move_come_to_the_state_there_was() -> None:
     world = MobileWorld(1, 3, [(0, 1), (1, 2)])
-    world.attach("c", "b0")
-    world.settle()
-    world.subscribe("c", "a/#", 1)
-    world.settle()
+    world.bring_in("c", "b0", "a/#", 1)
     for id in ("b1", "b2", "b0"):
         world.crash(id)
         world.attach("c", id)
@@ -90,8 +87,7 @@ def test_chance_in_the_state_is_found_at_the_next_crash(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(MqttFront, "connected", connected_by_chance)
     world = World(1, 2, [(0, 1)])
-    world.attach("c", "b0")
-    world.settle()
+    world.bring_in("c", "b0")
     with pytest.raises(AssertionError, match="b0 was replayed to another state"):
         world.crash("b0")
 
@@ -100,10 +96,7 @@ def test_chance_in_the_state_is_found_at_the_next_crash(monkeypatch: pytest.Monk
 def test_a_replay_that_differs_is_stopped_by_a_check_in_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(2, 2, [(0, 1)])
     for name in ("c", "d"):
-        world.attach(name, "b0")
-        world.settle()
-        world.subscribe(name, "a/#", 1)
-        world.settle()
+        world.bring_in(name, "b0", "a/#", 1)
     for _ in range(5):
         world.publish("c", "a/1", 1)
         world.settle()

@@ -37,8 +37,7 @@ def test_by_default_the_client_is_refused_and_nothing_is_lost() -> None:
     world.run(200)
     assert world.clients["car"].connection == 0, "it was not refused"
     world.settle()
-    world.attach("car", "b1")
-    world.settle()
+    world.bring_in("car", "b1")
     assert [payload for payload, _, _ in world.clients["car"].received] == ["garage:1:a/1"]
 
 
@@ -65,8 +64,7 @@ def test_served_at_once_and_what_is_missing_comes_when_the_broker_is_back() -> N
     assert car.connection == 0, "it must connect again for its session"
     world.publish("garage", "a/4", 1)
     world.settle()
-    world.attach("car", "b2")
-    world.settle()
+    world.bring_in("car", "b2")
     received = [payload for payload, _, _ in car.received]
     assert {f"garage:{n}:a/{n}" for n in (1, 2, 3, 4)} <= set(received)
     assert all(car.presents[-1:])

@@ -200,6 +200,14 @@ class World:
         connect = packets.Connect(client.version, name, clean_start=clean, **asked)
         self.step(broker, [ClientConnected(connection, connect, client.identity or Identity(name))])
 
+    def bring_in(self, name: str, broker: str, filter: str = "", qos: int = 1, **how: Any) -> None:
+        """Attach and perhaps subscribe; then everything comes to rest."""
+        self.attach(name, broker, **how)
+        self.settle()
+        if filter:
+            self.subscribe(name, filter, qos)
+            self.settle()
+
     def drop(self, connection: int, name: str, tell: bool = True) -> None:
         """The connection breaks; the broker may notice only later (when the client comes again)."""
         _, broker = self.owner.pop(connection, ("", ""))

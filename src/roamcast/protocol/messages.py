@@ -114,51 +114,43 @@ class Settled(Message, frozen=True):
     cause: Cause = "subscribe"
 
 
-class Relayed(Message, frozen=True):
+class Wrapper(Message, frozen=True, tag=False):
+    """A message that carries another one, in its last field `message`, and is what that one is."""
+
+    @property
+    def inner(self) -> Message:
+        return self.message  # type: ignore[attr-defined, no-any-return]
+
+    @property
+    def cause(self) -> Cause:
+        return cause_of(self.inner)
+
+    @property
+    def weight(self) -> int:
+        return self.inner.weight
+
+    @property
+    def is_fleeting(self) -> bool:  # type: ignore[override]
+        return self.inner.is_fleeting
+
+    @property
+    def needs(self) -> int:
+        return self.inner.needs
+
+
+class Relayed(Wrapper, frozen=True, tag="Relayed"):
     """A message for a broker that is not a neighbour, on its way along the overlay."""
 
     source: str
     destination: str
     message: Message
 
-    @property
-    def cause(self) -> Cause:
-        return cause_of(self.message)
 
-    @property
-    def weight(self) -> int:
-        return self.message.weight
-
-    @property
-    def is_fleeting(self) -> bool:  # type: ignore[override]
-        return self.message.is_fleeting
-
-    @property
-    def needs(self) -> int:
-        return self.message.needs
-
-
-class About(Message, frozen=True):
+class About(Wrapper, frozen=True, tag="About"):
     """A message about a client, with the sender's knowledge of the client's state."""
 
     whereabouts: Whereabouts
     message: Message
-
-    @property
-    def cause(self) -> Cause:
-        return cause_of(self.message)
-
-    @property
-    def weight(self) -> int:
-        return self.message.weight
-
-    @property
-    def is_fleeting(self) -> bool:  # type: ignore[override]
-        return self.message.is_fleeting
-
-    @property
-    def needs(self) -> int:
-        return self.message.needs
 
 
 class Probe(Message, frozen=True):
@@ -491,8 +483,8 @@ def cause_of(message: Message) -> Cause:
 def told(message: Message) -> str:
     """Return the message's type and content, for errors."""
     inner = message
-    while isinstance(inner, Relayed | About):
-        inner = inner.message
+    while isinstance(inner, Wrapper):
+        inner = inner.inner
     burst = getattr(inner, "burst", None)
     return type(inner).__name__ + (f" with a {type(burst).__name__}" if burst is not None else "")
 
