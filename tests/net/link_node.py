@@ -223,7 +223,7 @@ class Relay:
 
 
 def live(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run a test under uvloop, as the daemon runs, or under asyncio's own; its nodes are stopped in the end."""
+    """Run a test under uvloop, as the daemon, or under asyncio's loop; its nodes are stopped at the end."""
 
     async def main(*arguments: P.args, **named: P.kwargs) -> None:
         try:
