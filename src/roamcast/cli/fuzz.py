@@ -17,7 +17,7 @@ import typer
 
 from roamcast.bench.interrupts import interrupts_held_back
 from roamcast.cli.exhaustive import check_alone, search_exhaustively
-from roamcast.cli.output import emit_json, progress
+from roamcast.cli.output import emit_json, present, progress
 from roamcast.cli.sim import EXIT_VIOLATIONS
 from roamcast.cli.tables import table_in_parts
 from roamcast.cli.usage import AsJson, option, show_examples
@@ -187,10 +187,7 @@ def search(
                 report.protocol += f" ({one.front})" if kind.front == "all" else ""
             reports += found
     result = {**merged(reports), **kind._asdict(), "left_out": left_out}
-    if as_json:
-        emit_json(result)
-    else:
-        show(result)
+    present(result, show, as_json)
     return bool(result["failures"])
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "plain",
     "prepare_new_folder",
     "prepare_out_folder",
+    "present",
     "progress",
     "table",
 ]  # fmt: skip
@@ -45,6 +46,14 @@ def emit_json(value: Mapping[str, Any]) -> None:
     JSON has no NaN and no infinity; both become null, so that every parser accepts the line.
     """
     sys.stdout.write(json.dumps(plain(value), allow_nan=False) + "\n")
+
+
+def present(result: dict[str, Any], show: Callable[[dict[str, Any]], None], as_json: bool) -> None:
+    """Print a result as JSON, or as a command shows it to a person."""
+    if as_json:
+        emit_json(result)
+    else:
+        show(result)
 
 
 def plain(value: Any) -> Any:

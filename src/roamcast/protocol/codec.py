@@ -92,7 +92,7 @@ def message_types() -> list[type[Message]]:
 @lru_cache(maxsize=2)
 def _decoders(kinds: tuple[type[Message], ...]) -> tuple[Any, Any]:
     """Decoders of one message and of a batch; making them takes a millisecond."""
-    known: Any = Union[tuple(_FRAME_OF.get(one, one) for one in kinds)]
+    known: Any = Union[(*(_FRAME_OF.get(one, one) for one in kinds),)]
     one = msgspec.msgpack.Decoder(known, dec_hook=_decode_hook)
     return one, msgspec.msgpack.Decoder(list[known], dec_hook=_decode_hook)
 
