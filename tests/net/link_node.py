@@ -242,6 +242,22 @@ def live(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     return run
 
 
+async def joined(a: Node, b: Node) -> None:
+    """Start both and let b dial a."""
+    await a.start()
+    await b.start(a)
+    await until(lambda: a.has_joined(b.id) and b.has_joined(a.id))
+
+
+async def dialed_over_relay(dialer: Node, target: Node) -> Relay:
+    """Start a relay to a node that listens, and the dialer, which reaches the node over the relay."""
+    relay = Relay(target)
+    await relay.start()
+    await dialer.start()
+    dialer.peers.reload(dialer.link, [relay.peer()])
+    return relay
+
+
 async def until(condition: Callable[[], object]) -> None:
     """Waits until it holds; fails if it does not in time."""
     deadline = asyncio.get_running_loop().time() + DEADLINE_S

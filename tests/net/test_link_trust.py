@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.net.certificates import Authority
-from tests.net.link_node import QUICK, Node, Relay, live, until
+from tests.net.link_node import QUICK, Node, dialed_over_relay, live, until
 
 from roamcast.broker.links.end import LinkError
 from roamcast.config.sections import Link, Peer
@@ -233,10 +233,7 @@ async def test_what_is_changed_on_the_way_ends_the_connection_and_the_link_resum
 ) -> None:
     a, b = Node("a"), Node("b")
     await a.start()
-    relay = Relay(a)
-    await relay.start()
-    await b.start()
-    b.peers.reload(b.link, [relay.peer()])
+    relay = await dialed_over_relay(b, a)
     await until(lambda: a.has_joined("b") and b.has_joined("a"))
     b.send("a", 1)
     await until(lambda: a.received("b") == [1])

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.net.certificates import Authority
-from tests.net.link_node import QUICK, SECRET, TERMS, Node, Relay, live, until
+from tests.net.link_node import QUICK, SECRET, TERMS, Node, Relay, dialed_over_relay, joined, live, until
 
 from roamcast.broker.links.links import Links
 from roamcast.config.sections import Link, Peer
@@ -38,9 +38,7 @@ def slow(**settings: object) -> Link:
 @live
 async def test_a_link_carries_messages_both_ways() -> None:
     a, b = Node("a"), Node("b")
-    await a.start()
-    await b.start(a)
-    await until(lambda: a.has_joined("b") and b.has_joined("a"))
+    await joined(a, b)
     a.send("b", 1, 2, 3)
     b.send("a", 7, 8)
     await until(lambda: b.received("a") == [1, 2, 3] and a.received("b") == [7, 8])
@@ -104,10 +102,7 @@ async def test_whatever_is_cut_each_message_arrives_once_and_in_order(loop: str)
     a, b = Node("a"), Node("b")
     rng = random.Random(3)
     await a.start()
-    relay = Relay(a)
-    await relay.start()
-    await b.start()
-    b.peers.reload(b.link, [relay.peer()])
+    relay = await dialed_over_relay(b, a)
     sent = 0
     for _ in range(25):
         await until(lambda: a.is_up("b") and b.is_up("a"))
@@ -124,9 +119,7 @@ async def test_whatever_is_cut_each_message_arrives_once_and_in_order(loop: str)
 @live
 async def test_a_broker_that_was_restarted_goes_on_where_it_was() -> None:
     a, b = Node("a"), Node("b")
-    await a.start()
-    await b.start(a)
-    await until(lambda: a.has_joined("b") and b.has_joined("a"))
+    await joined(a, b)
     for life in range(5):
         b.send("a", life)
         await b.restart(a)
@@ -139,10 +132,7 @@ async def test_a_peer_that_gives_no_sign_of_life_is_noticed(caplog: pytest.LogCa
     a, b = Node("a", Link(**{**QUICK, "timeout_s": 0.3})), Node("b", Link(**{**QUICK, "timeout_s": 0.3}))
     caplog.set_level(logging.INFO)
     await a.start()
-    relay = Relay(a)
-    await relay.start()
-    await b.start()
-    b.peers.reload(b.link, [relay.peer()])
+    relay = await dialed_over_relay(b, a)
     await until(lambda: a.has_joined("b") and b.has_joined("a"))
     relay.stop()
     a.send("b", 1)
@@ -156,9 +146,7 @@ async def test_a_peer_that_gives_no_sign_of_life_is_noticed(caplog: pytest.LogCa
 @live
 async def test_a_peer_that_does_not_read_stops_the_writer_and_loses_nothing() -> None:
     a, b = Node("a"), Node("b")
-    await a.start()
-    await b.start(a)
-    await until(lambda: a.has_joined("b") and b.has_joined("a"))
+    await joined(a, b)
     b.peers.pause_reading("a")
     body = Fleeting("p", 0, 0, b"\x80", 0.0, (b"x" * 100_000,))
     for _ in range(500):
@@ -184,10 +172,7 @@ async def test_another_secret_is_refused_on_both_sides_with_one_line(
     a, b, c = Node("a"), Node("b", slow(secret="quite another secret")), Node("c")
     await a.start()
     await c.start(a)
-    relay = Relay(a)
-    await relay.start()
-    await b.start()
-    b.peers.reload(b.link, [relay.peer()])
+    relay = await dialed_over_relay(b, a)
     await until(lambda: b.why("a") and "calls itself b" in caplog.text)
     await until(lambda: a.has_joined("c"))
     assert b.why("a") == "it refuses: the shared secrets differ"
@@ -204,10 +189,7 @@ async def test_a_proof_serves_only_once() -> None:
     """Someone who has listened to a handshake says the same again."""
     a, b = Node("a"), Node("b")
     await a.start()
-    relay = Relay(a)
-    await relay.start()
-    await b.start()
-    b.peers.reload(b.link, [relay.peer()])
+    relay = await dialed_over_relay(b, a)
     await until(lambda: a.has_joined("b"))
     heard = relay.heard
     await b.peers.stop()
@@ -301,9 +283,7 @@ async def test_a_link_that_would_close_a_cycle_is_refused_on_both_sides(
 @live
 async def test_a_broker_that_lost_its_journal_is_refused_until_it_is_forgotten() -> None:
     a, b = Node("a", slow()), Node("b", slow())
-    await a.start()
-    await b.start(a)
-    await until(lambda: a.has_joined("b") and b.has_joined("a"))
+    await joined(a, b)
     await until(lambda: a.links.ends["b"].received and b.links.ends["a"].received)
     await b.peers.stop()
     b.links = Links("b", b.links._codec)
@@ -320,10 +300,7 @@ async def test_a_broker_that_lost_its_journal_is_refused_until_it_is_forgotten()
 async def test_a_refused_dialer_tries_again_at_once_when_told_to() -> None:
     a, b = Node("a"), Node("b", slow(secret="another secret, yes"))
     await a.start()
-    relay = Relay(a)
-    await relay.start()
-    await b.start()
-    b.peers.reload(b.link, [relay.peer()])
+    relay = await dialed_over_relay(b, a)
     await until(lambda: "secrets differ" in b.why("a"))
     b.peers.reload(slow(), [relay.peer()])
     await until(lambda: a.has_joined("b"))
@@ -354,9 +331,7 @@ async def test_garbage_is_closed_and_logged_once_and_nobody_is_disturbed(
     said: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, b = Node("a"), Node("b")
-    await a.start()
-    await b.start(a)
-    await until(lambda: a.has_joined("b") and b.has_joined("a"))
+    await joined(a, b)
     for _ in range(3):
         reader, writer = await asyncio.open_connection("127.0.0.1", a.peers.port)
         writer.write(said)
@@ -458,9 +433,7 @@ def tls_node(id: str, authority: Authority, name: str = "", ca: str = "") -> Nod
 async def test_certificates_prove_ids(loop: str, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     a, b = tls_node("a", authority), tls_node("b", authority)
-    await a.start()
-    await b.start(a)
-    await until(lambda: a.has_joined("b") and b.has_joined("a"))
+    await joined(a, b)
     a.send("b", *range(20_000))
     await until(lambda: b.received("a") == list(range(20_000)))
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import msgspec
 import pytest
-from tests.net.link_node import QUICK, SECRET, TERMS, Node, live, until
+from tests.net.link_node import QUICK, SECRET, TERMS, Node, joined, live, until
 
 from roamcast.broker.links.frames import FrameCutter
 from roamcast.broker.links.links import Offer
@@ -32,9 +32,7 @@ def slow() -> Link:
 @live
 async def test_the_highest_version_that_both_speak_is_used(of_a: Versions, of_b: Versions, used: int) -> None:
     a, b = Node("a", versions=of_a), Node("b", versions=of_b)
-    await a.start()
-    await b.start(a)
-    await until(lambda: a.has_joined("b") and b.has_joined("a"))
+    await joined(a, b)
     assert a.links.ends["b"].version == b.links.ends["a"].version == used
 
 
@@ -153,9 +151,7 @@ class Hint(Message, frozen=True, tag="?HintOfVersions"):
 @live
 async def test_an_optional_message_is_not_sent_to_who_is_older(of_b: Versions, carried: int) -> None:
     a, b = Node("a", versions=(1, 2)), Node("b", versions=of_b)
-    await a.start()
-    await b.start(a)
-    await until(lambda: a.has_joined("b") and b.has_joined("a"))
+    await joined(a, b)
     before = a.links.ends["b"].sent
     a.links.send([("b", Hint("x")), ("b", Settled(1))])
     assert a.links.ends["b"].sent - before == carried
@@ -172,9 +168,7 @@ def send_raw(node: Node, peer: str, *message: object) -> None:
 @live
 async def test_an_unknown_optional_message_is_skipped_and_counted() -> None:
     a, b = Node("a"), Node("b")
-    await a.start()
-    await b.start(a)
-    await until(lambda: a.has_joined("b") and b.has_joined("a"))
+    await joined(a, b)
     send_raw(b, "a", "?Unheard", 1, [2])
     send_raw(b, "a", "?Unheard", "x" * 1_000_000)
     b.send("a", 1)
@@ -194,9 +188,7 @@ async def test_a_link_refuses_commands_words_of_clients_and_what_is_unknown(
     message: tuple[object, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     a, b = Node("a", slow()), Node("b", slow())
-    await a.start()
-    await b.start(a)
-    await until(lambda: a.has_joined("b") and b.has_joined("a"))
+    await joined(a, b)
     send_raw(b, "a", *message)
     b.send("a", 1)
     await until(lambda: not a.is_up("b"))
