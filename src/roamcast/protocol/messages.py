@@ -118,24 +118,20 @@ class Wrapper(Message, frozen=True, tag=False):
     """A message that carries another one, in its last field `message`, and is what that one is."""
 
     @property
-    def inner(self) -> Message:
-        return self.message  # type: ignore[attr-defined, no-any-return]
-
-    @property
     def cause(self) -> Cause:
-        return cause_of(self.inner)
+        return cause_of(self.message)  # type: ignore[attr-defined]
 
     @property
     def weight(self) -> int:
-        return self.inner.weight
+        return self.message.weight  # type: ignore[attr-defined, no-any-return]
 
     @property
     def is_fleeting(self) -> bool:  # type: ignore[override]
-        return self.inner.is_fleeting
+        return self.message.is_fleeting  # type: ignore[attr-defined, no-any-return]
 
     @property
     def needs(self) -> int:
-        return self.inner.needs
+        return self.message.needs  # type: ignore[attr-defined, no-any-return]
 
 
 class Relayed(Wrapper, frozen=True, tag="Relayed"):
@@ -483,8 +479,8 @@ def cause_of(message: Message) -> Cause:
 def told(message: Message) -> str:
     """Return the message's type and content, for errors."""
     inner = message
-    while isinstance(inner, Wrapper):
-        inner = inner.inner
+    while isinstance(inner, Relayed | About):
+        inner = inner.message
     burst = getattr(inner, "burst", None)
     return type(inner).__name__ + (f" with a {type(burst).__name__}" if burst is not None else "")
 

@@ -9,6 +9,7 @@ clients are recorded in a `Ledger`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -58,32 +59,27 @@ QOS_0_PUBLISH = 0x30
 CONTROL_TOPIC = MOVE_TOPIC.decode()
 
 
+@dataclass(slots=True, eq=False)
 class Line:
     """One connection between a client and a broker."""
 
-    __slots__ = (
-        "asked", "begun", "broker", "client", "down", "is_heard", "is_open", "is_taken", "noted", "up",
-        "waiting_bytes",
-    )  # fmt: skip
-
-    def __init__(self, client: MqttClient, broker: str, up: Link, down: Link, noted: Connection) -> None:
-        self.client = client
-        self.broker = broker
-        self.up = up
-        self.down = down
-        self.noted = noted
-        self.asked: dict[int, SubscribeFilter | UnsubscribeFilter] = {}
-        """Unanswered requests by packet id."""
-        self.begun = b""
-        """The beginning of a packet whose rest is still in transit to the broker."""
-        self.waiting_bytes = 0
-        """Bytes that the client has sent and the broker has not received yet."""
-        self.is_taken = False
-        """True if the broker has received the CONNECT."""
-        self.is_open = True
-        """True while bytes of the client reach the broker."""
-        self.is_heard = True
-        """True while bytes of the broker reach the client."""
+    client: MqttClient
+    broker: str
+    up: Link
+    down: Link
+    noted: Connection
+    asked: dict[int, SubscribeFilter | UnsubscribeFilter] = field(default_factory=dict)
+    """Unanswered requests by packet id."""
+    begun: bytes = b""
+    """The beginning of a packet whose rest is still in transit to the broker."""
+    waiting_bytes: int = 0
+    """Bytes that the client has sent and the broker has not received yet."""
+    is_taken: bool = False
+    """True if the broker has received the CONNECT."""
+    is_open: bool = True
+    """True while bytes of the client reach the broker."""
+    is_heard: bool = True
+    """True while bytes of the broker reach the client."""
 
 
 class MqttClient:
