@@ -527,7 +527,7 @@ def test_what_makes_no_sense_is_said_in_one_line() -> None:
         site.check_forgetting("b")
     with pytest.raises(InputError, match=r"^where brokers move, a session follows its client"):
         site.check_draining("b")
-    with pytest.raises(InputError, match="does not know BrokerForgotten"):
+    with pytest.raises(InputError, match="does not support BrokerForgotten"):
         site.step(1.0, [BrokerForgotten("b")])
     with pytest.raises(InputError, match=r"recursive_migration: it promises nothing"):
         make_machine(MachineSettings("a", protocol="recursive_migration"))

@@ -70,7 +70,7 @@ def test_a_chain_needs_a_way_back() -> None:
     stays = {"a": Stays(), "b": Stays()}
     stays["a"].total_s["connect"] = 10.0
     stays["a"].count("connect", "connect", "b")
-    with pytest.raises(InputError, match="there and back"):
+    with pytest.raises(InputError, match="moves in both directions"):
         fitted_chain(stays)
 
 

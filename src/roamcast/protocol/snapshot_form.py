@@ -150,7 +150,7 @@ class Catalogue:
             known = self._named(name)
             if cls not in known:
                 full_name = f"{cls.__module__}.{cls.__qualname__}"
-                raise InputError(f"{full_name} is no class of a machine, or declares no state")
+                raise InputError(f"{full_name} declares no state, or is not part of the machine")
             if len(known) > 1:
                 others = " and ".join(f"{one.__module__}.{one.__qualname__}" for one in known)
                 raise InputError(f"the name {name} is used by {others}: rename one of them (State)")
