@@ -34,9 +34,9 @@ from roamcast.filters.patterns import LikePattern, Pattern, Wild
 
 Predicate = Callable[[Attributes], bool]
 
-# In the tests below: `a` the attributes, `n` the name, `v` the current value, `b` and `c` constants. The value
-# is of any type, and a test begins by finding out which. NaN fails every comparison, except those that test for
-# inequality. Each test is written once, as text, and made for every condition.
+# In the tests below: `a` the attributes, `n` the name, `v` the current value, `b` and `c` constants. The
+# value is of any type, and a test begins by finding out which. NaN fails every comparison, except those that
+# test for inequality. Each test is written once, as text, and made for every condition.
 
 _OF_STRINGS = "(v := a.get(n)).__class__ is str and ({})"
 _OF_NUMBERS = "((v := a.get(n)).__class__ is float or v.__class__ is int) and ({})"
