@@ -102,7 +102,6 @@ class World:
         """Connection to client and broker, as long as the broker knows of it."""
         self.crashes = False
         """Whether brokers crash now and then."""
-        self.crashed = 0
         self.is_ahead: dict[str, None] = {}
         """Brokers that crashed and lost what they had journalled."""
         for id in self.ids:
@@ -138,7 +137,6 @@ class World:
 
     def crash(self, id: str) -> None:
         """Kill it; sometimes with a turn journalled whose effects nobody saw."""
-        self.crashed += 1
         for one, other in self.links:
             if id in (one, other) and self.up.get((one, other)):
                 self.cut_link(one, other)
