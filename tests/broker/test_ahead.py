@@ -121,8 +121,7 @@ def test_a_copy_answers_and_delivers_before_anything_crosses_a_link() -> None:
     world.go_on()
     assert world.holder("reader") == "b2"
     assert world.reading("reader", "b2") is Reading.SESSION
-    world.publish("writer", "news", 1)
-    world.settle()
+    world.tell("writer", "news", 1)
     assert reader.received[3:] == [("writer:4:news", 1, False)]
     assert reader.connection, "the client was not disturbed"
 
@@ -170,8 +169,7 @@ def test_two_copies_that_serve_one_after_the_other_lose_nothing() -> None:
         if not reader.connection:
             world.attach("reader", "b3")
         world.settle()
-    world.publish("writer", "news", 1)
-    world.settle()
+    world.tell("writer", "news", 1)
     assert world.came("reader")[-1] == "writer:4:news"
     assert world.holder("reader") == "b3"
 
@@ -180,8 +178,7 @@ def test_two_copies_that_serve_one_after_the_other_lose_nothing() -> None:
 def test_what_must_not_come_twice_waits_for_the_session(qos: int) -> None:
     world = away(qos)
     writer = world.clients["writer"]
-    world.publish("writer", "news", 2)
-    world.settle()
+    world.tell("writer", "news", 2)
     world.hold()
     world.bring_in("reader", "b2")
     assert world.clients["reader"].presents == [False]
@@ -207,12 +204,10 @@ def test_what_is_fed_while_a_client_reads_waits_for_the_session() -> None:
     world = away(count=1)
     world.bring_in("reader", "b1", "twice-is-wrong", 2)
     world.leave("reader")
-    world.publish("writer", "news", 1)
-    world.settle()
+    world.tell("writer", "news", 1)
     world.hold(("b2", "b0"))
     world.attach("reader", "b2")
-    world.publish("writer", "twice-is-wrong", 2)
-    world.settle()
+    world.tell("writer", "twice-is-wrong", 2)
     fed = "writer:3:twice-is-wrong"
     assert [burst.bodies for burst in world.sites["b2"].broker.protocol.copies["reader"].aside] == [
         (fed.encode(),)
@@ -268,8 +263,7 @@ def test_who_says_what_it_has_reads_qos_2_from_a_copy() -> None:
     assert world.came("reader") == told(3)
     assert world.clients["reader"].received[0][1:] == (2, False)
     world.go_on()
-    world.publish("writer", "news", 2)
-    world.settle()
+    world.tell("writer", "news", 2)
     assert world.came("reader") == told(4)
     assert world.clients["reader"].connection, "the client was not disturbed"
 
@@ -365,8 +359,7 @@ def test_a_session_does_not_expire_under_a_client_that_a_copy_serves() -> None:
     world.step("b1", [Tick()])
     world.go_on()
     world.attach("reader", "b2")
-    world.publish("writer", "news", 1)
-    world.settle()
+    world.tell("writer", "news", 1)
     assert world.clients["reader"].presents[1:] == [True, True, True]
     assert world.came("reader") == told(4)
 
@@ -389,8 +382,7 @@ def test_a_copy_does_not_serve_a_session_whose_time_is_over() -> None:
 
 def test_a_session_whose_time_is_over_ends_with_all_its_copies() -> None:
     world = expired()
-    world.step("b1", [Tick()])
-    world.settle()
+    world.order("b1", Tick())
     assert all("reader" not in world.sites[id].broker.protocol.copies for id in world.ids)
     assert not list(known_at(world))
     world.bring_in("reader", "b2")
@@ -404,8 +396,7 @@ def test_what_a_client_asks_for_meanwhile_waits_for_its_session() -> None:
     reader = world.clients["reader"]
     world.subscribe("reader", "more", 1)
     world.publish("reader", "other", 1)
-    world.publish("reader", "other", 2)
-    world.settle()
+    world.tell("reader", "other", 2)
     assert reader.acknowledged == set()
     assert reader.settled == {"news"}
     world.go_on()

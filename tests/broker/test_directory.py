@@ -165,8 +165,7 @@ def test_what_was_made_meanwhile_is_met_when_the_broker_is_back() -> None:
     world.run(200)
     world.links.append(("b1", "b2"))
     world.settle()
-    world.publish("local2", "a/1", 1)
-    world.settle()
+    world.tell("local2", "a/1", 1)
     world.bring_in("new", "b2")
     assert world.clients["new"].presents[-1:] == [True]
     assert [payload for payload, _, _ in world.clients["new"].received] == ["local2:1:a/1"]
@@ -223,6 +222,5 @@ def test_the_missing_broker_hears_of_subscriptions_when_it_is_back() -> None:
     world.subscribe("local0", "a/#", 1)
     world.run(200)
     world.settle()
-    world.publish("local2", "a/1", 1)
-    world.settle()
+    world.tell("local2", "a/1", 1)
     assert [payload for payload, _, _ in world.clients["local0"].received] == ["local2:1:a/1"]

@@ -46,8 +46,7 @@ def connected(
     connection = world.rng.getrandbits(40) + 1
     client.connection, client.broker = connection, broker
     world.owner[connection] = (name, broker)
-    world.step(broker, [ClientConnected(connection, connect, Identity(name, user))])
-    world.settle()
+    world.order(broker, ClientConnected(connection, connect, Identity(name, user)))
     return list(world.heard[name])
 
 
@@ -75,8 +74,7 @@ def test_options_of_subscriptions_are_known_wherever_the_client_goes() -> None:
     world.bring_in("s", "b2")
     world.bring_in("p", "b1")
     world.publish("s", "a/own", 1)
-    world.publish("p", "a/x", 1)
-    world.settle()
+    world.tell("p", "a/x", 1)
     (came,) = [one for one in world.heard["s"] if isinstance(one, packets.Publish)]
     assert came.properties is not None
     assert (came.topic, came.properties.subscription_identifiers) == ("a/x", (77,))
@@ -99,8 +97,7 @@ def test_a_clean_start_ends_the_session_everywhere() -> None:
     subscribed(world, "s", "b0")
     world.attach("p", "b0")
     world.drop(world.clients["s"].connection, "s")
-    world.publish("p", "a/1", 1)
-    world.settle()
+    world.tell("p", "a/1", 1)
     world.bring_in("s", "b2", clean=True)
     assert world.clients["s"].presents == [False, False]
     assert payloads(world, "s") == []
@@ -259,8 +256,7 @@ def test_clocks_do_not_matter_within_the_tree() -> None:
     world = with_slow_clock()
     for broker in ("b1", "b2", "b1", "b2"):
         world.attach("s", broker)
-        world.publish("p", "a/1", 1)
-        world.settle()
+        world.tell("p", "a/1", 1)
         assert world.clients["s"].broker == world.end_of_way("b0", "s") == broker
     assert len(payloads(world, "s")) == 4
 
@@ -275,8 +271,7 @@ def test_a_clock_that_is_behind_costs_a_client_one_connection_when_parts_meet() 
     world.settle()
     assert world.clients["s"].connection == 0
     world.attach("s", "b2")
-    world.publish("p", "a/1", 1)
-    world.settle()
+    world.tell("p", "a/1", 1)
     assert payloads(world, "s") == ["p:1:a/1"]
     assert world.end_of_way("b0", "s") == "b2"
 
@@ -288,8 +283,7 @@ def test_a_leader_that_is_gone_for_good_is_replaced_and_nothing_else_is_lost() -
     world.links = [pair for pair in world.links if "b0" not in pair]
     part(world, ("b0", "b1"), ("b0", "b2"), ("b0", "b3"))
     assert world.leaders() == ["b0", "b1"]
-    world.publish("p", "a/1", 1)
-    world.settle()
+    world.tell("p", "a/1", 1)
     assert payloads(world, "s") == ["p:1:a/1"]
 
 
@@ -388,8 +382,7 @@ def test_what_a_broker_says_of_itself_is_for_those_who_are_there() -> None:
     world = make_world()
     for name, broker in (("here", "b0"), ("there", "b1")):
         subscribed(world, name, broker, "$SYS/#")
-    world.step("b0", [StatusAnnounced("$SYS/broker/uptime", b"1 second")])
-    world.settle()
+    world.order("b0", StatusAnnounced("$SYS/broker/uptime", b"1 second"))
     assert (payloads(world, "here"), payloads(world, "there")) == (["1 second"], [])
     subscribed(world, "late", "b0", "$SYS/broker/+")
     assert payloads(world, "late") == ["1 second"]
@@ -512,8 +505,7 @@ def test_an_operator_can_ask_anywhere_where_a_client_is() -> None:
     world.bring_in("p", "b0")
     assert ask(world, "b0", "s") == [("b2", "attached", 0)]
     world.drop(world.clients["s"].connection, "s")
-    world.publish("p", "a/1", 1)
-    world.settle()
+    world.tell("p", "a/1", 1)
     assert ask(world, "b1", "s") == ask(world, "b2", "s") == [("b2", "away", 1)]
     assert ask(world, "b0", "nobody") == []
     part(world, ("b0", "b1"))
@@ -581,8 +573,7 @@ def test_a_removed_user_has_nothing_left_where_brokers_move() -> None:
     world = make_world()
     heard = connected(world, "car", "b1", lasting("car"), user="alice")
     assert isinstance(heard[0], packets.Connack)
-    world.step("b1", [AccessRevoked(("user:alice",), (), "its user was removed")])
-    world.settle()
+    world.order("b1", AccessRevoked(("user:alice",), (), "its user was removed"))
     assert [one.reason for one in world.heard["car"] if isinstance(one, packets.Disconnect)] == [
         Reason.NOT_AUTHORIZED
     ]

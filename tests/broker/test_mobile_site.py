@@ -39,8 +39,7 @@ def test_a_publish_reaches_a_subscriber_over_the_tree() -> None:
     subscribed(world, "s", "b2")
     world.bring_in("p", "b0")
     world.publish("p", "a/1", 1)
-    world.publish("p", "b/1", 1)
-    world.settle()
+    world.tell("p", "b/1", 1)
     assert payloads(world, "s") == ["p:1:a/1"]
     assert world.clients["p"].acknowledged == {"p:1:a/1", "p:2:b/1"}
 
@@ -50,8 +49,7 @@ def test_a_client_finds_its_session_and_what_was_stored_at_another_broker() -> N
     subscribed(world, "s", "b2")
     world.bring_in("p", "b0")
     world.drop(world.clients["s"].connection, "s")
-    world.publish("p", "a/1", 1)
-    world.settle()
+    world.tell("p", "a/1", 1)
     world.bring_in("s", "b1")
     assert world.clients["s"].presents == [False, True]
     assert payloads(world, "s") == ["p:1:a/1"]

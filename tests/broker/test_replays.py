@@ -66,8 +66,7 @@ def test_replays_of_brokers_that_move_come_to_the_state_there_was() -> None:
     for id in ("b1", "b2", "b0"):
         world.crash(id)
         world.attach("c", id)
-        world.publish("c", "a/1", 1)
-        world.settle()
+        world.tell("c", "a/1", 1)
     for id in world.ids:
         world.check_replay(id)
         assert checks_in(world.journals[id])
@@ -98,8 +97,7 @@ def test_a_replay_that_differs_is_stopped_by_a_check_in_the_journal(monkeypatch:
     for name in ("c", "d"):
         world.bring_in(name, "b0", "a/#", 1)
     for _ in range(5):
-        world.publish("c", "a/1", 1)
-        world.settle()
+        world.tell("c", "a/1", 1)
     assert isinstance(world.recover("b0"), BrokerMachine)
     send = InFlight.send_together
 

@@ -151,8 +151,9 @@ def test_a_broker_that_was_forgotten_and_comes_back_with_an_empty_disk_is_told_e
     world.cut_link("b1", "b2")
     world.links.remove(("b1", "b2"))
     world.sites["b1"].step(world.now, [BrokerForgotten("b2")])
-    world.step("b1", [])
-    world.settle()
+    world.order(
+        "b1",
+    )
     world.journals["b2"].clear()
     del world.sites["b2"]
     world.start("b2")

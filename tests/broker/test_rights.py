@@ -227,8 +227,7 @@ def test_a_removed_user_loses_connections_and_sessions() -> None:
                          (("phone", "alice"), ("car", "alice"), ("desk", "bob")))  # fmt: skip
     world.settle()
     world.drop(away.connection, "car")
-    world.step("b0", [AccessRevoked(("b0/user:alice",), (), "its user was removed")])
-    world.settle()
+    world.order("b0", AccessRevoked(("b0/user:alice",), (), "its user was removed"))
     assert here.connection == 0
     assert other.is_welcome
     assert list(world.sites["b0"].endpoint.sessions) == ["desk"]
@@ -240,8 +239,7 @@ def test_a_connection_that_is_revoked_leaves_its_session() -> None:
     world = Realms(3, 1, [])
     phone = world.log_in("phone", "alice", "b0")
     world.settle()
-    world.step("b0", [AccessRevoked((), (phone.connection,), "its password was changed")])
-    world.settle()
+    world.order("b0", AccessRevoked((), (phone.connection,), "its password was changed"))
     assert phone.connection == 0
     world.log_in("phone", "alice", "b0")
     world.settle()
@@ -532,8 +530,7 @@ def test_the_identity_of_a_session_travels_with_it() -> None:
     client = world.log_in("car", "alice", "b0")
     world.settle()
     leave = packets.Disconnect(session_expiry=1000, user_properties=((DESTINATION, "b1"),))
-    world.step("b0", [ClientFrames(client.connection, write(leave, 5))])
-    world.settle()
+    world.order("b0", ClientFrames(client.connection, write(leave, 5)))
     session = world.sites["b1"].endpoint.sessions["car"]
     assert session.owner == "b0/user:alice"
     assert session.identity == client.identity

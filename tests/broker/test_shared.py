@@ -21,8 +21,7 @@ def test_a_group_that_everyone_left_gets_nothing() -> None:
     world.bring_in("m0", "b0", "$share/workers/jobs/#", 1)
     world.attach("m0", "b1", clean=True)
     world.bring_in("p", "b0")
-    world.publish("p", "jobs/1", 1)
-    world.settle()
+    world.tell("p", "jobs/1", 1)
     assert world.clients["m0"].received == []
     assert all(not site.shared._groups for site in world.sites.values())
 
@@ -80,8 +79,7 @@ def test_what_is_published_after_the_suback_reaches_the_group(group: str) -> Non
     world.subscribe("m0", f"$share/{group}/jobs/#", 1)
     while not world.clients["m0"].settled:
         world.run(1)
-    world.publish("p", "jobs/1", 1)
-    world.settle()
+    world.tell("p", "jobs/1", 1)
     assert [payload for payload, _, _ in world.clients["m0"].received] == world.clients["p"].sent
 
 
@@ -143,8 +141,7 @@ def test_a_group_goes_on_when_its_owner_is_gone_for_good(number: int) -> None:
     for name in ("m0", "m1", "m2"):
         world.subscribe(name, f"$share/{group}/jobs/#", 1)
     world.settle()
-    world.publish("p", "jobs/1", 1)
-    world.settle()
+    world.tell("p", "jobs/1", 1)
     world.cut_link("b1", "b2")
     world.links.remove(("b1", "b2"))
     world.drop(world.clients["m2"].connection, "m2", tell=False)
@@ -152,8 +149,9 @@ def test_a_group_goes_on_when_its_owner_is_gone_for_good(number: int) -> None:
         world.publish("p", "jobs/2", 1)
     world.run(200)
     world.sites["b1"].step(world.now, [BrokerForgotten("b2")])
-    world.step("b1", [])
-    world.settle()
+    world.order(
+        "b1",
+    )
     for _ in range(10):
         world.publish("p", "jobs/3", 1)
     world.settle()

@@ -206,6 +206,16 @@ class World:
             self.subscribe(name, filter, qos)
             self.settle()
 
+    def tell(self, name: str, topic: str, qos: int) -> None:
+        """Publish; then everything comes to rest."""
+        self.publish(name, topic, qos)
+        self.settle()
+
+    def order(self, id: str, *inputs: MachineInput) -> None:
+        """Give a broker inputs; then everything comes to rest."""
+        self.step(id, [*inputs])
+        self.settle()
+
     def drop(self, connection: int, name: str, tell: bool = True) -> None:
         """The connection breaks; the broker may notice only later (when the client comes again)."""
         _, broker = self.owner.pop(connection, ("", ""))
