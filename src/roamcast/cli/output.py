@@ -17,21 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from roamcast.errors import InputError
-from roamcast.lab.rows import cell, is_number, leaves
-
-__all__ = [
-    "Report",
-    "cell",
-    "emit_json",
-    "is_number",
-    "leaves",
-    "plain",
-    "prepare_new_folder",
-    "prepare_out_folder",
-    "present",
-    "progress",
-    "table",
-]  # fmt: skip
+from roamcast.lab.rows import cell as cell
+from roamcast.lab.rows import is_number
 
 # Called by long work from time to time, with the amount done and the total.
 Report = Callable[[int, int], None]

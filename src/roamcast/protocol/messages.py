@@ -11,58 +11,15 @@ from typing import ClassVar, Literal
 import msgspec
 
 from roamcast.filters.filter import Filter, Value
-from roamcast.protocol.notification import (
-    Area,
-    Burst,
-    Cause,
-    ClientMessage,
-    Command,
-    Fleeting,
-    Message,
-    count_of,
-)
+from roamcast.protocol.notification import Area, count_of
+from roamcast.protocol.notification import Burst as Burst
+from roamcast.protocol.notification import Cause as Cause
+from roamcast.protocol.notification import ClientMessage as ClientMessage
+from roamcast.protocol.notification import Command as Command
+from roamcast.protocol.notification import Fleeting as Fleeting
+from roamcast.protocol.notification import Message as Message
 from roamcast.protocol.session import Session
 from roamcast.protocol.whereabouts import Whereabouts
-
-__all__ = [
-    "About",
-    "Accepted",
-    "Acknowledge",
-    "Advertise",
-    "AttachRefused",
-    "AttachRequest",
-    "Burst",
-    "Cause",
-    "ClientMessage",
-    "ClientPublish",
-    "ClientSubscribe",
-    "ClientUnsubscribe",
-    "Command",
-    "Deliver",
-    "Drain",
-    "Entry",
-    "Fleeting",
-    "Grant",
-    "GrantReceived",
-    "Hello",
-    "HolderUnknown",
-    "InPlaceOf",
-    "Leave",
-    "Locate",
-    "Located",
-    "Message",
-    "Move",
-    "Probe",
-    "Relayed",
-    "Request",
-    "RequestRefused",
-    "Settled",
-    "SubscriptionSettled",
-    "TellHeld",
-    "Unadvertise",
-    "Update",
-    "Welcome",
-]
 
 # --- between neighbouring brokers: routing --------------------------------------------------------
 
