@@ -19,6 +19,7 @@ from typing import Any
 from roamcast.errors import InputError
 from roamcast.lab.rows import cell as cell
 from roamcast.lab.rows import is_number
+from roamcast.lab.rows import leaves as leaves
 
 # Called by long work from time to time, with the amount done and the total.
 Report = Callable[[int, int], None]
