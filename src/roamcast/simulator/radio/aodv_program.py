@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from roamcast.simulator.radio.aodv import Aodv, AodvSettings, Timer
+from collections.abc import Callable
+from typing import Any
+
+from roamcast.simulator.radio.aodv import Aodv, AodvSettings
 from roamcast.simulator.radio.aodv_messages import AodvMessage, Data
 from roamcast.simulator.radio.ledger import Ledger, Notification
 from roamcast.simulator.radio.network import Station
@@ -49,8 +52,8 @@ class AodvProgram:
         if not self._station.unicast(neighbour, kind, message, message.payload_bytes) and kind == "Data":
             self._ledger.given_up["queue full"] += 1
 
-    def set_timer(self, at: float, token: Timer) -> None:
-        self._station.set_timer(at, self.aodv.on_deadline, token)
+    def set_timer(self, at: float, then: Callable[..., Any], *about: Any) -> None:
+        self._station.set_timer(at, then, *about)
 
     def jitter(self, up_to_s: float) -> float:
         return self._station.chance.random() * up_to_s
