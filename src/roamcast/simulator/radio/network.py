@@ -111,15 +111,3 @@ class RadioNetwork(Engine):
         self.movement.advance(self.parameters.move_every_s)
         self.channel.move(self.movement.positions_m)
         self.push(self.now + self.parameters.move_every_s, self._move)
-
-    def accepts(self, receiver: int, sender: int, message: Any) -> bool:
-        return self.programs[receiver].accepts(sender, message)
-
-    def receive(self, receiver: int, sender: int, message: Any) -> None:
-        self.programs[receiver].on_received(sender, message)
-
-    def sent(self, sender: int, destination: int, message: Any) -> None:
-        self.programs[sender].on_sent(destination, message)
-
-    def fail(self, sender: int, destination: int, message: Any) -> None:
-        self.programs[sender].on_send_failed(destination, message)
