@@ -309,7 +309,7 @@ class Checker:
             self._newest.clear()
         self._newest.append((row.node, notification))
         if number != len(numbered):
-            self._violate("numbering", f"{row.publisher} number {number} after {len(numbered) - 1}")
+            self.violate("numbering", f"{row.publisher} number {number} after {len(numbered) - 1}")
 
     # --- what came ---
 
@@ -324,7 +324,7 @@ class Checker:
             if 1 <= number <= len(numbered):
                 self._deliver(row, receiver, client or "", number, numbered[number - 1])
             elif client not in self._hears_hostile or not (publisher or "").startswith(self.hostile):
-                self._violate("invented", f"{client} got {publisher}/{number}, which nobody published")
+                self.violate("invented", f"{client} got {publisher}/{number}, which nobody published")
 
     def _deliver(
         self, row: Row, receiver: Receiver, client: str, number: int, notification: Notification
@@ -505,7 +505,7 @@ class Checker:
         for publisher, count in asked.items():
             if published[publisher] != count:
                 kind = "published twice" if published[publisher] > count else "never published"
-                self._violate(kind, f"{published[publisher]} notifications of {publisher} instead of {count}")
+                self.violate(kind, f"{published[publisher]} notifications of {publisher} instead of {count}")
 
     def _on_lost(
         self,
@@ -549,14 +549,10 @@ class Checker:
             name = f"{kind} ({excuse})"
             self.result.excused[name] = self.result.excused.get(name, 0) + 1
         else:
-            self._violate(kind, text())
-
-    def _violate(self, kind: str, text: str) -> None:
-        self.result.violate(kind, text, self._violations_max)
+            self.violate(kind, text())
 
     def violate(self, kind: str, text: str) -> None:
-        """Add a violation that the driver found."""
-        self._violate(kind, text)
+        self.result.violate(kind, text, self._violations_max)
 
 
 def _client(row: Row) -> str:
