@@ -10,14 +10,14 @@ from roamcast.broker.links.reach import Join, Reach, Reaches
 from roamcast.broker.links.rules import USUAL, ClientRules, PeerRules, TopicRules, Translation
 from roamcast.broker.retained import Retain
 from roamcast.broker.reunion import Claim, Claims, Rival
-from roamcast.broker.shared_messages import GroupOver
+from roamcast.broker.shared_messages import GroupJoin, GroupOver
 from roamcast.filters.selector import parse, parse_subscription
 from roamcast.mobility import find_protocol
 from roamcast.mobility.multi_hop_handoff import SubMigration
 from roamcast.protocol.codec import message_types
-from roamcast.protocol.effects import OverlayChanged, Received
+from roamcast.protocol.effects import Attached, OverlayChanged, Received
 from roamcast.protocol.messages import AttachRequest as Request
-from roamcast.protocol.messages import Grant, Locate, Located, Relayed, Settled, Update
+from roamcast.protocol.messages import Grant, Hello, Locate, Located, Relayed, Settled, Update
 from roamcast.protocol.notification import Burst, Fleeting, Message, decode_attributes, encode_attributes
 from roamcast.protocol.session import Session
 
@@ -164,7 +164,8 @@ def test_an_asker_behind_a_guest_hears_that_a_session_is_not_for_it() -> None:
     ("message", "reason"),
     [
         (published("t", "$broker/b"), "publisher"),
-        (published("t", "$retained/g"), "publisher"),
+        (GroupJoin("g", "topic MATCHES '", "c", "g", True, False), "form"),
+        (GroupJoin("g", "x = myloc", "c", "g", True, False), "form"),
         (published("t", ""), "form"),
         (published("t", count=2), "form"),
         (published("t", number=0), "form"),
@@ -192,6 +193,31 @@ def test_an_asker_behind_a_guest_hears_that_a_session_is_not_for_it() -> None:
 )
 def test_a_member_speaks_only_for_itself_and_those_behind_it(message: Message, reason: str) -> None:
     assert Here(PeerRules()).reason(message) == reason
+
+
+def test_messages_are_counted_as_they_are_not_as_the_peer_says() -> None:
+    here = Here(PeerRules())
+    assert here.admit(published("t", count=1 << 62)) is None
+    assert here.border.refused["g"] == {"form": 1}
+
+
+@pytest.mark.parametrize("guest", ["x", "$x", "$broker/a"])
+def test_a_guest_has_client_ids_of_its_own(guest: str) -> None:
+    """A client of this side that has the same id, or takes it, cannot suppress what the guest's publishes."""
+    here = Here(PeerRules(prefix="rail", clients=(), may=("data", "subscriptions")))
+    here.core.step(1.0, [Attached(guest, 7, Hello(guest, fresh=True))])
+    here.core.step(60.0, [])
+    later = here.core.sessions[guest].incarnation + 10**9
+    numbered = published("t", guest, incarnation=later)
+    fleeting = Fleeting(guest, 0, 0, numbered.attributes, 0.0, (b"",), 1, b"\0")
+    for burst in (numbered, fleeting):
+        came = here.admit(burst)
+        assert isinstance(came, Burst)
+        assert came.publisher == f"g/{guest}"
+
+
+def test_a_client_id_of_a_member_may_start_with_a_dollar() -> None:
+    assert Here(PeerRules()).admit(published("t", "$x")) is not None
 
 
 def test_an_owner_of_a_site_behind_the_peer_passes() -> None:

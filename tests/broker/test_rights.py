@@ -18,6 +18,7 @@ from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import AccessRules, Grants, Identity, Rule
 from roamcast.mqtt.server.endpoint import EndpointSettings
 from roamcast.mqtt.server.sessions import Subscription, subscription_bytes
+from roamcast.mqtt.server.welcoming import will_bytes
 from roamcast.protocol.owners import is_same, site_name, site_of, vouches
 
 NO_SECRETS = AccessRules((Rule("deny", topic="secret/#"),), "allow")
@@ -219,6 +220,22 @@ def test_retained_messages_are_judged_like_others() -> None:
 
 
 # Users.
+
+
+def test_wills_of_refused_clients_and_removed_users_are_not_counted() -> None:
+    world = Realms(3, 1, [])
+    not_others = Rule("deny", action="connect", client="others")
+    world.set_rules(AccessRules((not_others, Rule("allow", action="connect"))))
+    will = Will("w", b"x" * 1000, delay=1000)
+    for name, user in (("mine", "alice"), ("others", "alice"), ("car", "bob")):
+        world.clients[name] = Client(name, options={"will": will})
+        world.log_in(name, user, "b0")
+    world.settle()
+    endpoint = world.sites["b0"].endpoint
+    assert endpoint._wills_bytes == 2 * will_bytes(will)
+    world.drop(world.clients["mine"].connection, "mine")
+    world.step("b0", [AccessRevoked(("b0/user:alice",), (), "its user was removed")])
+    assert endpoint._wills_bytes == will_bytes(will)
 
 
 def test_a_removed_user_loses_connections_and_sessions() -> None:

@@ -1,10 +1,12 @@
 """Limits on what a client may send and hold: a real broker, raw sockets, reason codes."""
 
 import asyncio
+import gc
 import select
 import socket
 import subprocess
 import sys
+import weakref
 from contextlib import ExitStack, suppress
 from typing import Any, cast
 
@@ -161,6 +163,31 @@ def test_what_a_clogged_client_has_sent_is_taken_when_it_reads() -> None:
 
     asyncio.run(story())
     assert pushed == [ClientFrames(7, b"")]
+
+
+def test_a_refused_connection_that_is_closed_takes_no_memory() -> None:
+    """Thousands come in the seconds that a client has to take its last bytes."""
+
+    class Door:
+        output_bytes_max = connect_packet_max = 1024
+
+        def __getattr__(self, _: str) -> Any:
+            return lambda *_: 7
+
+    async def story() -> None:
+        client = ClientConnection(
+            cast(Any, Door()), Listener(), Stranger("127.0.0.1", "127.0.0.1:1", 0.0, lambda why: None)
+        )
+        transport = Unread()
+        client.connection_made(transport)
+        client.data_received(b"no CONNECT")
+        client.connection_lost(None)
+        left = weakref.ref(transport)
+        del client, transport
+        gc.collect()
+        assert left() is None
+
+    asyncio.run(story())
 
 
 def test_a_client_id_makes_no_lines_in_the_log_of_its_own(broker: BrokerProcess) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from roamcast.models.mobility import (
     CHAINS,
+    MODEL_FILE,
     LastUsed,
     Move,
     NextBroker,
@@ -103,5 +104,6 @@ def test_the_bound_is_high_for_routine_and_low_for_chance() -> None:
 def test_everything_in_one_table() -> None:
     found = evaluate(way("bus", "abcb" * 30))
     assert isinstance(found["models"], dict)
-    assert set(found["models"]) == {*CHAINS, "last used"}
+    assert set(found["models"]) == {*CHAINS, MODEL_FILE, "last used"}
+    assert found["models"][MODEL_FILE]["hit_1"] == 1.0
     assert found["models"]["order 2"]["hit_1"] == 1.0

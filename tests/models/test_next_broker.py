@@ -1,10 +1,13 @@
 """Counted moves become a neighbour graph of bounded degree."""
 
+from collections import Counter
+from random import Random
+
 import pytest
 
 from roamcast.errors import InputError
 from roamcast.mobility.neighbour_graph import parse_graph
-from roamcast.models.next_broker import Edge, bounded_graph, count_moves, graph_document
+from roamcast.models.next_broker import Edge, bounded_graph, contexts_of, count_moves, graph_document
 
 VISITS = [
     [("a", 0.0), ("b", 10.0), ("a", 20.0), ("c", 30.0)],
@@ -42,3 +45,20 @@ def test_the_document_is_what_proactive_reads() -> None:
 def test_bounds_that_leave_nothing_are_refused(degree: int | None, mass: float) -> None:
     with pytest.raises(InputError, match="valid is"):
         bounded_graph([], 0.0, degree, mass)
+
+
+def test_ways_that_only_fit_by_chance_are_left_out() -> None:
+    draw = Random(1)
+    by_chance: Counter[tuple[str, ...]] = Counter()
+    for way in (f"w{number}" for number in range(200)):
+        by_chance.update((way, "here", target) for target in draw.choices("abcdef", k=3))
+    told: Counter[tuple[str, ...]] = Counter(
+        {("north", "here", "south"): 9, ("south", "here", "north"): 9, ("once", "here", "a"): 1}
+    )
+    (row,) = contexts_of(by_chance)["here"]
+    assert row["after"] == []
+    assert [row["after"] for row in contexts_of(told)["here"]] == [[], ["north"], ["south"], ["once"]]
+    # One way that is certain is found among many that mean nothing.
+    by_chance["east", "here", "f"] = 30
+    found = contexts_of(by_chance)["here"]
+    assert [(row["after"], row["next"]) for row in found[1:]] == [(["east"], {"f": 30})]

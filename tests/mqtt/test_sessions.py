@@ -1,13 +1,30 @@
 """How a session's subscriptions decide in which way a notification is sent."""
 
+from typing import Any
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from roamcast.errors import InputError
 from roamcast.filters.filter import Attributes
 from roamcast.filters.patterns import TopicPattern
+from roamcast.mqtt.codec.packets import PublishProperties, Will
 from roamcast.mqtt.codec.topics import subscription_filter
-from roamcast.mqtt.server.sessions import LEAVING_BYTES, LEAVING_BYTES_MAX, MqttSession, Options, Subscription
+from roamcast.mqtt.server.access import Grants, Identity
+from roamcast.mqtt.server.in_flight import PackedInFlight
+from roamcast.mqtt.server.sessions import (
+    LEAVING_BYTES,
+    LEAVING_BYTES_MAX,
+    Capsule,
+    MqttSession,
+    NamedCapsule,
+    Options,
+    Recall,
+    Subscription,
+)
 from roamcast.protocol.notification import encode_attributes
 
 HOT: Attributes = {"topic": "t", "x": 9}
@@ -120,3 +137,67 @@ def test_a_client_that_never_waits_for_an_answer_takes_no_memory() -> None:
     assert kept[-1] == ranged(bound).filter
     unpacked, _ = MqttSession.unpack("c", hasty.pack())
     assert unpacked.leaving == hasty.leaving
+
+
+# --- capsules of other brokers ---
+
+MATCHES = "topic MATCHES 'a/#'"
+CAPSULE = NamedCapsule(
+    3600,
+    [
+        Subscription("a/#", MATCHES, 1, False, False, 7),
+        Subscription("$share/g/a/#", MATCHES, 1, False, False, None, "g"),
+    ],
+    PackedInFlight(5, [("p", 1, 1, 0, 3, 1), ("p", 1, 2, 0, 0, 0)], [3], [4]),
+    [1],
+    will=Will("w", b"gone", 1, True, 5, PublishProperties(content_type="text/plain")),
+    leaving={"b": ["topic = 'b'"]},
+    silent={"topic = 'c'": 3},
+    identity=Identity("c", "ann", site="a", grants=Grants(("a/#",), ("#",))),
+    recalls=[Recall("a/#", MATCHES, 1, None, False)],
+)  # fmt: skip
+SHARED = CAPSULE.subscriptions[1]
+
+
+def test_a_capsule_of_a_session_is_read() -> None:
+    session, recalls = MqttSession.unpack("c", msgspec.msgpack.encode(CAPSULE))
+    assert session.pack(CAPSULE.will, recalls=recalls) == msgspec.msgpack.encode(
+        Capsule(**{name: getattr(CAPSULE, name) for name in Capsule.__struct_fields__})
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"expiry_s": -1},
+        {"expiry_s": 1 << 32},
+        {"since": float("nan")},
+        {"will_at": float("inf")},
+        {"received": [0]},
+        {"received": [70_000]},
+        {"subscriptions": [replace(SHARED, filter="topic MATCHES '")]},
+        {"subscriptions": [replace(SHARED, filter="area = myloc")]},
+        {"subscriptions": [replace(SHARED, qos=3)]},
+        {"subscriptions": [replace(SHARED, identifier=0)]},
+        {"in_flight": PackedInFlight(0)},
+        {"in_flight": PackedInFlight(resend=[("p", 1, 1, 0, 70_000, 1)])},
+        {"in_flight": PackedInFlight(resend=[("p", 1, 1, 0, 7, 4)])},
+        {"in_flight": PackedInFlight(early=[-1])},
+        {"in_flight": PackedInFlight(released=[1 << 40])},
+        {"leaving": {"b": ["("]}},
+        {"silent": {"(": 1}},
+        {"recalls": [Recall("a", "(", 1, None, False)]},
+        {"recalls": [Recall("a", MATCHES, 1, None, False, clock=(float("nan"), 0))]},
+        {"identity": Identity("c", "ann", grants=Grants(("a#",)))},
+        {"will": Will("a/#", b"")},
+        {"will": Will("w" * 70_000, b"")},
+        {"will": Will("w", b"", qos=3)},
+        {"will": Will("w", b"", delay=-1)},
+        {"will": Will("w", b"", properties=PublishProperties(payload_format=300))},
+        {"will": Will("w", b"", properties=PublishProperties(message_expiry=1 << 40))},
+        {"will": Will("w", b"", properties=PublishProperties(content_type="\0"))},
+    ],
+)
+def test_a_capsule_with_a_value_that_no_session_has_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="malformed capsule"):
+        MqttSession.unpack("c", msgspec.msgpack.encode(replace(CAPSULE, **changed)))

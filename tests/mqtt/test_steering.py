@@ -43,6 +43,7 @@ def test_the_nearest_broker_decides() -> None:
     assert told("b", '{"lat": 43.3, "lon": -2.0}') is None
     assert told("a", '{"lat": "far"}') is None
     assert told("a", "{") is None
+    assert told("a", '{"a":' + "[" * 100_000) is None
 
 
 def test_the_model_decides_where_nothing_is_said() -> None:

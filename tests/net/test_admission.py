@@ -1,6 +1,8 @@
 """Who comes in, as whom, and the reason codes for those who do not."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,14 @@ import pytest
 
 from roamcast.config.sections import Access, Config, HttpHook, Listener
 from roamcast.errors import InputError
+from roamcast.mqtt import scram
 from roamcast.mqtt.codec.packets import Connect
 from roamcast.mqtt.codec.reasons import IN_CONNACK, Reason
 from roamcast.mqtt.server.access import Identity
-from roamcast.net.admission import Admission, Admitted
+from roamcast.net.admission import Admission, Admitted, Ask
 from roamcast.net.clients import ConnectionRefused, without_secrets
-from roamcast.net.users import changing_users, hash_password
+from roamcast.net.hook import Answer, Hook, Question
+from roamcast.net.users import changing_users, hash_password, with_scram
 
 OPEN, CLOSED = Listener(anonymous=True), Listener(anonymous=False)
 CERTIFICATE = {"subject": ((("commonName", "car-7"),),)}
@@ -164,3 +168,95 @@ def test_sessions_of_users_that_nobody_knows_are_found_at_the_start(config: Conf
     assert Admission(elsewhere).unknown([*owners, "@fleet/user:eve"]) == (), "others may know them"
     service = msgspec.structs.replace(config.access, http=HttpHook(url="http://127.0.0.1:1/"))
     assert Admission(msgspec.structs.replace(config, access=service)).unknown(owners) == ()
+
+
+# --- guesses that are begun at once ---
+
+
+async def refusals_of(
+    admission: Admission, guesses: int, ask: Callable[[int], Ask] | None, gate: asyncio.Event, **said: Any
+) -> Counter[Reason]:
+    """Begin so many logins as alice, let them go on together, and count how they are refused."""
+
+    async def guess(number: int) -> Reason:
+        connect = Connect(5, "", **said)
+        if ask is not None:
+            first = scram.ClientExchange("alice", b"", b"%d" % number).first()
+            connect = Connect(5, "", authentication_method=scram.METHOD, authentication_data=first)
+        asked = ask(number) if ask is not None else None
+        try:
+            await admission.identify(CLOSED, connect, f"c{number}", "192.0.2.1", None, asked)
+        except ConnectionRefused as refused:
+            return refused.reason
+        raise AssertionError("a guess was right")
+
+    tasks = [asyncio.create_task(guess(number)) for number in range(guesses)]
+    await asyncio.sleep(0)
+    gate.set()
+    return Counter(await asyncio.gather(*tasks))
+
+
+def test_guesses_by_scram_that_are_begun_at_once_count_one_by_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "users")
+    with changing_users(path) as users:
+        users["alice"] = with_scram(hash_password(b"open sesame"), b"open sesame")
+    admission = Admission(Config(access=Access(users=path, failures_max=2)))
+
+    async def story() -> Counter[Reason]:
+        gate = asyncio.Event()
+
+        def ask(number: int) -> Ask:
+            async def answer(challenge: bytes) -> bytes:
+                await gate.wait()
+                return scram.ClientExchange("alice", b"wrong", b"%d" % number).answer(challenge)
+
+            return answer
+
+        return await refusals_of(admission, 5, ask, gate)
+
+    reasons = asyncio.run(story())
+    assert reasons == {Reason.BAD_USER_NAME_OR_PASSWORD: 2, Reason.CONNECTION_RATE_EXCEEDED: 3}
+
+
+class StubbedHook(Hook):
+    """A service that answers when the gate is open."""
+
+    def __init__(self, answer: Answer, clock: Callable[[], float] = lambda: 100.0) -> None:
+        super().__init__(HttpHook(url="http://127.0.0.1:1/", cache_s=60.0), clock)
+        self.gate = asyncio.Event()
+        self.answer = answer
+        self.asked = 0
+
+    async def _post(self, body: bytes) -> Answer:
+        self.asked += 1
+        await self.gate.wait()
+        return self.answer
+
+
+def test_guesses_at_a_service_that_are_begun_at_once_count_like_failures() -> None:
+    hook_at = HttpHook(url="http://127.0.0.1:1/")
+    admission = Admission(Config(access=Access(http=hook_at, failures_max=2)))
+
+    async def story() -> Counter[Reason]:
+        admission._hook = hook = StubbedHook(Answer(allow=False))
+        reasons = await refusals_of(admission, 5, None, hook.gate, username="alice", password=b"x")
+        assert hook.asked == 2
+        return reasons
+
+    reasons = asyncio.run(story())
+    assert reasons == {Reason.BAD_USER_NAME_OR_PASSWORD: 2, Reason.CONNECTION_RATE_EXCEEDED: 3}
+
+
+def test_a_remembered_answer_ends_when_the_service_said() -> None:
+    now = [100.0]
+
+    async def story() -> list[float | None]:
+        hook = StubbedHook(Answer(allow=True, expires_s=10.0), lambda: now[0])
+        hook.gate.set()
+        ends = []
+        for now[0] in (100.0, 109.0, 111.0):
+            ends.append((await hook.ask(Question("alice", b"x", "phone", "192.0.2.1", "a"))).expires_at)
+        assert hook.asked == 2
+        return ends
+
+    assert asyncio.run(story()) == [110.0, 110.0, 121.0]

@@ -198,7 +198,7 @@ def test_memories_of_failures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     back_off = verifier.back_off
     assert len(back_off._by_user._known) == len(back_off._by_address._known) == 4
     assert max(map(len, back_off._by_user._known)) < 200
-    assert not verifier._tries
+    assert not back_off._checking
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,15 @@ UPGRADE = [
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    broker = BrokerProcess(tmp_path_factory.mktemp("web"), CONFIG)
-    yield broker.port
-    broker.stop()
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    started = BrokerProcess(tmp_path_factory.mktemp("web"), CONFIG)
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def port(broker: BrokerProcess) -> int:
+    return broker.port
 
 
 def test_messages_go_both_ways(port: int) -> None:
@@ -133,8 +138,11 @@ def test_pings_are_answered_only_as_long_as_the_answers_are_read() -> None:
     assert PONGS_BYTES_MAX <= len(transport.written) < PONGS_BYTES_MAX + 200
 
 
-@pytest.mark.parametrize("data", [b"\0" * 100, b"GET / HTTP/1.0\r\n\r\n", b"x" * 100_000])
-def test_rubbish_is_closed_and_others_are_served(port: int, data: bytes) -> None:
+FOREIGN_LETTERS = "\r\n".join(["GET /mqtt HTTP/1.1", "Host: \xff", *UPGRADE, "", ""]).encode("latin-1")
+
+
+@pytest.mark.parametrize("data", [b"\0" * 100, b"GET / HTTP/1.0\r\n\r\n", b"x" * 100_000, FOREIGN_LETTERS])
+def test_rubbish_is_closed_and_others_are_served(broker: BrokerProcess, port: int, data: bytes) -> None:
     with socket.create_connection(("127.0.0.1", port), DEADLINE_S) as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
@@ -144,3 +152,4 @@ def test_rubbish_is_closed_and_others_are_served(port: int, data: bytes) -> None
                 answer += chunk
     assert b"101" not in answer
     assert ask(port).startswith(b"HTTP/1.1 101")
+    assert not [line for line in broker.lines if "Traceback" in line], "each would be many lines in the log"

@@ -136,23 +136,20 @@ def enough_for_the_watcher() -> int:
 
 def test_classes_are_kept_for_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(find_java()))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    new = tmp_path / session.NEW_CLASSES
-    assert session._with_known_classes(tmp_path) == f'-XX:ArchiveClassesAtExit="{new}"'
-    session._keep_classes(new)
-    assert not (tmp_path / "cache").exists(), "Java was killed, or has written none"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    option, _, quoted = session._with_known_classes().partition("=")
+    new = Path(quoted.strip('"'))
+    assert (option, new.parent, new.exists()) == (session.MAKES_CLASSES, tmp_path / "roamcast", False)
+    new.write_bytes(bytes(4) + b"archive")
+    assert session._with_known_classes() == f'{option}="{new}"', "Java still writes it, or was killed"
     new.write_bytes(b"archive")
-    session._keep_classes(new)
-    (kept,) = (tmp_path / "cache" / "roamcast").iterdir()
-    assert session._with_known_classes(tmp_path) == f'-XX:SharedArchiveFile="{kept}"'
-    assert kept.read_bytes() == b"archive"
+    kept = new.with_suffix(".jsa")
+    assert session._with_known_classes() == f'-XX:SharedArchiveFile="{kept}"'
+    assert (kept.read_bytes(), new.exists()) == (b"archive", False)
+    assert session._with_known_classes() == f'-XX:SharedArchiveFile="{kept}"'
 
 
-def test_where_nothing_can_be_kept_the_next_start_takes_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_can_be_kept_the_next_start_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(find_java()))
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    (tmp_path / session.NEW_CLASSES).write_bytes(b"archive")
-    session._keep_classes(tmp_path / session.NEW_CLASSES)
-    assert "ArchiveClassesAtExit" in session._with_known_classes(tmp_path)
+    assert session._with_known_classes() == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from roamcast.broker.links.border import Border
 from roamcast.broker.links.rules import ClientRules, Translation
 from roamcast.errors import InputError
 from roamcast.mobility.multi_hop_handoff import MultiHopHandoff
+from roamcast.mqtt.server import sessions
 from roamcast.protocol.messages import Locate, Update
 from roamcast.protocol.notification import Message
 from roamcast.simulator.fuzz import draw_story, fuzz
@@ -128,3 +130,10 @@ def test_a_hole_in_the_border_is_found(
         except InputError:  # The machine raised it: nothing that a peer says may come so far.
             return
     pytest.fail(f"{hole.__name__}: none of {SEEDS_MAX} seeds noticed it")
+
+
+def test_a_capsule_that_nobody_checks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the state of a session at the MQTT side, so clients of the lab have none."""
+    monkeypatch.setattr(sessions, "check_capsule", lambda capsule: None)
+    with pytest.raises((InputError, struct.error)):
+        fuzz("multi_hop_handoff", range(SEEDS_MAX), faults=("hostile",), front="mqtt")

@@ -69,6 +69,9 @@ class AnyMachine(Protocol):
     def links_may_cycle(self) -> bool:
         """True if connections between brokers may form cycles: the site finds its own tree in them."""
 
+    def is_guest(self, broker: str) -> bool:
+        """True if a broker of the network is one of another organisation."""
+
     @property
     def promise(self) -> str:
         """One line about what clients can rely on."""

@@ -379,6 +379,9 @@ class Locator:
         broker = self._broker
         trail = broker.protocol.trail_of(request.client)
         if trail not in ("", sender, request.broker) and request.detours < DETOURS_MAX:
+            if broker.hop_of(request.broker) == trail:
+                # The session went back to where the question came from.
+                request = msgspec.structs.replace(request, detours=request.detours + 1)
             broker.send(trail, request)
         else:
             broker.send(request.broker, HolderUnknown(request.client, request.connection))

@@ -276,6 +276,9 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     def retained_refused(self) -> int:
         return self.retained.refused
 
+    def is_guest(self, broker: str) -> bool:
+        return self.broker.is_guest(broker)
+
     def refused(self, peer: str) -> Mapping[str, int]:
         return self.border.refused.get(peer, {})
 

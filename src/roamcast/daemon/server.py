@@ -81,6 +81,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("roamcast")
 
+RESERVED = ("$broker", "$share")
+"""First levels of the names that brokers have as publishers, and share groups as subscribers."""
 SWEEP_S = 1.0
 START_BITS = 62
 DENIED_AGAIN_S, DENIED_PAUSE_MAX_S = 10.0, 3600.0
@@ -586,6 +588,7 @@ class Server:
                     Reason.CLIENT_IDENTIFIER_NOT_VALID, "a lasting session needs a client id"
                 )
             client_id = f"auto-{secrets.token_hex(12)}"
+        self._check_client_id(client_id)
         admitted = await self._admission.identify(
             client.listener, connect, client_id, client.host, client.certificate, client.ask
         )
@@ -600,6 +603,15 @@ class Server:
         self._check_load(client_id)
         self._check_flapping(client_id, connect)
         return admitted
+
+    def _check_client_id(self, client_id: str) -> None:
+        """Refuse a name that brokers use among each other for something else than this client."""
+        first, slash, _ = client_id.partition("/")
+        if slash and (first in RESERVED or self.site.is_guest(first)):
+            raise ConnectionRefused(
+                Reason.CLIENT_IDENTIFIER_NOT_VALID,
+                f"a client id that starts with {first}/: such names are used by brokers",
+            )
 
     def _check_load(self, client_id: str) -> None:
         """Refer a client to another broker if this one is full, unless the client's session is here."""

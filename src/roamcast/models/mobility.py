@@ -19,6 +19,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
+from roamcast.models.next_broker import Way, kept_ways
+
 HOURS_PER_BAND = 3
 MOVES_FOR_BOUND = 20
 """Number of moves of a client needed to estimate its entropy."""
@@ -87,6 +89,8 @@ CHAINS: dict[str, tuple[Context, ...]] = {
     "order 2, client": (NOTHING, _last(1), _last(2), _client(1), _client(2)),
 }
 """Name of a model to its contexts, the most general first."""
+MODEL_FILE = "model file"
+"""The third order without ways that only fit by chance."""
 
 
 @dataclass
@@ -101,6 +105,16 @@ class NextBroker:
             known = context(move)
             if known is not None:
                 self.counts.setdefault((level, known), Counter())[move.target] += 1
+
+    def drop_ways(self) -> None:
+        """Keep the ways that a model file keeps; for chains of last brokers alone."""
+        rows: dict[str, dict[Way, Counter[str]]] = {}
+        for _, known in self.counts:
+            if known:
+                *way, here = map(str, known)
+                rows.setdefault(here, {})[tuple(way)] = self.counts[len(known), known]
+        kept = {(*way, here) for here, of_broker in rows.items() for way in kept_ways(of_broker)}
+        self.counts = {key: row for key, row in self.counts.items() if not key[1] or key[1] in kept}
 
     def probabilities(self, move: Move) -> dict[str, float]:
         """Map brokers to probabilities; brokers that nobody ever went to are missing, and so is the
@@ -166,12 +180,17 @@ def judge(models: Mapping[str, Model], moves: Sequence[Move], at_s: float) -> di
     """
     judged = {name: Judged() for name in models}
     brokers = len({move.target for move in moves} | {move.recent[-1] for move in moves})
-    for move in moves:
-        for name, model in models.items():
+    for name, model in models.items():
+        for move in moves:
+            if move.at_s < at_s:
+                model.learn(move)
+        if isinstance(model, NextBroker) and name == MODEL_FILE:
+            model.drop_ways()
+        for move in moves:
             if move.at_s >= at_s:
                 _judge_one(judged[name], model, move, brokers)
-            if move.at_s < at_s or isinstance(model, LastUsed):
-                model.learn(move)
+                if isinstance(model, LastUsed):
+                    model.learn(move)
     return judged
 
 
@@ -327,6 +346,7 @@ def evaluate(visits: Sequence[Visit], learn_share: float = 0.7) -> dict[str, obj
     at_s = from_s + learn_share * (until_s - from_s)
     moves = moves_of(visits)
     models: dict[str, Model] = {name: NextBroker(chain) for name, chain in CHAINS.items()}
+    models[MODEL_FILE] = NextBroker(CHAINS["order 3"])
     models["last used"] = LastUsed()
     judged = judge(models, moves, at_s)
     later = [move for move in moves if move.at_s >= at_s]

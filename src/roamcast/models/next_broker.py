@@ -6,6 +6,7 @@ broker, the few others at which a copy of a client's context is worth its cost.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import groupby, pairwise
@@ -106,9 +107,10 @@ def learned_document(visits: Iterable[Iterable[tuple[str, float]]], until_s: flo
 def contexts_of(counted: Mapping[tuple[str, ...], int]) -> dict[str, list[dict[str, Any]]]:
     """Return, by the present broker: the previous brokers, and how many clients went where.
 
-    Moves are counted by the known brokers up to the one that is left, and by the next one.
+    Moves are counted by the known brokers up to the one that is left, and by the next one. Ways that only
+    mislead are left out.
     """
-    found: dict[str, dict[tuple[str, ...], Counter[str]]] = {}
+    found: dict[str, dict[Way, Counter[str]]] = {}
     for (*way, here, target), moves in sorted(counted.items()):
         for length in range(len(way) + 1):
             after = tuple(way[len(way) - length :])
@@ -116,7 +118,53 @@ def contexts_of(counted: Mapping[tuple[str, ...], int]) -> dict[str, list[dict[s
     return {
         here: [
             {"after": list(after), "next": dict(row)}
-            for after, row in sorted(rows.items(), key=lambda one: (len(one[0]), -one[1].total()))[:WAYS_MAX]
+            for after, row in sorted(kept_ways(rows).items(), key=lambda one: (len(one[0]), -one[1].total()))[
+                :WAYS_MAX
+            ]
         ]
         for here, rows in found.items()
     }
+
+
+Way = tuple[str, ...]
+"""Brokers before the present one, the last one last."""
+
+
+def kept_ways(rows: Mapping[Way, Counter[str]]) -> dict[Way, Counter[str]]:
+    """Return the ways to one broker that predict its next ones better than shorter ways do.
+
+    All ways of a length are kept if they save bits together. Otherwise a way must save more bits than it
+    takes to name it: of many ways that were taken a few times each, some always fit by chance.
+    """
+    total = rows[()].total()
+    likely: dict[Way, dict[str, float]] = {(): {target: moves / total for target, moves in rows[()].items()}}
+    kept: dict[Way, Counter[str]] = {(): rows[()]}
+    for length in sorted({len(way) for way in rows} - {0}):
+        saved = {way: _saved_bits(rows[way], likely[way[1:]]) for way in rows if len(way) == length}
+        least = -math.inf if sum(saved.values()) > 0 else math.log2(len(saved))
+        for way, bits in saved.items():
+            shorter = likely[way] = likely[way[1:]]
+            if bits > least:
+                row = kept[way] = rows[way]
+                likely[way] = {target: _mixed(row, target, share) for target, share in shorter.items()}
+    return kept
+
+
+def _mixed(row: Counter[str], target: str, shorter: float, without: int = 0) -> float:
+    """Return the probability of a target after a way, mixed with that of the shorter way (Witten and Bell
+    1991); `without` is 1 for a move that is not to be counted.
+    """
+    moves = row[target] - without
+    kinds = len(row) - (moves == 0 and without)
+    total = row.total() - without + kinds
+    return (moves + kinds * shorter) / total if total else shorter
+
+
+def _saved_bits(row: Counter[str], shorter: Mapping[str, float]) -> float:
+    """Return how many bits less it takes to tell the moves after a way if the way is known; each move is
+    predicted by the others.
+    """
+    return sum(
+        moves * math.log2(_mixed(row, target, shorter[target], without=1) / shorter[target])
+        for target, moves in row.items()
+    )

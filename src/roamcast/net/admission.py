@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -220,8 +219,10 @@ class Admission:
         obstacle = self._must_wait(user, address)
         if obstacle is not None:
             raise obstacle
+        back_off = self._verifier.back_off
+        back_off.checking(user, address, +1)
         try:
-            answer = await hook.ask(question)
+            answer, expires_at = await hook.ask(question)
         except HookBusy as error:
             raise self._refusal(Reason.SERVER_BUSY, "try again", user, address, str(error)) from None
         except HookFailed as error:
@@ -229,10 +230,11 @@ class Admission:
             raise self._refusal(
                 Reason.SERVER_UNAVAILABLE, "users cannot be checked now", user, address, why
             ) from None
+        finally:
+            back_off.checking(user, address, -1)
         if not answer.allow:
             raise self._failed(user, address, "the service at access.http.url refuses this user")
-        self._verifier.back_off.succeeded(user, address)
-        expires_at = time.time() + answer.expires_s if answer.expires_s is not None else None
+        back_off.succeeded(user, address)
         return _Login(user, Proof("service", user, hook.settings.url), answer.grants, expires_at)
 
     # --- step by step (MQTT 5.0, section 4.12) ---
@@ -260,7 +262,11 @@ class Admission:
             stored = self._verifier.stored_of(user)
             known = verifier_of(stored) if stored is not None else None
             challenge = exchange.challenge(known or scram.decoy(user, self._decoy_key))
-            answer = exchange.finish(await ask(challenge))
+            proof = await ask(challenge)
+            # Others may have failed meanwhile: many tries that are begun at once are not one.
+            if self._verifier.back_off.has_failed_often(user, address):
+                raise self._refusal(REASONS[Outcome.WAIT], Outcome.WAIT.value, user, address)
+            answer = exchange.finish(proof)
         except scram.ScramError as error:
             raise ConnectionRefused(Reason.NOT_AUTHORIZED, f"{scram.METHOD}: {error}") from None
         is_same = stored is not None and self._verifier.stored_of(user) == stored

@@ -137,7 +137,8 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_admission", "_asked", "_backlog", "_backlog_bytes", "_budget", "_discarded", "_door", "_first",
-        "_has_unread", "_is_clogged", "_is_finished", "_is_held", "_is_paused", "_is_slow", "_method",
+        "_has_unread", "_is_clogged", "_is_finished", "_is_held", "_is_paused", "_is_slow", "_linger",
+        "_method",
         "_pauses", "_push", "_source", "_take", "address", "admitted", "host", "id", "is_noted",
         "keep_alive_s", "last_heard_s", "listener", "received_bytes",
         "sent_bytes", "stranger", "transport", "why", "write",
@@ -178,6 +179,8 @@ class ClientConnection(asyncio.Protocol):
         self._budget: Budget | None = None
         self._is_finished = False
         """True once the last bytes were written: further input is discarded."""
+        self._linger: asyncio.TimerHandle | None = None
+        """Ends a connection whose client does not close it after the last bytes."""
         self._discarded = 0
         """Number of discarded bytes."""
         self._backlog: deque[bytes] | None = None
@@ -237,6 +240,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.write = _ignore
         self._forget_backlog()
+        if self._linger is not None:
+            self._linger.cancel()
         if self._admission is not None:
             self._admission.cancel()
         if self._first is None:
@@ -505,7 +510,7 @@ class ClientConnection(asyncio.Protocol):
             else:
                 transport.close()
         # A client that never reads the last bytes is disconnected after a while.
-        asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
+        self._linger = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
 
     def drop(self, why: str) -> None:
         """Close without sending anything."""

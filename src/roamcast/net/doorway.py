@@ -25,6 +25,9 @@ BACKLOG = 4096
 ACCEPTS_AT_ONCE = 64
 """Connections accepted in one round of the loop, so that those that sent something meanwhile are served
 first. What one round brings shares a turn and a sync of the journal."""
+ROUNDS_TO_READ = 8
+"""Rounds of the loop within which the first bytes of a connection have been read. Until then no flood may
+have taken its place."""
 ACCEPTING_S = 0.002
 """Time limit for accepting in one round, so that a flood of connections does not starve others."""
 ACCEPT_AGAIN_S = 0.2
@@ -124,7 +127,7 @@ class Doorway:
 
     def _accept(self, listening: socket.socket) -> None:
         until_s = monotonic() + ACCEPTING_S
-        for _ in range(ACCEPTS_AT_ONCE):
+        for _ in range(min(ACCEPTS_AT_ONCE, self._strangers.room // ROUNDS_TO_READ or 1)):
             if monotonic() > until_s:
                 return
             try:

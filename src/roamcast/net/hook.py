@@ -61,6 +61,14 @@ class Answer(msgspec.Struct, frozen=True):
         return Grants(self.publish or (), self.subscribe or ())
 
 
+class Known(NamedTuple):
+    """An answer, and when what it allows ends: also for those who get it from the cache."""
+
+    answer: Answer
+    expires_at: float | None
+    """Unix time."""
+
+
 class HookFailed(Exception):
     """Raised if the service could not be asked, or its answer cannot be used."""
 
@@ -72,22 +80,24 @@ class HookBusy(HookFailed):
 class Hook:
     """One service; accepting answers are cached for a while."""
 
-    def __init__(self, settings: HttpHook, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: HttpHook, clock: Callable[[], float] = time.time) -> None:
         import_module("h11")  # Not at the first question.
         self.settings = settings
         self._clock = clock
         self._key = secrets.token_bytes(32)
-        self._known: OrderedDict[bytes, tuple[float, Answer]] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[float, Known]] = OrderedDict()
+        """Accepting answers, and until when they are used again."""
         self._open = 0
         self._tls = _context(settings) if settings.url.startswith("https:") else None
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: Question) -> Known:
         """Return the service's answer; raise HookFailed if there is no usable one."""
         import h11  # A broker that asks no service does not load it.
 
         proof = self._proof(question)
         until, known = self._known.get(proof, (0.0, None))
-        if known is not None and until > self._clock():
+        now = self._clock()
+        if known is not None and now < until <= now + self.settings.cache_s:
             return known
         if self._open >= self.settings.requests_max:
             raise HookBusy("too many requests are open")
@@ -101,13 +111,14 @@ class Hook:
             raise HookFailed(str(error) or type(error).__name__) from None
         finally:
             self._open -= 1
+        known = Known(answer, None if answer.expires_s is None else now + answer.expires_s)
         if answer.allow and self.settings.cache_s:
             kept_s = min(self.settings.cache_s, answer.expires_s or self.settings.cache_s)
-            self._known[proof] = (self._clock() + kept_s, answer)
+            self._known[proof] = (now + kept_s, known)
             self._known.move_to_end(proof)
             if len(self._known) > ANSWERS_KEPT_MAX:
                 self._known.popitem(last=False)
-        return answer
+        return known
 
     async def _post(self, body: bytes) -> Answer:
         import h11

@@ -83,17 +83,32 @@ class BackOff:
         """Pairs that have logged in successfully."""
         self._tries: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Addresses with many failures: the number of tries left, and when it was computed."""
+        self._checking: Counter[str] = Counter()
+        """Tries being checked, by pair. They count like failures; otherwise a guesser could make all of them
+        before the first one fails."""
 
     def must_wait(self, user: str, address: str) -> bool:
         """Return true if this try is refused without a check."""
         settings, now = self.settings, self._clock()
         network, pair = _network_and_pair(user, address)
-        if self._by_user.must_wait(pair, now, settings.failures_max, settings):
+        if self._checking[pair] >= settings.failures_max or self.has_failed_often(user, address):
             return True
         allowed = settings.failures_max * FAILURES_BY_ANY_USER
         if pair in self._welcome or not self._by_address.must_wait(network, now, allowed, settings):
             return False
         return not self._takes_try(network, now)
+
+    def has_failed_often(self, user: str, address: str) -> bool:
+        """Return true if this pair of address and user has to wait."""
+        settings, (_, pair) = self.settings, _network_and_pair(user, address)
+        return self._by_user.must_wait(pair, self._clock(), settings.failures_max, settings)
+
+    def checking(self, user: str, address: str, change: int) -> None:
+        """Count a try whose check begins (+1) or is over (-1)."""
+        _, pair = _network_and_pair(user, address)
+        self._checking[pair] += change
+        if not self._checking[pair]:
+            del self._checking[pair]
 
     def _takes_try(self, network: str, now: float) -> bool:
         """Take one of the tries that an address with many failures has: `failures_max` each `backoff_s`."""
@@ -136,8 +151,6 @@ class Verifier:
         self._key = secrets.token_bytes(32)
         self._verified: OrderedDict[bytes, float] = OrderedDict()
         self._running: dict[bytes, asyncio.Future[bool]] = {}
-        self._tries: Counter[str] = Counter()
-        """Different passwords being checked, by address and user."""
         self.back_off = BackOff(settings, clock)
         self.checks = 0
         """Number of hashes computed."""
@@ -179,15 +192,12 @@ class Verifier:
             return Outcome.ACCEPTED
         running = self._running.get(proof)
         if running is None:
-            _, pair = _network_and_pair(user, address)
-            # Concurrent tries count like failures; otherwise a guesser could make all of them before the
-            # first one fails.
-            if self._tries[pair] >= self.settings.failures_max or self.back_off.must_wait(user, address):
+            if self.back_off.must_wait(user, address):
                 return Outcome.WAIT
             settings = self.settings
             if len(self._running) >= settings.verifications_max + settings.verifications_waiting_max:
                 return Outcome.BUSY
-            running = self._start(proof, pair, stored, password)
+            running = self._start(proof, user, address, stored, password)
         # Shielded, because others may wait for the same answer when this client goes away.
         right = await asyncio.shield(running)
         if right and self._users.get(user) == stored:
@@ -197,17 +207,17 @@ class Verifier:
         self.back_off.failed(user, address)
         return Outcome.REFUSED
 
-    def _start(self, proof: bytes, pair: str, stored: str, password: bytes) -> asyncio.Future[bool]:
+    def _start(
+        self, proof: bytes, user: str, address: str, stored: str, password: bytes
+    ) -> asyncio.Future[bool]:
         def finish(_: asyncio.Future[bool]) -> None:
             del self._running[proof]
-            self._tries[pair] -= 1
-            if not self._tries[pair]:
-                del self._tries[pair]
+            self.back_off.checking(user, address, -1)
 
         self.checks += 1
         running = asyncio.get_running_loop().run_in_executor(self._threads, is_password, stored, password)
         self._running[proof] = running
-        self._tries[pair] += 1
+        self.back_off.checking(user, address, +1)
         running.add_done_callback(finish)
         return running
 

@@ -85,6 +85,11 @@ class Strangers:
     def __len__(self) -> int:
         return len(self._all)
 
+    @property
+    def room(self) -> int:
+        """Maximum number in total."""
+        return self._room()
+
     def enter(self, host: str, address: str, leave: Leave) -> Stranger | None:
         """Add a connection; return None if there is no room, because no other can be closed."""
         stranger = Stranger(host, address, self._clock(), leave)
@@ -93,7 +98,7 @@ class Strangers:
         if most is not None and network is not None and len(network) >= most:
             if not self._send_away(stranger.network, f"there are {most} from this address"):
                 return None
-        elif len(self._all) >= (most := self._room()):
+        elif len(self._all) >= (most := self.room):
             heaviest_first = sorted(self._networks, key=lambda name: -len(self._networks[name]))
             if not any(self._send_away(name, f"there are {most} in all") for name in heaviest_first):
                 return None

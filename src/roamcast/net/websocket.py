@@ -121,7 +121,8 @@ class WebSocketConnection(asyncio.Protocol):
             self._machine.receive_data(data)
             for event in self._machine.events():
                 self._on_event(event)
-        except (RemoteProtocolError, LocalProtocolError) as error:
+        # The library decodes headers as ASCII.
+        except (RemoteProtocolError, LocalProtocolError, UnicodeDecodeError) as error:
             log.info("a WebSocket was closed: %s", error)
             hint = getattr(error, "event_hint", None)
             if hint is not None and self._machine.state is not ConnectionState.CLOSED:

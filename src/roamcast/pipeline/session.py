@@ -155,10 +155,8 @@ SMALL_JAVA = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {_NO_EARLY_COLLECTIONS}"
 """Options for small jobs: otherwise half of the time would be spent compiling code that runs only briefly."""
 LARGE_JAVA = f"-XX:+UseParallelGC {_NO_EARLY_COLLECTIONS}"
 
-NEW_CLASSES = "classes.jsa"
-"""Name in the scratch folder of the archive of classes; Java writes it at its end for later starts, if there
-is none yet.
-"""
+MAKES_CLASSES = "-XX:ArchiveClassesAtExit"
+"""Java option to write an archive of the loaded classes when Java ends."""
 
 _scratch: dict[int, Path] = {}
 """Folder of each running session, by the id of its context."""
@@ -187,7 +185,7 @@ def start_spark(
     conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
     chosen = _settings(master, memory_mb, small, scratch)
     if is_one_process(master) and not any(key.startswith(OTHER_CLASSES) for key in settings or ()):
-        chosen["spark.driver.extraJavaOptions"] += f" {_with_known_classes(scratch)}"
+        chosen["spark.driver.extraJavaOptions"] += f" {_with_known_classes()}"
     for key, value in {**chosen, **(settings or {})}.items():
         conf.set(key, value)
     if not quiet:
@@ -207,10 +205,11 @@ def start_spark(
 def stop_spark(spark: SparkSession) -> None:
     """End the session and its Java process, and remove their files from the disk."""
     scratch = _scratch.pop(id(spark.sparkContext), None)
+    options = spark.sparkContext.getConf().get("spark.driver.extraJavaOptions") or ""
     spark.stop()
-    _end_gateway()
+    # Java takes some seconds more to write its archive of classes; nobody need wait for that.
+    _end_gateway(waits=MAKES_CLASSES not in options)
     if scratch is not None:
-        _keep_classes(scratch / NEW_CLASSES)
         shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -226,25 +225,26 @@ def _known_classes() -> Path:
     return cache / f"spark-{pyspark.__version__}-{crc32(made_of.encode()):08x}.jsa"
 
 
-def _with_known_classes(scratch: Path) -> str:
-    """Return the Java option that uses the archive. Java ignores an archive that is damaged or
-    does not fit.
+def _with_known_classes() -> str:
+    """Return the Java option that uses the archive, or that makes it. Java ignores an archive that is damaged
+    or does not fit.
     """
     known = _known_classes()
-    if known.exists():
-        return f'-XX:SharedArchiveFile="{known}"'
-    return f'-XX:ArchiveClassesAtExit="{scratch / NEW_CLASSES}"'
-
-
-def _keep_classes(new: Path) -> None:
-    """Keep the archive for the next start; without it a start takes longer."""
+    new = known.with_suffix(".new")
     with suppress(OSError):
-        if new.exists():
-            known = _known_classes()
-            known.parent.mkdir(parents=True, exist_ok=True)
-            moving = known.with_name(f"{known.name}.{os.getpid()}")
-            shutil.move(new, moving)
-            os.replace(moving, known)
+        known.parent.mkdir(parents=True, exist_ok=True)
+        if _is_whole(new):
+            os.replace(new, known)
+        return f'-XX:SharedArchiveFile="{known}"' if known.exists() else f'{MAKES_CLASSES}="{new}"'
+    return ""
+
+
+def _is_whole(archive: Path) -> bool:
+    """Return true if Java has written the archive to its end: the first bytes come last."""
+    if not archive.exists():
+        return False
+    with archive.open("rb") as file:
+        return any(file.read(4))
 
 
 def _start(conf: SparkConf, log: Path) -> SparkContext:
@@ -276,7 +276,7 @@ def _home_of(master: str, scratch: Path) -> Iterator[None]:
             os.environ["SPARK_HOME"] = given
 
 
-def _end_gateway() -> None:
+def _end_gateway(*, waits: bool = True) -> None:
     """End PySpark's Java process, which would be reused by the next session; other settings need another
     process.
     """
@@ -286,7 +286,8 @@ def _end_gateway() -> None:
     SparkContext._gateway = SparkContext._jvm = None
     gateway.shutdown()
     gateway.proc.stdin.close()  # Its sign to go.
-    gateway.proc.wait()
+    if waits:
+        gateway.proc.wait()
 
 
 def _first_complaint(log: Path) -> str:

@@ -25,10 +25,12 @@ from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.settings import MachineSettings
 from roamcast.errors import InputError
 from roamcast.filters.selector import parse, parse_subscription
+from roamcast.mqtt.server.sessions import NamedCapsule
 from roamcast.protocol.codec import message_types
 from roamcast.protocol.effects import Input
 from roamcast.protocol.messages import About, Relayed
 from roamcast.protocol.notification import Burst, Message, encode_attributes
+from roamcast.protocol.session import Session
 
 HEARD_MAX = 200
 ROOMS = ("roamcast.protocol.", "roamcast.broker.", "roamcast.mobility.", "roamcast.routing.")
@@ -47,7 +49,8 @@ FLOATS = (0.0, 1.0, 11.5, -3.0, 1e12, float("inf"), float("nan"))
 FILTERS = (
     "TRUE", "x = 1", "kind = 'a'", "topic MATCHES 'evil/#'", "topic MATCHES '#'", "topic = 'evil/plan'",
 )  # fmt: skip
-TEXTS = ("", "evil1", "evil2", TOPIC, "TRUE", "x = 1", "$broker/b00", "in", "own", "a/b", "#", "\0")
+OWN_CLIENTS = ("evil1", "evil2")
+TEXTS = ("", *OWN_CLIENTS, TOPIC, "TRUE", "x = 1", "$broker/b00", "in", "own", "a/b", "#", "\0")
 BYTES = (
     b"", b"\x00", b"\x01", b"\x02", b"\x11\x02\x00\x00\x00\x05", b"\xff\xff", b"x" * 40,
     encode_attributes({"topic": TOPIC}), encode_attributes({"x": 1, "kind": "a"}), encode_attributes({}),
@@ -97,7 +100,7 @@ class HostileBroker(BrokerMachine):
 
     def lie(self, rng: random.Random, clients: Sequence[str], brokers: Sequence[str]) -> None:
         """Send a made-up message to every neighbour."""
-        liar = Liar(rng, (*clients, "evil1", "evil2"), brokers, list(self.heard))
+        liar = Liar(rng, (*clients, *OWN_CLIENTS), brokers, list(self.heard))
         for end in self.links.ends.values():
             for _ in range(rng.choice((1, 1, 3))):
                 message = liar.message()
@@ -120,12 +123,15 @@ class Liar:
         self._clients = clients
         self._brokers = brokers
         self._heard = heard
+        self._sessions = [one for one in heard if isinstance(getattr(one, "session", None), Session)]
         # Others may define messages, too: what a seed draws must not depend on which of them are loaded.
         self._kinds = [kind for kind in message_types() if kind.__module__.startswith(ROOMS)]
 
     def message(self, depth: int = 0) -> Message:
         rng = self._rng
-        if self._heard and rng.random() < 0.4:
+        if self._sessions and rng.random() < 0.1:
+            message = self._pushed(rng.choice(self._sessions))
+        elif self._heard and rng.random() < 0.4:
             message = self._changed(rng.choice(self._heard))
         else:
             message = self._struct(rng.choice(self._kinds), depth)
@@ -134,17 +140,36 @@ class Liar:
             message = Relayed(rng.choice(("evil", source)), destination, message)
         return message
 
+    def _pushed(self, message: Any) -> Message:
+        """Return a handoff that was heard, as one of a client that the hostile broker may speak for."""
+        session = msgspec.structs.replace(
+            message.session,
+            client=self._rng.choice(OWN_CLIENTS),
+            number=message.session.number + self._rng.randrange(1000),
+            capsule=self._capsule(),
+        )
+        pushed: Message = msgspec.structs.replace(message, session=session)
+        return pushed
+
     def _changed(self, message: Message) -> Message:
         """Return a copy of a message with some fields changed."""
         names = [one.name for one in msgspec.structs.fields(message)]
-        types = {one.name: one.type for one in _fields(type(message))}
-        drawn = {name: self._value(types[name], 1) for name in names if self._rng.random() < 0.3}
+        fields = {one.name: one for one in _fields(type(message))}
+        drawn = {name: self._field(fields[name], 1) for name in names if self._rng.random() < 0.3}
         return msgspec.structs.replace(message, **drawn)
 
     def _struct(self, kind: type[Any], depth: int) -> Any:
         if kind in (Relayed, About) and depth > 2:
             kind = Burst
-        return kind(**{one.encode_name: self._value(one.type, depth + 1) for one in _fields(kind)})
+        return kind(**{one.encode_name: self._field(one, depth + 1) for one in _fields(kind)})
+
+    def _field(self, field: inspect.Field, depth: int) -> Any:
+        """Draw a field; a capsule is well-formed more often than random bytes would be."""
+        is_capsule = field.name == "capsule" and self._rng.random() < 0.8
+        return self._capsule() if is_capsule else self._value(field.type, depth)
+
+    def _capsule(self) -> bytes:
+        return msgspec.msgpack.encode(self._struct(NamedCapsule, 2))
 
     def _value(self, kind: inspect.Type, depth: int) -> Any:
         rng = self._rng

@@ -73,6 +73,8 @@ ATTACHED_S = 10.0
 """Seconds at this broker after which no message about a client is under way from another broker any more."""
 SESSIONS_GONE_MAX = 1_000
 """Departed sessions that still count against their peer's limit."""
+BROKER_PUBLISHER = "$broker/"
+"""What a broker publishes itself has this before its id as the publisher. No client has such an id."""
 BROKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 OF_PERMISSION = (BeginJoin, AskToJoin, MayJoin, JoinEnded, JoinsBegun)
 OF_MEMBERS = (
@@ -197,7 +199,8 @@ class Border:
                 return self._burst(peer, guard, message)
             return self._other(peer, guard, message)
         except Refused as refused:
-            self._refuse(peer, refused.reason, message.weight if isinstance(message, Burst) else 1)
+            # The bodies are counted, not what the peer says is their number.
+            self._refuse(peer, refused.reason, len(message.bodies) or 1 if isinstance(message, Burst) else 1)
             return None
 
     def _burst(self, peer: str, guard: Guard, burst: Burst) -> Burst:
@@ -205,20 +208,20 @@ class Border:
         if "data" not in guard.rules.may or not self._broker.router.has_peer(peer):
             raise Refused("area")
         burst = self._crossing.translated(guard, burst)
-        publisher = burst.publisher
-        if not publisher:
+        if not burst.publisher:
             raise Refused("form")
+        # A client of the other side may have the id of one of this side: there they have different names.
+        publisher = guard.clients.named(burst.publisher)
         session = self._broker.sessions.get(publisher)
         if session is not None and type(burst) is Burst:
             self._check_number(session, burst)
-        elif publisher[:1] == "$":
+        elif publisher.startswith(BROKER_PUBLISHER):
             self._check_broker_publisher(peer, publisher)
         attachment = self._broker.attachments.get(publisher)
         is_fleeting = type(burst) is Fleeting
         if is_fleeting and attachment is not None and self._broker.now - attachment.at > ATTACHED_S:
             raise Refused("publisher")
-        named = guard.clients.named(publisher)
-        return burst if named == publisher else msgspec.structs.replace(burst, publisher=named)
+        return burst if publisher == burst.publisher else msgspec.structs.replace(burst, publisher=publisher)
 
     def _is_ordinary(self, guard: Guard, burst: Burst) -> bool:
         """True if known facts show that a member's notification passes all checks of `_burst`."""
@@ -234,7 +237,8 @@ class Border:
             and 0 <= burst.incarnation < NUMBER_MAX
             and -1e15 < burst.published_at < 1e15
             and publisher not in self._broker.sessions
-            and publisher[:1] not in ("", "$")
+            and publisher != ""
+            and not publisher.startswith(BROKER_PUBLISHER)
         )
 
     def _check_number(self, session: Session, burst: Burst) -> None:
@@ -251,9 +255,8 @@ class Border:
             raise Refused("publisher")
 
     def _check_broker_publisher(self, peer: str, publisher: str) -> None:
-        """Check what brokers publish themselves: only wills may pass, other messages stay at their broker."""
-        kind, _, broker = publisher.partition("/")
-        if kind != "$broker" or self._broker.hop_of(broker) != peer:
+        """Check what brokers publish themselves: their wills come from where they are."""
+        if self._broker.hop_of(publisher.removeprefix(BROKER_PUBLISHER)) != peer:
             raise Refused("publisher")
 
     # --- incoming messages other than notifications ---
@@ -297,6 +300,8 @@ class Border:
                 raise Refused("form")
         if shape.carrying:
             message = self._crossing.with_bursts(guard, message, shape.carrying)
+        if message.area == "groups":
+            _check_group(message)
         if message.area == "data":
             return self._retain(peer, guard, message)  # type: ignore[arg-type]
         check = self._checks.get(type(message))
@@ -665,6 +670,16 @@ def _shape_of(kind: type[Message]) -> MessageShape:
         has_update="update" in fields,
         has_session="session" in fields,
     )
+
+
+def _check_group(message: Message) -> None:
+    """Check the topic filter of a share group: it is parsed where the group is owned."""
+    try:
+        depends_on_client = bool(parse(message.filter).own)  # type: ignore[attr-defined]
+    except InputError:
+        raise Refused("form") from None
+    if depends_on_client:
+        raise Refused("form")
 
 
 def _check_claim(claim: Claim) -> None:

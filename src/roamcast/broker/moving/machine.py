@@ -118,6 +118,9 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
 
     # --- the contract ---
 
+    def is_guest(self, broker: str) -> bool:
+        return False
+
     def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects:
         self.core.now = self.front.now = now
         self._out = out = MachineEffects()

@@ -28,6 +28,7 @@ from roamcast.mqtt.codec.packets import (
 from roamcast.mqtt.codec.properties import split_publish
 from roamcast.mqtt.codec.reading import (
     AUTH,
+    CONNACK,
     DISCONNECT,
     PINGREQ,
     PUBLISH,
@@ -284,6 +285,10 @@ class MqttConnection:
             self.waiting = [waiting[position:]]  # Packets behind one that is unfinished.
         if self._have and self._have >= self._need:
             endpoint.unread[self.id] = None
+
+    def take_back_answers(self) -> None:
+        """Take back the answers of this turn, except a CONNACK: no other packet may precede it."""
+        del self.out[1 if self.out and self.out[0][0] >> 4 == CONNACK else 0 :]
 
     def last_words(self) -> Disconnect | None:
         """Return the DISCONNECT that waits for the session, if any."""

@@ -581,7 +581,7 @@ class Endpoint:
                 self._end(connection, reason, why)
         for client, owner in self.sessions.owners():
             if owner in owners:
-                self._wills.pop(client, None)
+                self._pop_will(client)
                 self.inputs.append(SessionOver(client))
 
     def set_slow(self, id: int, is_slow: bool) -> None:
@@ -598,10 +598,10 @@ class Endpoint:
         client = identity.client
         connection = MqttConnection(id, connect, identity, self.access.of(identity), self.qos_max)
         self.connections[id] = connection
+        self._wills_bytes += will_bytes(connect.will)
         if not connection.access.may_connect:
             self._deny("connect", connection, "the rules do not allow this client id")
             return
-        self._wills_bytes += will_bytes(connect.will)
         for other in self._others_of(client):
             if other is not None and other.identity.owner != identity.owner:
                 self._end(connection, Reason.NOT_AUTHORIZED, NOT_YOURS)
@@ -1154,7 +1154,7 @@ class Endpoint:
             connection = self.connections.get(id)
             if connection is not None:
                 # Packets of this turn came too late: no answer may say otherwise.
-                connection.out.clear()
+                connection.take_back_answers()
                 if why == NOT_THE_OWNER:
                     self._end(connection, Reason.NOT_AUTHORIZED, NOT_YOURS)
                 elif why == READ_IN_VAIN:

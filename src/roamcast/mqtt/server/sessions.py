@@ -18,6 +18,7 @@ from roamcast.mqtt.server.access import Identity
 from roamcast.mqtt.server.choosing import Chooser, asks_more, may_want
 from roamcast.mqtt.server.in_flight import InFlight, PackedInFlight
 from roamcast.mqtt.server.marks import QOS
+from roamcast.mqtt.server.plausible import check_capsule
 from roamcast.protocol.notification import Burst, decode_attributes
 from roamcast.state import State
 
@@ -273,8 +274,9 @@ class MqttSession:
     def unpack(cls, client: str, capsule: bytes, owner: str = "") -> tuple[MqttSession, list[Recall]]:
         try:
             unpacked = _decode(capsule)
+            check_capsule(unpacked)
             return cls(client, unpacked, owner), unpacked.recalls
-        except msgspec.MsgspecError as error:
+        except (InputError, msgspec.MsgspecError) as error:
             raise InputError(f"the session of {client!r} came with a malformed capsule: {error}") from None
 
     @property

@@ -82,5 +82,5 @@ def _position_text(said: str) -> str:
         return said
     try:
         return read_position(msgspec.json.decode(said, type=dict)) or ""
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return ""
