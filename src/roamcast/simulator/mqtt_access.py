@@ -404,15 +404,12 @@ class MqttAccess:
 
     def _note_sent(self, client: MqttClient, line: Line, data: bytes) -> None:
         """Record packets that leave the client; it always writes whole packets."""
-        now, position = self._network.now, 0
+        now = self._network.now
         version = client.settings.version if client.session is None else client.session.version
-        while position < len(data):
-            whole = cut(data, position, PACKET_MAX)
-            assert whole is not None
-            first, start, position = whole
+        for first, start, end in _whole_packets(data):
             if first >> 4 not in (1, 3, 8, 10):
                 continue
-            packet = parse(first, data[start:position], version)
+            packet = parse(first, data[start:end], version)
             match packet:
                 case packets.Connect():
                     line.noted.is_clean = packet.clean_start
@@ -576,23 +573,20 @@ def _asked_by(packet: packets.Subscribe) -> SubscribeFilter:
     )  # fmt: skip
 
 
+def _whole_packets(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Return the first byte of each whole packet, and where its body begins and ends."""
+    end = 0
+    while end < len(data) and (whole := cut(data, end, PACKET_MAX)) is not None:
+        yield whole
+        end = whole[2]
+
+
 def _rest_of(data: bytes) -> bytes:
     """Return the bytes after the last whole packet."""
-    position = 0
-    while position < len(data):
-        whole = cut(data, position, PACKET_MAX)
-        if whole is None:
-            break
-        position = whole[2]
-    return data[position:]
+    ends = [end for _, _, end in _whole_packets(data)]
+    return data[ends[-1] :] if ends else data
 
 
 def _is_plain_qos_0(data: bytes) -> bool:
     """Return whether these are whole packets, and all of them plain QoS 0 publishes."""
-    position = 0
-    while position < len(data):
-        whole = cut(data, position, PACKET_MAX) if data[position] == QOS_0_PUBLISH else None
-        if whole is None:
-            return False
-        position = whole[2]
-    return True
+    return not _rest_of(data) and all(first == QOS_0_PUBLISH for first, _, _ in _whole_packets(data))
