@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.mqtt.wire import read_all
 
 from roamcast.broker.inputs import ClientConnected, ClientFrames, ConnectionLost, RulesChanged, Started
 from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.settings import MachineSettings, StateSettings
 from roamcast.mqtt.codec import packets
-from roamcast.mqtt.codec.reading import cut, parse
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import AccessRules, Identity, Rule
@@ -44,7 +44,7 @@ class Talk:
         self.now += 10.0
         step = item if isinstance(item, ClientConnected) else ClientFrames(number, write(item, 5))
         written = self.site.step(self.now, [step]).writes
-        return {one: packets_in(b"".join(parts)) for one, parts in written.items()}
+        return {one: read_all(b"".join(parts)) for one, parts in written.items()}
 
 
 def talking(graph: str = ROOMS, **more: Any) -> Talk:
@@ -53,14 +53,6 @@ def talking(graph: str = ROOMS, **more: Any) -> Talk:
     talk.connect(1, "reader")
     talk.connect(2, "writer")
     return talk
-
-
-def packets_in(data: bytes) -> list[packets.Packet]:
-    found = []
-    while (whole := cut(data, 0, 1 << 20)) is not None:
-        found.append(parse(whole[0], data[whole[1] : whole[2]], 5, from_client=False))
-        data = data[whole[2] :]
-    return found
 
 
 def subscribe(where: str) -> packets.Subscribe:
@@ -119,7 +111,7 @@ def test_of_several_moves_at_once_each_has_its_own_answer() -> None:
         write(move(place, number + 1), 5) for number, place in enumerate(("lobby", "x", "attic"))
     )
     talk.now += 1
-    answers = packets_in(b"".join(talk.site.step(talk.now, [ClientFrames(1, frames)]).writes[1]))
+    answers = read_all(b"".join(talk.site.step(talk.now, [ClientFrames(1, frames)]).writes[1]))
     assert [one.reason for one in answers if isinstance(one, packets.Puback)] == [
         Reason.SUCCESS, Reason.IMPLEMENTATION_SPECIFIC_ERROR, Reason.SUCCESS,
     ]  # fmt: skip

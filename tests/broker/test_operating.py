@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.broker.world import World
+from tests.mqtt.wire import read
 
 from roamcast.broker.inputs import (
     BrokerForgotten,
@@ -14,7 +15,6 @@ from roamcast.broker.inputs import (
 )
 from roamcast.broker.seeking import IsHere
 from roamcast.mqtt.codec import packets
-from roamcast.mqtt.codec.reading import cut, parse
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
@@ -121,9 +121,7 @@ def test_a_drained_broker_sends_newcomers_elsewhere() -> None:
     connect = packets.Connect(5, "new", session_expiry=60)
     effects = world.sites["b1"].step(world.now, [ClientConnected(99, connect, Identity("new"))])
     (data,) = effects.writes[99]
-    whole = cut(data, 0, 1 << 20)
-    assert whole is not None
-    answer = parse(whole[0], data[whole[1] : whole[2]], 5, from_client=False)
+    answer = read(data, from_client=False)
     assert isinstance(answer, packets.Connack)
     assert (answer.reason, answer.server_reference) == (Reason.USE_ANOTHER_SERVER, "elsewhere:1883")
     assert effects.closes == [99]
