@@ -236,8 +236,10 @@ def live(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
 
     @wraps(test)
     def run(*arguments: P.args, **named: P.kwargs) -> None:
-        loop = asyncio.run if named.get("loop") == "asyncio" else uvloop.run
-        loop(main(*arguments, **named))
+        if named.get("loop") == "asyncio":
+            asyncio.run(main(*arguments, **named))
+        else:
+            uvloop.run(main(*arguments, **named))
 
     return run
 

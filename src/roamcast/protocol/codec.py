@@ -149,12 +149,14 @@ class Codec:
             return [self.decode(part) for part in parts]
 
     def _unwrapped(self, decoded: Any) -> Message:
+        message: Message = decoded
         wrapper = _WRAPPER_OF.get(type(decoded))
-        if wrapper is None:
-            return decoded  # type: ignore[no-any-return]
-        *about, data = msgspec.structs.astuple(decoded)
-        inner = self.decode(data)
-        return inner if type(inner) is Skipped else wrapper(*about, inner)
+        if wrapper is not None:
+            *about, inner = msgspec.structs.astuple(decoded)
+            message = self.decode(inner)
+            if type(message) is not Skipped:
+                message = wrapper(*about, message)
+        return message
 
     def _skipped(self, what: str, data: bytes | memoryview | msgspec.Raw, error: Exception) -> Skipped:
         """Return a placeholder for an undecodable message, if it may be skipped."""

@@ -259,6 +259,7 @@ def _write_publish(item: PublishThis) -> str:
     return f"{times}{json.dumps(decode_attributes(item.attributes))}"
 
 
+_OfLink = faults.Cut | faults.Heal | faults.Detour | Join
 _FAULT_VERBS: dict[str, Verb | Phrase] = {
     kind.__name__.lower(): Verb.of(kind)
     for kind in faults.Fault.__subclasses__()
@@ -322,8 +323,7 @@ def _check_places(topology: Topology, settings: NetworkSettings, action: Action)
     if settings.protocol in MOBILE_PROTOCOLS:
         check_mobile_action(topology, node, item)
         return
-    links = faults.Cut | faults.Heal | faults.Detour | Join
-    if isinstance(item, links) and item.peer not in topology.peers(node):
+    if isinstance(item, _OfLink) and item.peer not in topology.peers(node):
         valid = ", ".join(topology.peers(node))
         raise InputError(f"{node} has no link to {item.peer!r}; valid are {valid}")
     if isinstance(item, faults.Relink) or (isinstance(item, faults.Crash) and item.amnesia):
