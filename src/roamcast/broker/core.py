@@ -727,7 +727,9 @@ class BrokerCore:
         return not is_of_protocol or self.protocol.expects(sender, message)
 
     def can_unpack(self, session: Session) -> bool:
-        """True if the access side can read its part of the session."""
+        """True if the protocol and the access side can read their parts of the session."""
+        if not self.protocol.can_unpack(session):
+            return False
         return self.front is None or self.front.can_unpack(session.client, session.capsule)
 
     def is_reachable(self, broker: str) -> bool:

@@ -276,8 +276,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     def retained_refused(self) -> int:
         return self.retained.refused
 
-    def is_guest(self, broker: str) -> bool:
-        return self.broker.is_guest(broker)
+    def reserves(self, client: str) -> bool:
+        return self.border.reserves(client)
 
     def refused(self, peer: str) -> Mapping[str, int]:
         return self.border.refused.get(peer, {})

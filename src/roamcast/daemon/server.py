@@ -81,8 +81,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("roamcast")
 
-RESERVED = ("$broker", "$share")
-"""First levels of the names that brokers have as publishers, and share groups as subscribers."""
 SWEEP_S = 1.0
 START_BITS = 62
 DENIED_AGAIN_S, DENIED_PAUSE_MAX_S = 10.0, 3600.0
@@ -606,8 +604,8 @@ class Server:
 
     def _check_client_id(self, client_id: str) -> None:
         """Refuse a name that brokers use among each other for something else than this client."""
-        first, slash, _ = client_id.partition("/")
-        if slash and (first in RESERVED or self.site.is_guest(first)):
+        if self.site.reserves(client_id):
+            first = client_id.partition("/")[0]
             raise ConnectionRefused(
                 Reason.CLIENT_IDENTIFIER_NOT_VALID,
                 f"a client id that starts with {first}/: such names are used by brokers",

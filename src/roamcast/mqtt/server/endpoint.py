@@ -759,6 +759,10 @@ class Endpoint:
             session.will_timer = self.timers.set(session.will_at, ("will", client))
         self.inputs.append(SessionsMerged(name, client))
 
+    def stand_in_of(self, client: str) -> str | None:
+        stand_in = self.sessions.get(PROVISIONAL + client)
+        return stand_in.owner if stand_in is not None else None
+
     def _end_stand_in(self, client: str) -> None:
         """End the stand-in: the session turned out to be another user's."""
         name = PROVISIONAL + client
