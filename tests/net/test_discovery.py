@@ -241,7 +241,7 @@ MFT = {"mobility.protocol": "mft", "discovery.enabled": "true", "link.port": "0"
         ({**MFT, "link.port": "none"}, "nobody could connect; set link.port"),
         ({**MFT, "discovery.interface": "eth0"}, "must be signed; set link.secret_file"),
         ({**MFT, "discovery.group": "10.0.0.1"}, "valid is an address from 224.0.0.0"),
-        ({**MFT, "discovery.group": "239.0.0.999"}, "239.0.0.999: there is no such address"),
+        ({**MFT, "discovery.group": "239.0.0.999"}, "239.0.0.999: not an IPv4 address"),
         ({**MFT, "discovery.grup": "239.0.0.1"}, "did you mean"),
         ({"mobility.protocol": "recursive_migration"}, "it promises nothing.*valid .* are mft"),
         ({"mobility.protocol": "mft", "mobility.routing": "simple"}, "knows the way to every subscriber"),

@@ -57,7 +57,7 @@ def test_mistakes_get_one_line_and_leave_nothing(
     (file,) = log.glob("*.parquet")
     whole = file.read_bytes()
     file.write_bytes(whole[:-20])
-    damaged = f"log file {file}: is no whole Parquet file (truncated or damaged)"
+    damaged = f"log file {file}: is not a complete Parquet file (truncated or damaged)"
     assert complaint(capsys, *asked, log) == damaged
     pq.write_table(pa.table({"x": [1]}), file)
     assert complaint(capsys, *asked, log) == f"log file {file} is no event log: it has no column 'run'"

@@ -204,7 +204,7 @@ class MixedStream(FrameStream):
         payload = frame[4 + frame[3] + (2 if self._qos else 0) :]
         publisher = int(payload[:2]) if payload[:2].isdigit() else -1
         if not 0 <= publisher < len(counts):
-            raise Miscounted(f"{frame!r} is of no publisher")
+            raise Miscounted(f"{frame!r} comes from no known publisher")
         cycle = self._cycles[publisher]
         wanted = cycle.blanked(counts[publisher] % len(cycle))
         if blanked(frame, self._qos) != wanted:

@@ -195,7 +195,7 @@ class Poller:
 class Window:
     """Limit of messages in transit: low at first, and higher as long as they arrive quickly.
 
-    A run ends by waiting for what is in transit, and that wait should not exceed the measurement.
+    A run ends by waiting for messages in transit, and that wait should not exceed the measurement.
     """
 
     def __init__(self, size: int) -> None:
@@ -204,7 +204,7 @@ class Window:
         self._since_s = time.perf_counter()
 
     def arrived(self, count: int) -> None:
-        """Return how many have arrived in total."""
+        """Note how many messages have arrived in total."""
         if count - self._from >= self.size:
             now_s = time.perf_counter()
             if now_s - self._since_s < QUICK_S:
@@ -254,7 +254,7 @@ def _receiver(connection: LoadConnection, stream: EvenStream | MixedStream) -> C
 
 @dataclass(frozen=True)
 class Flow:
-    """A publisher, what it sends, and who gets what of it."""
+    """A publisher, its messages, and the receivers of each."""
 
     publisher: LoadConnection
     cycle: Cycle

@@ -1,8 +1,8 @@
 """`roamcast bench replicas`: the cost of a follower, and the effect of a failover on clients.
 
 Every figure of the cost is the median of short runs that alternate between a broker alone and a leader with
-an in-sync follower, both on this machine: leader, follower, etcd and the load share its cores. CPU time of
-each process per message (`…_us`) predicts the result with a machine for each.
+an in-sync follower, both on this machine: leader, follower, etcd and the load share its cores. The CPU time
+of each process per message (`…_us`) predicts the result if each process has its own machine.
 """
 
 from __future__ import annotations

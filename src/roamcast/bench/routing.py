@@ -192,7 +192,7 @@ def _timed_all(
         pair.unsubscribe(f"c{number}", filters[number])
     ended = time.process_time()
     if pair.routers["a"].size or pair.routers["b"].size:
-        raise RuntimeError(f"{pair.routers['a'].strategy}: when all had unsubscribed, something was left")
+        raise RuntimeError(f"{pair.routers['a'].strategy}: entries were left after all had unsubscribed")
     return {
         "subscribe_us": (subscribed - started) / count * 1e6,
         "unsubscribe_us": (ended - began) / count * 1e6,

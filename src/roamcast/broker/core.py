@@ -552,7 +552,7 @@ class BrokerCore:
             protocol.on_notification(owner, source, burst)
 
     def pass_back(self, peer: str, burst: Burst) -> None:
-        """Keep a burst that the peer did not take for sessions that came back before the burst."""
+        """Keep a burst that came back from a peer, for sessions that came back before it."""
         taken_back = self.protocol.taken_back
         for part, _, owners in self._ways.of(burst) if taken_back else ():
             self._pass_on(peer, part, (), tuple(owner for owner in owners if owner in taken_back))
@@ -736,9 +736,9 @@ class BrokerCore:
         return broker == self.id or broker in self._next_hops
 
     def new_incarnation(self, least: int = 0) -> int:
-        """Return an incarnation for a publisher that begins to count at 1. Ended sessions are not remembered,
-        so it is the time in microseconds; and, because clocks differ, at least the highest known to have
-        ended."""
+        """Return an incarnation for a publisher that begins to count at 1. It must be new, and ended sessions
+        are not remembered: so it is the time in microseconds or, because clocks differ, the highest
+        incarnation that is known to have ended, if that is higher."""
         return max(least, self.next_incarnation, int(self.now * 1_000_000))
 
     def as_it_is(self, filter: Filter, client: str) -> Filter:

@@ -203,7 +203,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
 
     @property
     def _waits_for_peers(self) -> bool:
-        """True while questions wait for a peer that was never met, up to a time limit: the peer is not
+        """True while questions wait, up to a time limit, for a peer that was never met: one that is not
         connected, and was configured after all others were met."""
         locator = self.broker.locator
         if not locator.unmet or not self.history.is_settled:
@@ -504,7 +504,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         self._follow(turn)
 
     def _follow(self, turn: LinkTurn) -> None:
-        """Pass on to the broker what came over links, or follows from a change of the overlay."""
+        """Pass the broker the inputs that arrived over links or follow from a change of the overlay."""
         inputs = self.front.inputs
         for item in turn.inputs:
             inputs.append(item)

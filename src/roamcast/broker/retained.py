@@ -5,8 +5,8 @@ same choice. A deletion leaves a tombstone until no older message can be under w
 
 Work that grows with the number of messages is done in slices, so that no other client has to wait: a new
 subscription starts a recall with a cursor, and each peer has a list of topics still to be sent. The first
-slice is taken at once, and the driver asks for the next ones (`Tick`). A recall leaves out topics that were
-written meanwhile, because the client gets what was written as an ordinary message. A peer that cannot be
+slice is taken at once, and the driver asks for the next ones (`Tick`). A recall skips topics that were
+written meanwhile, because the client gets the new message as an ordinary delivery. A peer that cannot be
 reached, or takes too little, is told the last value of each topic and none of those in between.
 """
 
@@ -41,7 +41,7 @@ CLIENTS_PER_SLICE = 4
 SLICE_BYTES = 256 * 1024
 """Bytes sent after which a slice ends."""
 MESSAGE_BYTES = 600
-"""Memory of a retained message beside its topic (held twice), body, properties and publisher."""
+"""Memory of a retained message without its topic (held twice), body, properties and publisher."""
 EVERYTHING = ("#",)
 ABOUT_TOPIC = frozenset({TOPIC})
 

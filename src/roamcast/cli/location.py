@@ -85,7 +85,7 @@ def show(
         [
             ("locations", len(found)),
             ("steps between them", steps),
-            ("locations without any step", ", ".join(lonely) or "none"),
+            ("locations without steps to others", ", ".join(lonely) or "none"),
             *((f"locations within {steps} steps, mean", mean) for steps, mean in reached.items()),
         ],
         title=str(file),

@@ -194,7 +194,7 @@ def ctmc(
 
 
 def parse_forks(connect_to_handoff: float | None, disconnect_to_handoff: float | None) -> Forks | None:
-    """Return the forks, or None if neither option is given: a published chain brings its own."""
+    """Return the forks, or None if neither option is given: a published chain has its own."""
     from roamcast.models.ctmc import Forks
 
     if connect_to_handoff is None and disconnect_to_handoff is None:

@@ -67,10 +67,10 @@ over."""
 LARGE_READ_BYTES = 16 << 10
 """Reads of at least this size count towards TURN_BYTES_MAX. Smaller reads are at most one per client."""
 LONE_READ_BYTES = 1 << 10
-"""With followers, larger reads wait a moment for what other connections read: a turn costs a message and a
-sync at each follower, and those who publish and those who acknowledge answer to different releases."""
+"""With followers, the input of a larger read waits a moment for input of other connections, because each turn
+costs a message and a sync at every follower."""
 GATHER_ROUNDS = 10
-"""Rounds of the loop for which they wait, about 50 us."""
+"""Number of rounds of the loop that this input waits, about 50 us."""
 PAUSE_S = 0.0002
 """After a longer idle time a message gets a turn at once. Otherwise messages share a turn and a sync."""
 
@@ -265,8 +265,8 @@ class Engine:
             self._loop.call_soon(self.turn, context=self._context)
 
     def take(self, item: ClientFrames, now_s: float) -> None:
-        """Like `push`, but begin the turn at once if the loop was idle for a while, since nobody waits behind
-        it.
+        """Like `push`, but begin the turn at once if the loop was idle for a while: there is no other input
+        to wait for.
 
         A lone PUBACK without further effects waits for the next turn: a turn of its own would cost as much as
         the message did, and with `sync = "group"` a sync. After a crash the message may be sent again.
@@ -294,7 +294,7 @@ class Engine:
             self._loop.call_soon(self.turn, context=self._context)
 
     def _gather(self, pending: int, rounds: int) -> None:
-        """Begin the turn when more has been read than these inputs, or after so many rounds of the loop."""
+        """Begin the turn when further input has been read, or after this number of rounds of the loop."""
         if rounds and len(self._pending) == pending:
             self._loop.call_soon(self._gather, pending, rounds - 1, context=self._context)
         elif self._is_scheduled:

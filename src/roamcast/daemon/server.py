@@ -87,7 +87,7 @@ DENIED_AGAIN_S, DENIED_PAUSE_MAX_S = 10.0, 3600.0
 """A denial is logged once for each client and reason, then again after growing pauses."""
 OWNERS_LOGGED_MAX = 20
 SAVE_CLOCK_S = 60.0
-"""Interval in seconds at which the broker's time is saved for the next start."""
+"""Seconds between two saves of the broker's time, for the next start."""
 FAREWELL_S = 2.0
 """Seconds that clients have to read their last bytes."""
 

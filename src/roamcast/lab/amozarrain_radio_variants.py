@@ -366,7 +366,8 @@ def _kinds(row: Row, *kinds: str) -> float:
 
 
 def counted(rows: Sequence[Row]) -> list[Row]:
-    """Return what each protocol sends in C2 and C32 in our setting, by what counts as a message."""
+    """Return the numbers of messages of each protocol in C2 and C32 in our setting, for each way of
+    counting."""
     duration_s = min(row["duration_s"] for row in rows)
     as_set = BY_NAME["as set"]
     made = []

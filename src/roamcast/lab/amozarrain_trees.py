@@ -156,7 +156,8 @@ def _over_links(job: TreeJob) -> Row:
 
 
 def _movements(job: TreeJob, names: Sequence[str]) -> tuple[list[Action], dict[tuple[str, str], None]]:
-    """Return who comes into and goes out of whose reach, and all pairs that are ever in reach."""
+    """Return when each pair of brokers comes into reach of each other or loses it, and all pairs that are
+    ever in reach."""
     movement = RandomWaypoint(job.brokers, SIDE_M, job.speed, np.random.default_rng([job.seed, 2]))
     every = list(combinations(range(job.brokers), 2))
     chain = [(number, number + 1) for number in range(job.brokers - 1)]

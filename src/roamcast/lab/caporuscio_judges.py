@@ -28,8 +28,8 @@ def above_0(bounds: Bounds | Slope, little: float = 0.0) -> bool | None:
 
 
 def rare(counted: int, total: int) -> float:
-    """Return the largest share of trips that is consistent with this count: none of a few does not mean
-    never.
+    """Return the largest share of trips that is consistent with this count: an event absent from a few trips
+    may still be possible.
     """
     return round(share_interval(counted, total).high, 3) if total else 1.0
 
@@ -49,7 +49,7 @@ def judge_none(claim: Claim, rows: Sequence[Row], notes: Sequence[str]) -> Outco
             "trips on which one arrived": arrived,
             "share of such trips, upper bound of the estimate": rare(arrived, len(found)),
         }  # fmt: skip
-        parts[f"{system}: {away - lost} published while away arrived"] = away == lost
+        parts[f"{system}: {away - lost} arrived that were published while the client was away"] = away == lost
     return claim.judge(parts, figures, notes=notes)
 
 

@@ -62,7 +62,8 @@ TRACE_SPAN_S = 3600.0
 TRACE_CLIENTS_MAX = 300
 SELECTIVITY = 0.0625
 RECEIVED_PER_S = 0.2
-"""What a client of a trace is sent, so that something may wait though clients are away for a second only."""
+"""Notifications per second for each client of a trace: enough that some wait although clients are away for
+only a second."""
 COUNTS = ("expected", "delivered", "lost", "duplicates", "out_of_order", "unexpected", "violations")
 
 

@@ -144,7 +144,7 @@ def violations_of(figures: dict[str, Any]) -> list[str]:
 
 
 def draw(figure: Figure, trip: Trip) -> None:
-    """How long each notification took, over the time at which it was published."""
+    """Draw the delay of each notification against the time at which it was published."""
     figure.set_size_inches(11, 5.2)
     figure.subplots_adjust(left=0.075, right=0.985, top=0.8, bottom=0.13)
     axes = figure.subplots()

@@ -55,7 +55,8 @@ class Claim:
     def judge(
         self, parts: Parts, figures: Mapping[str, object], *, why: str = "", notes: Iterable[str] = ()
     ) -> Outcome:
-        """A claim holds if all its parts hold; without a false part, an undecided one leaves it open.
+        """Judge a claim by its parts: it holds if all of them hold. If none is false, an undecided part
+        leaves it open.
 
         The note lists the false and the undecided parts, `why` in brackets if there are any, and `notes`.
         """
@@ -168,7 +169,7 @@ def names_of(experiment: Experiment) -> list[str]:
 
 
 def select(experiments: Sequence[Experiment], ids: Iterable[str]) -> dict[Experiment, list[Claim]]:
-    """The experiments to run for these ids, and which claims of each were asked for.
+    """Return the experiments to run for these ids, and the selected claims of each.
 
     An experiment's id stands for all its claims; no id at all stands for everything.
     """

@@ -36,8 +36,8 @@ PROTOCOLS = (DURABLE, REACTIVE, PROACTIVE)
 RND, NBR = "RND", "NBR"
 ByProtocol = Mapping[str, Curve]
 LEARNING_S = 6000.0
-"""Minimum time until all subscribers together have learnt the neighbour graph; one makes about sixty moves in
-it.
+"""Minimum time until all subscribers together have learnt the neighbour graph; one subscriber makes about
+sixty moves in that time.
 """
 
 

@@ -53,7 +53,7 @@ GRAPH_TIMEOUT_S = 600.0
 """Ten mean connect times: with half of that, edges in use sometimes expire."""
 GRAPH_S = 3600.0
 NEAR_ONE_MIN = 0.7
-"""Minimum F_neg of the first 30 s, in which some moves already repeat an edge."""
+"""Minimum F_neg of the first 30 s. It is below 1, because some moves already repeat an edge."""
 NEAR_ZERO_MAX = 0.02
 
 

@@ -4,12 +4,12 @@ Where the paper leaves something open, one choice is made for all three protocol
 
 - The minimum spanning tree is not unique: the seed draws one, the same for every protocol, so the
   intervals over seeds are over trees, workloads and moves together.
-- How long: counting begins after a warm-up of two periods (connection and disconnection together), when
-  nearly everyone has left the place where it started, and lasts 40 minutes, or two periods if that is
-  longer. So even with connections of 10,000 s the 200 mobile clients of the paper's setting make about
-  400 handoffs in each run.
-- sub-unsub waits for the true bound, twice the longest delay between two brokers; once, as published,
-  loses notifications (see `mobility.sub_unsub`).
+- Duration: counting begins after a warm-up of two periods (connection and disconnection together), when
+  nearly everyone has left the place where it started, and lasts 40 minutes, or two periods if that is longer.
+  So even with connections of 10,000 s the 200 mobile clients of the paper's setting make about 400 handoffs
+  in each run.
+- sub-unsub waits for twice the longest delay between two brokers, which is the true bound. The paper waits
+  for that delay once, and loses notifications (see `mobility.sub_unsub`).
 - Overhead is the hops of everything caused by mobility: moving subscriptions and sessions, transferring
   what is stored, and the triangle over the home broker.
 """

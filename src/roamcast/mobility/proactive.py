@@ -28,13 +28,12 @@ What is completed:
 - A copy that has everything serves the client at once: `proactive_ahead.py`.
 - Copies are activated only when a handoff is complete and the client's own changes
   have settled, so that old and new broker always speak of the same context.
-- Which passive copies stay in place at a move is not guessed from neighbour lists
-  at both ends; the old broker decides and tells the new one with the session.
+- The old broker decides which passive copies stay in place at a move, and tells the new broker with the
+  session; the neighbour lists of both ends might disagree.
 
-At a timeout only the neighbours give up; the last broker stores on, for as long as
-its buffer lasts. A driver brings a broker that failed back as it was, and links keep
-what is sent meanwhile: that alone loses nothing. What the thesis does about failures
-(section 3.2, last part), and what it is good for then, is in `proactive_failure.py`.
+At a timeout only the neighbours give up; the last broker stores on, for as long as its buffer lasts. A failed
+broker comes back with its state, and links buffer messages for it meanwhile, so nothing is lost. The measures
+of the thesis against failures (section 3.2, last part) are in `proactive_failure.py`.
 """
 
 from __future__ import annotations

@@ -1,26 +1,24 @@
 """Roam: a multi-hop handoff that is over before it begins, where the client was expected. See docs/roam.md.
 
-The holder of a session keeps copies of the head of the client's queue at the few brokers where
-the client is likely to appear next (`prediction.py`). These are chosen when the client leaves
-(or has stayed for `copies_after_s`). A copy begins when it has something to serve, and the holder feeds it
-with what it queues, in the order in which it queues it, until all copies together have `HEAD_MAX`
-notifications. So every copy is a prefix of one sequence, and what a client says it has received means the
-same at every broker.
+The holder of a session keeps copies of the head of the client's queue at the few brokers where the client is
+likely to appear next (`prediction.py`). These are chosen when the client leaves (or has stayed for
+`copies_after_s`). A copy begins when it has something to serve. The holder sends it the notifications that it
+queues, in the same order, until all copies together have `HEAD_MAX` notifications. So every copy is a prefix
+of one sequence, and the sequence numbers that a client reports mean the same at every broker.
 
-A client that attaches where its copy is reads at once, from what it has not received: zero round trips.
-Behind that the session comes by a plain multi-hop handoff. The list of segments to read begins with the
-copy, which is already there; the former holder deletes what the copy has, and the rest is pulled while the
-client reads. The other copies are dropped. A client that attaches elsewhere is handed off as in
-`multi_hop_handoff`.
+A client that attaches at a broker with its copy reads at once, after what it has received: zero round trips.
+Then the session arrives by a plain multi-hop handoff. The list of segments to read begins with the copy,
+which is already there; the former holder deletes what the copy has, and the rest is pulled while the client
+reads. The other copies are dropped. A client that attaches elsewhere is handed off as in `multi_hop_handoff`.
 
     StoreCopy    holder to copy     a copy begins: what is queued, after `base`
     FeedCopy     holder to copy     what was queued since
     DropCopy     holder to copy     the copy is of no use any more
     CopyServed   copy to holder     the token is here and the copy is (the head of) the queue: forget that
 
-A copy belongs to one stay: the attach number tells the messages of two holders apart, and the client's own
-count of attaches tells whether it has been elsewhere since. A client that does not count (standard MQTT)
-may have been: it is served from a copy only where duplicates do no harm (`Host.capsule_for`,
+A copy belongs to one stay: the attach number distinguishes messages of different holders, and the client's
+own count of attaches shows whether the client has been elsewhere since. A client that does not count
+(standard MQTT) may have been: it is served from a copy only where duplicates do no harm (`Host.capsule_for`,
 `Host.read_ahead`), and the copies of a session are withdrawn before the session ends (`end_copies`).
 """
 

@@ -23,11 +23,11 @@ log = logging.getLogger("roamcast.doorway")
 
 BACKLOG = 4096
 ACCEPTS_AT_ONCE = 64
-"""Connections accepted in one round of the loop, so that those that sent something meanwhile are served
-first. What one round brings shares a turn and a sync of the journal."""
+"""Maximum number of connections accepted in one round of the loop, so that existing connections with new data
+are served between rounds. All input of one round shares a turn and a sync of the journal."""
 ROUNDS_TO_READ = 8
-"""Rounds of the loop within which the first bytes of a connection have been read. Until then no flood may
-have taken its place."""
+"""Number of rounds of the loop within which the first bytes of a connection have been read. No flood may take
+its place before."""
 ACCEPTING_S = 0.002
 """Time limit for accepting in one round, so that a flood of connections does not starve others."""
 ACCEPT_AGAIN_S = 0.2

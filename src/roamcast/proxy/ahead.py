@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PINGS_KEPT_MAX = 16
 """Number of remembered pings of copies to one handler; an older one has to be repeated."""
 TRIES_MAX = 5
-"""Number of attempts to reach a proxy; after that leases end what it holds."""
+"""Number of attempts to reach a proxy; after that its handlers end by their leases."""
 
 
 class Telling:
@@ -215,8 +215,8 @@ class Ahead:
         self._service.change(handler, source=None, is_promised=True)
 
     def on_closed(self, handler: Handler, why: str) -> None:
-        """Note that a handler has ended. If it was a copy whose client has everything, the handler is not
-        needed."""
+        """Note that a handler has ended. If it was a copy and its client has received everything, the
+        original handler is no longer needed."""
         source = handler.opened.copy_of
         if source is None:
             self._forget_copies(handler)

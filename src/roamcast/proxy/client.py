@@ -612,7 +612,7 @@ class RoamingClient:
         task.add_done_callback(self._tasks.discard)
 
     def _with_filters(self, stay: Source) -> Source:
-        """Return what is needed to resume the stay, including filters that were still to be ended."""
+        """Return what is needed to resume the stay, including filters that have not been unsubscribed yet."""
         assert stay.suspended is not None
         filters = dict.fromkeys((*stay.suspended.filters, *self._kept_filters()))
         suspended = msgspec.structs.replace(stay.suspended, filters=tuple(filters))
@@ -626,5 +626,5 @@ class RoamingClient:
 
 
 def _as_told(welcome: messages.Welcome) -> Adapter:
-    """Open the foreign broker that the proxy names."""
+    """Create an adapter for the foreign broker that the proxy names."""
     return open_adapter(welcome.kind, welcome.url)

@@ -277,7 +277,7 @@ class Residents:
         self.service.refuse(connection, request, "broker", why)
 
     def stream(self, handler: Handler) -> None:
-        """Send what is ready to the client, if the client is attached."""
+        """Send the ready messages to the client, if it is attached."""
         stream = self._attached.get(handler.id)
         if stream is not None:
             self.service.fill_window(handler, stream)

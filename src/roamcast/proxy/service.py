@@ -559,7 +559,7 @@ class Service:
             self._break_off(handler, fetching, fetching.failed or self.down)
 
     def fill_window(self, handler: Handler, fetching: Fetching) -> None:
-        """Send what is buffered, at most one window ahead of the acknowledgements."""
+        """Send buffered messages, at most one window ahead of the acknowledgements."""
         while fetching.sent < handler.last and fetching.sent - handler.first < WINDOW_MESSAGES:
             chosen = handler.slice(fetching.sent + 1, BATCH_BYTES, BATCH_MESSAGES)
             batch = messages.Batch(fetching.request, fetching.sent + 1, tuple(chosen))

@@ -356,7 +356,7 @@ class Checker:
             self._on_out_of_order(row, number, notification, last)
 
     def _on_again(self, row: Row, number: int, notification: Notification) -> None:
-        """The client is not owed the notification: it has it, or never was."""
+        """Note that the client is not owed the notification: it already has it, or was never owed it."""
         client = row.client or ""
         if client in notification.had or client in (notification.status or ()):
             self._on_duplicate(row, number, notification)

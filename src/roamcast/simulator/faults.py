@@ -54,7 +54,7 @@ class Heal(Fault, frozen=True):
 class Detour(Fault, frozen=True):
     """The link to this peer takes another path from now on, with `factor` times the delay of the direct path.
 
-    What is in transit on the old path is lost, and the link resumes after what has arrived.
+    Frames in transit on the old path are lost, and the link resumes after the last one that arrived.
     """
 
     peer: str

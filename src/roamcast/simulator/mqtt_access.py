@@ -531,8 +531,8 @@ class MqttAccess:
         self._go_on(client)
 
     def _go_on(self, client: MqttClient) -> None:
-        """Move a client of a drained broker to the broker that it is referred to; with MQTT 3.1.1 the user
-        does it.
+        """Move a client of a drained broker to the broker that it is referred to. This includes clients of
+        MQTT 3.1.1: no packet refers them, so their users move them.
         """
         drained = [to for at, to in self._drains.get(client.broker, ()) if at <= self._network.now]
         client.broker = drained[-1] if drained else client.broker

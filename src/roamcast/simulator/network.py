@@ -299,7 +299,7 @@ class Network(NetworkBase):
         }
         """Why each link is down; nothing if it is up."""
         self._connections = {frozenset(ends): 0 for ends in topology.overlay}
-        """Number of each link's present connection; none from an outage until the next handshake. What is
+        """Number of each link's present connection; none from an outage until the next handshake. Data
         written to a connection that breaks never arrives.
         """
         self._connections_made = 0

@@ -7,14 +7,14 @@ The rules, in the order in which they are applied:
    first one ever.
 2. Segments follow each other without a gap, each whole up to where the next one begins. Anything
    else is damage, and refused with the file and the offset.
-3. In the last segment, what is behind the last whole record is cut, if no whole record comes after
-   it and the watermark is not beyond it: that is a commit that was torn, and was not promised. Otherwise
-   promised records are damaged or gone, and the journal is refused.
+3. In the last segment, data behind the last whole record are cut, if no whole record follows and the
+  watermark is not beyond them: this is a torn commit, which was not promised. Otherwise promised records are
+  damaged or gone, and the journal is refused.
 4. With `sync = "process"` a power loss may take promised entries at the end. Where the operating system
    has been started since they were written, the journal opens without them, and says so.
-5. Entries written with another replay number are refused: replaying them could give other results.
-   A snapshot without entries after it, as a clean stop leaves it, is good for every later version
-   that can lift its state.
+5. Entries written with another replay number are refused: replaying them could give other results. A snapshot
+  without entries after it, as a clean stop leaves it, can be opened by every later version that can lift its
+  state.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The border at a link: which messages a peer may send and receive.
 
 Everything that comes over a link passes `admit` before anything acts on it, and everything that the broker
-sends passes `release`. A message is passed on, changed to what is allowed of it, or refused: then it is
-dropped and counted by peer and reason, and nothing else happens. An honest peer that relays a forged message
-loses only that message.
+sends passes `release`. A message is forwarded, reduced to its permitted part, or refused. A refused message
+is dropped and counted by peer and reason, and nothing else happens. An honest peer that relays a forged
+message loses only that message.
 
 Rules are part of the settings, hence of the journal: a replay refuses the same messages. The counts are not.
 

@@ -90,7 +90,7 @@ class Crossing:
     def with_bursts(self, guard: Guard, message: Message, names: Iterable[str]) -> Message:
         """Replace forbidden notifications that a message carries for a session by placeholders.
 
-        Their number stays, because protocols count what they fetch.
+        Their number stays the same, because protocols count fetched notifications.
         """
         changes: dict[str, Any] = {}
         for name in names:

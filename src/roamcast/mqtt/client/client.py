@@ -193,7 +193,8 @@ class ClientSession:
     # --- requests of the application ---
 
     def publish(self, publish: Publish) -> tuple[int, list[Event]]:
-        """Publish this (its packet id is ignored); returns the token by which it will be acknowledged."""
+        """Publish a message; its packet id is ignored. Returns the token that its acknowledgement will
+        carry."""
         token = self.new_token()
         return token, self.publish_burst(token, publish, (publish.payload,))
 

@@ -85,7 +85,8 @@ Refusals = Sequence[Refusal | None]
 """One entry per PUBLISH, None where accepted; empty if all were accepted."""
 
 TAKEN_AHEAD = frozenset({PUBACK >> 4, PINGREQ})
-"""Kinds of packets handled before the session arrives, like QoS 0, whatever is held for it."""
+"""Kinds of packets that are handled before the session arrives, as QoS 0 publishes are, even while other
+packets wait for it."""
 ANSWERS_QOS_2 = frozenset({PUBREC >> 4, PUBCOMP >> 4})
 DENIED, TAKEN = Refusal(Reason.NOT_AUTHORIZED), Refusal(Reason.SUCCESS)
 

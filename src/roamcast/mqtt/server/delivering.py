@@ -191,7 +191,7 @@ def _send_retained(
 ) -> bool:
     """Send recalled messages; False if they need a closer check.
 
-    The marks contain QoS and identifier of the subscription that requested the recall. No plan is remembered,
+    The marks contain QoS and identifier of the subscription that requested the recall. Plans are not cached,
     because the next message of the recall has another topic.
     """
     marks = burst.marks[0]
@@ -318,7 +318,7 @@ def _send(
 def _pass_over(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int
 ) -> None:
-    """Acknowledge on the client's behalf what it will not acknowledge."""
+    """Acknowledge notifications that the client will not acknowledge."""
     if sequence:
         connection.acknowledged(endpoint, session.in_flight.pass_over(burst, sequence))
 

@@ -110,9 +110,9 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     keep_alive_max_s: int = 0
     """Longest keep-alive that a client may request; 0: any."""
     settle_timeout_s: float = 5.0
-    """Seconds that SUBACK waits, at most, until every broker knows the subscription."""
+    """Longest time in seconds that SUBACK waits until every broker knows the subscription."""
     locate_timeout_s: float = 10.0
-    """Seconds that CONNACK waits, at most, for the session."""
+    """Longest time in seconds that CONNACK waits for the session."""
     subscriptions_max: int = 1000
     """Subscriptions of one client."""
     waiting_bytes_max: int = 1 << 20

@@ -307,7 +307,8 @@ class InFlight:
         self.count = 0
 
     def send_again(self, burst: Burst, sequence: int) -> tuple[int, int, bool] | None:
-        """Return, for a burst of one, its packet id, its QoS, and whether the client has it already.
+        """Return the packet id and QoS of a burst with one notification, and whether the client already has
+        it.
 
         None if it was not in flight; then no later one was, because the order is kept.
         """
