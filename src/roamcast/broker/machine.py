@@ -232,8 +232,11 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     def awaits_acknowledgement(self, client: str) -> bool:
         broker = self.broker
         attachment = broker.attachments.get(client)
-        queue = attachment.queue if attachment is not None else None
-        return queue is None or bool(queue.waiting) or broker.protocol.awaits_acknowledgement(client)
+        if attachment is None or attachment.queue is None:
+            return True
+        return attachment.queue.needs_room(attachment.window) or broker.protocol.awaits_acknowledgement(
+            client
+        )
 
     # --- for observers (see contract.AnyMachine) ---
 
