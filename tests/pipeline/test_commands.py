@@ -111,7 +111,7 @@ def test_mistakes_with_a_trace_or_a_report(capsys: pytest.CaptureFixture[str], t
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "audit.json").write_text('{"expected": 1')
     line = complaint(capsys, "report", "--out", out, "--log", tmp_path / "half")
-    assert "audit.json: is no JSON" in line
+    assert "audit.json: is not JSON" in line
     assert not out.exists()
 
 

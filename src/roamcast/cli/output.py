@@ -63,7 +63,7 @@ def plain(value: Any) -> Any:
         return str(value)
     if hasattr(value, "tolist"):  # numpy's scalars and arrays, without importing numpy
         return plain(value.tolist())
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from roamcast.lab.charts import Chart, Panel, bars
 from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.figures import ARRIVED, LOST
 from roamcast.lab.rows import Row, distinct, mean_of, values_of, where
-from roamcast.lab.sweep import Job, Sweep
+from roamcast.lab.sweep import Job, Sweep, grid, seeds
 from roamcast.mobility.moving.election import TreeRule, settings_of
 from roamcast.protocol.effects import AttachTo, Input, PublishThis, SubscribeTo
 from roamcast.protocol.notification import encode_attributes
@@ -78,16 +78,11 @@ class TreeJob(Job):
 
 
 def jobs(quick: bool) -> list[TreeJob]:
-    seeds = range(1, (SEEDS_QUICK if quick else SEEDS) + 1)
+    each = seeds(SEEDS_QUICK if quick else SEEDS)
     sizes, speeds = ((16,), (8.0,)) if quick else (SIZES, SPEEDS_AIR)
-    return [
-        TreeJob(place, rule, size, speed, seed)
-        for place, brokers, moving in ((AIR, sizes, speeds), (LINKS, (BROKERS_LINKED,), SPEEDS_LINKS))
-        for rule in RULES
-        for size in brokers
-        for speed in moving
-        for seed in seeds
-    ]
+    air, links = partial(TreeJob, AIR), partial(TreeJob, LINKS, brokers=BROKERS_LINKED)
+    over_air = grid(air, rule=RULES, brokers=sizes, speed=speeds, seed=each)
+    return over_air + grid(links, rule=RULES, speed=SPEEDS_LINKS, seed=each)
 
 
 def measure(job: TreeJob) -> Row:
