@@ -15,8 +15,8 @@ from typing import Any
 Lift = Callable[[dict[str, Any]], None]
 """Changes the fields of one version, by name, into those of the next version.
 
-A lift may add, remove and rename fields. Objects in the fields may still be empty when it runs: what must
-look into them belongs into `_restore`.
+A lift may add, remove and rename fields. Objects in the fields may still be empty when it runs: code that
+reads them belongs in `_restore`.
 """
 
 
@@ -51,6 +51,6 @@ class State:
     def names(self) -> tuple[str, ...]:
         """All declared attributes, as slots.
 
-        The interpreter reads slots fastest, and attributes of an object with more than 30 of them slowest.
+        The interpreter reads slots fastest; attributes of an object that has more than 30 are the slowest.
         """
         return *self.saved, *self.unhashed, *self.derived

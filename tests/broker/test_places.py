@@ -149,7 +149,7 @@ def test_staying_is_no_move() -> None:
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        ("at 1 car subscribe location IN myloc('bus')\n", "is about the state of a client by its name"),
+        ("at 1 car subscribe location IN myloc('bus')\n", "uses the state of another client"),
         ("at 1 car subscribe x < my.budget\n", "my.budget: this broker does not know how it may change"),
         ('at 1 car move {"budget": 3}\n', "my.budget: this broker does not know how it may change"),
         ("at 1 car advertise location IN myloc\n", "depends on the publisher's own state"),
@@ -172,7 +172,7 @@ def test_without_a_movement_graph_there_are_no_such_filters() -> None:
 def test_a_name_too_long_to_be_put_into_the_filter_is_refused() -> None:
     client = "c" * 9_000
     told = tell(LINE, SQUARE, f"at 0 {client} attach b0\nat 1 {client} subscribe location IN myloc\n")
-    assert told.refused(client)[0].startswith("with the client's name in it, the selector is too long")
+    assert told.refused(client)[0].startswith("with the client id added, the selector is too long")
 
 
 def test_home_broker_does_not_work_with_them() -> None:

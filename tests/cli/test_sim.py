@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from tests.cli.commands import Command
+from tests.lab.test_sweep import CLOCK_KEYS
 
 from roamcast.cli import build_app, run, sim
 from roamcast.errors import InputError
-from roamcast.lab.summary import CLOCK_KEYS
 from roamcast.records.parquet import LogWriter, read_log
 from roamcast.simulator.network import NetworkSettings
 from roamcast.simulator.scenario import Scenario
@@ -236,10 +236,10 @@ def test_progress_goes_by_simulated_time() -> None:
     [
         ("--protocol nope", "mobility protocol 'nope': valid are "),
         ("--routing nope", "routing strategy 'nope': valid are "),
-        ("--topology gird:5", "topology 'gird:5': unknown kind 'gird' (did you mean 'grid'?)"),
+        ("--topology gird:5", "topology 'gird:5': unknown kind 'gird'; did you mean 'grid'?"),
         ("--topology grid:0", "topology 'grid:0': K must be a whole number from 1"),
-        ("--topology file:missing.txt", "cannot read missing.txt"),
-        ("--workload gruops", "workload 'gruops': unknown (did you mean 'groups'?)"),
+        ("--topology file:missing.txt", "missing.txt: cannot be read"),
+        ("--workload gruops", "workload 'gruops': unknown; did you mean 'groups'?"),
         ("--movement nope", "pattern 'nope': unknown"),
         ("--movement file:missing.csv", "missing.csv"),
         ("--clients 0", "clients 0: valid is 1 to"),

@@ -220,3 +220,5 @@ class MqttClient:
     def leave(self) -> None:
         self.paho.disconnect()
         self.paho.loop_stop()
+        # Without this cycle the client closes its sockets as soon as nobody refers to it.
+        self.paho.on_connect = self.paho.on_subscribe = self.paho.on_message = self.paho.on_disconnect = None

@@ -243,7 +243,7 @@ def test_a_wrong_key_is_one_line(tmp_path: Path, text: str, line: str) -> None:
         ("mqtt", "1", "--set mqtt: there is no key 'mqtt'; did you mean"),
         ("mqtt.qos_max", "high", "--set mqtt.qos_max: 'high' is not valid; valid is an integer from 0 to 2"),
         ("mqtt.retained", "yes", "--set mqtt.retained: 'yes' is not valid; valid is true or false"),
-        ("listener.2.port", "1", "--set listener.2.port: there are 1 entries; the next is 1"),
+        ("listener.2.port", "1", "--set listener.2.port: there are 1 entries; the next number is 1"),
         ("listener.0.prot", "1", "did you mean 'listener.N.port'?"),
         ("mobility.protocol", "mhh", "mobility.protocol = mhh: there is no such protocol; "),
         ("id", "a b", "--id: 'a b' is not valid; valid is a name"),
@@ -272,7 +272,7 @@ def test_a_wrong_variable_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"site\.toml: mqtt = 1: valid is a table"):
         load(path, {"ROAMCAST_MQTT_QOS_MAX": "1"}, {})
     path = write(tmp_path, "listener = 1")
-    with pytest.raises(InputError, match="ROAMCAST_LISTENER_0_PORT: listener is no list of tables"):
+    with pytest.raises(InputError, match="ROAMCAST_LISTENER_0_PORT: listener is not a list of tables"):
         load(path, {"ROAMCAST_LISTENER_0_PORT": "1"}, {})
 
 

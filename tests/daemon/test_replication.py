@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 import shutil
 import socket
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,7 @@ from roamcast.storage.segments import HEADER_BYTES, read_watermark
 pytestmark = [needs_etcd, pytest.mark.slow]
 
 LEASE_S = 4
+TOKEN = "a token of the tests"
 
 
 class Replica:
@@ -55,6 +59,8 @@ class Replica:
             "replication.name": name, "replication.port": str(free_port()),
             "replication.secret_file": str(secret), "replication.etcd": etcd.url,
             "replication.lease_s": str(LEASE_S), "replication.reference": f"127.0.0.1:{self.port}",
+            "view.token.0.name": "tests", "view.token.0.may": "operate",
+            "view.token.0.sha256": hashlib.sha256(TOKEN.encode()).hexdigest(),
         }  # fmt: skip
         self._command = [
             str(ROAMCAST), "broker", "--id", "east", "--listen", f"127.0.0.1:{self.port}",
@@ -80,6 +86,15 @@ class Replica:
             found: dict[str, Any] = next(ask(self.data, 5.0, command="status"))["replication"]
         except InputError:
             return {}
+        return found
+
+    def http(self, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
+        """The answer of the HTTP API."""
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.http_port}/api/v1/{path}", data, headers)
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+            found: dict[str, Any] = json.load(answer)
         return found
 
     @property
@@ -255,6 +270,24 @@ def test_an_operator_promotes_and_removes_replicas(site: Site) -> None:
     client.publish("news", b"with a follower")
     client.wait_for_messages(2)
     client.leave()
+
+
+def test_the_network_view_shows_followers_and_promotes_one(site: Site) -> None:
+    leader = site.leader()
+    follower = site.other(leader)
+    (broker,) = leader.http("network")["brokers"]
+    assert (broker["id"], broker["role"]) == ("east", "leader")
+    followers = leader.http("brokers/east")["status"]["replication"]["followers"]
+    assert followers[follower.name]["in_sync"]
+    answer = leader.http("actions/promote", {"broker": "east", "to": follower.name})
+    assert answer == {"done": True, "text": f"replica {follower.name} takes over east"}
+    site.wait(lambda: follower.leads)
+    assert site.leader() is follower
+    leader.kill()
+    site.wait(lambda: follower.http("network")["alerts"] != [])
+    (alert,) = follower.http("network")["alerts"]
+    assert alert["kind"] == "replica"
+    assert alert["text"] == f"broker east: replicas are disconnected or out of sync: {leader.name}"
 
 
 def test_etcd_is_away_for_longer_than_the_lease(site: Site) -> None:

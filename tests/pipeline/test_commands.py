@@ -57,7 +57,7 @@ def test_mistakes_get_one_line_and_leave_nothing(
     (file,) = log.glob("*.parquet")
     whole = file.read_bytes()
     file.write_bytes(whole[:-20])
-    damaged = f"log file {file}: is no whole Parquet file (truncated or damaged)"
+    damaged = f"log file {file}: is not a complete Parquet file (truncated or damaged)"
     assert complaint(capsys, *asked, log) == damaged
     pq.write_table(pa.table({"x": [1]}), file)
     assert complaint(capsys, *asked, log) == f"log file {file} is no event log: it has no column 'run'"
@@ -111,7 +111,7 @@ def test_mistakes_with_a_trace_or_a_report(capsys: pytest.CaptureFixture[str], t
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "audit.json").write_text('{"expected": 1')
     line = complaint(capsys, "report", "--out", out, "--log", tmp_path / "half")
-    assert "audit.json: is no JSON" in line
+    assert "audit.json: is not JSON" in line
     assert not out.exists()
 
 

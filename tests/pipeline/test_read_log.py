@@ -105,7 +105,7 @@ def test_another_schema(file: Path) -> None:
 @pytest.mark.parametrize("keep", [0, 3, 100, -1])
 def test_a_truncated_file(file: Path, keep: int) -> None:
     file.write_bytes(file.read_bytes()[:keep])
-    assert problem(file.parent) == f"log file {file}: is no whole Parquet file (truncated or damaged)"
+    assert problem(file.parent) == f"log file {file}: is not a complete Parquet file (truncated or damaged)"
 
 
 def test_no_permission(tmp_path: Path) -> None:

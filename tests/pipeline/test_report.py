@@ -141,7 +141,7 @@ def test_what_cannot_be_shown_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no figures, tables or results"):
         collect(tmp_path)
     (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(InputError, match="is no JSON"):
+    with pytest.raises(InputError, match="is not JSON"):
         collect(tmp_path)
 
 

@@ -205,7 +205,7 @@ def test_a_full_disk_is_told_of_and_what_was_promised_stays(tmp_path: Path, sync
         f"commit again: {segment}",
         f"try again: {segment}",
         "after room was made: None 0",
-        "snapshot: /j/snapshot-N.snapshot: no snapshot (No space left on device)",
+        "snapshot: /j/snapshot-N.snapshot: cannot write the snapshot (No space left on device)",
         "after a snapshot did not fit: None",
     ]
     assert lines[-1].startswith("recovered: True ")

@@ -37,7 +37,7 @@ class CpuShares:
             (group / "cgroup.procs").write_text(str(process))
         except OSError as error:
             raise BenchFailed(
-                f"shares of a core need control groups that can be written: {group} ({error.strerror})"
+                f"CPU shares need writable control groups: {group} ({error.strerror})"
             ) from None
 
     def __enter__(self) -> CpuShares:

@@ -33,7 +33,8 @@ PARTS = (0.0, 0.01, 0.1, 0.5, 1.0)
 BODY = bytes(100)
 STEP_M = 100.0
 FARTHER = 1.5
-"""A broker one step away may forward what is at most this many times as far away as the radius and a step."""
+"""A broker one step away may forward notifications from up to this many times the sum of the radius and one
+step."""
 MOVES = 200
 LINK_S = 0.02
 STAY_S = 60.0

@@ -40,12 +40,12 @@ GROWTH_MAX = 3.0
 Draw = Callable[[random.Random, int], str]
 
 
-def _box(ranges: Sequence[tuple[float, float]], topic: str = "bench/topic") -> str:
+def _box(ranges: Sequence[tuple[float, float]]) -> str:
     conditions = [
         f"{name} BETWEEN {low:.3f} AND {high:.3f}"
         for name, (low, high) in zip(ATTRIBUTES, ranges, strict=False)
     ]
-    return " AND ".join([f"topic = '{topic}'", *conditions])
+    return " AND ".join(["topic = 'bench/topic'", *conditions])
 
 
 def random_ranges(draw: random.Random, count: int) -> str:
@@ -192,7 +192,7 @@ def _timed_all(
         pair.unsubscribe(f"c{number}", filters[number])
     ended = time.process_time()
     if pair.routers["a"].size or pair.routers["b"].size:
-        raise RuntimeError(f"{pair.routers['a'].strategy}: when all had unsubscribed, something was left")
+        raise RuntimeError(f"{pair.routers['a'].strategy}: entries were left after all had unsubscribed")
     return {
         "subscribe_us": (subscribed - started) / count * 1e6,
         "unsubscribe_us": (ended - began) / count * 1e6,

@@ -233,7 +233,7 @@ def _measure_simpy(case: Case, style: Literal["stores", "callbacks"]) -> Measure
 def _growth(measured: Mapping[Case, list[Measurement]]) -> dict[str, object]:
     """Return how much more a hop costs in the largest network than in the smallest, with equal settings.
 
-    One figure excludes the set-up, of which a large network with a short duration has more; the other
+    One figure excludes the set-up, whose share is larger in a large network with a short duration; the other
     includes it.
     """
     alike = [

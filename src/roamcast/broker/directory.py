@@ -6,9 +6,9 @@ If the link to a peer is down, and nobody behind it may hold the session, the an
 
 That answer is never wrong. A session is made only after everyone was asked, or more than half of all brokers
 while none of the others may hold it; and every broker that was asked remembers which broker asked. A former
-holder remembers where the session arrived. Only a report of the broker itself removes what is remembered of
-it: each broker reports to all which sessions arrived, departed or ended (`Holdings`), in batches after a
-short delay. Brokers that join tell each other all they hold (`reunion.Claims`).
+holder remembers where the session arrived. Only a report of the broker itself removes such an entry: each
+broker reports to all which sessions arrived, departed or ended (`Holdings`), in batches after a short delay.
+Brokers that join tell each other all they hold (`reunion.Claims`).
 
 A broker numbers its reports, and includes the last number when it asks for a session or gets one. So a
 report from before that, which arrives later, removes nothing.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
 
 TELL_AFTER_S = 0.5
-"""Delay in which changes are collected into one message."""
+"""Seconds during which changes are collected into one message."""
 CHANGES_PER_MESSAGE = 1000
 CHANGES_KEPT_MAX = 10_000
 """Changes kept for a peer whose link is down; beyond that it gets everything anew."""
@@ -292,6 +292,8 @@ class Directory:
                     # The session has moved on from here, which the reporting broker did not know.
                     self.changed(client)
                 self._add(client, holder, told)
+            if (speaker, message.number) in holders:
+                self._broker.locator.fetch_for_stand_in(client)
         for client in message.brief:
             if (speaker, message.number) in self._holders.get(client, ()):
                 self._brief[client] = speaker
@@ -335,7 +337,7 @@ class Directory:
     def left_out(self, client: str, peer: str) -> tuple[str, ...]:
         """Return the brokers behind a peer that cannot be asked now and need not be; empty otherwise.
 
-        To leave out one that may hold the session costs a second question: `Locator` asks all again then.
+        If one of these does hold the session, `Locator` has to ask all brokers a second time.
         """
         if peer not in self._broker.links_down or not self._is_on:
             return ()

@@ -1,11 +1,10 @@
 """Ending a session: because its client wants a new one, has been away for too long, or another
 session of the client stays.
 
-A session may still be owed what is stored elsewhere, and its subscriptions are known to
-others. So it ends like a session whose client reads very fast: under every protocol,
-everything left is fetched and discarded, and when the handoff is over and all has settled, the
-subscriptions are withdrawn. Brokers that ask for the session meanwhile wait, and then learn
-that there is none.
+A session may still be owed what is stored elsewhere, and its subscriptions are known to others. So the broker
+acts as if the client read very fast: under every protocol, all remaining notifications are fetched and
+discarded. When the handoff is over and all has settled, the subscriptions are withdrawn. Brokers that ask for
+the session meanwhile wait, and then learn that there is none.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class Endings:
         self.begin(here)
 
     def drain(self, client: str) -> None:
-        """Schedule discarding of what is queued for a session that ends."""
+        """Schedule discarding of the queue of a session that ends."""
         broker = self._broker
         if not any(isinstance(one, Drain) and one.client == client for one in broker.loopback):
             broker.tell_self(Drain(client))

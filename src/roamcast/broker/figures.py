@@ -45,7 +45,7 @@ class Figures:
         self.finished_count = 0
         """Number of finished handoffs; the last of them are in `finished`."""
         self.dropped: dict[tuple[str, bytes], int] = {}
-        """Notifications given up, by reason and first byte of their marks."""
+        """Dropped notifications, by reason and first byte of their marks."""
 
     def handoff(self, result: str, seconds: float | None = None) -> None:
         """Count a handoff to this broker that is over; no time if the session came ahead of its client."""

@@ -1,4 +1,4 @@
-"""What a broker needs of an access side that keeps more for a client than the core knows."""
+"""Interface between the core and an access side that stores more data of a client than the core knows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Front(Protocol):
         """Return how many seconds the session of a client served from a copy outlasts its connection."""
 
     def keep_for(self, client: str, seconds: int) -> None:
-        """Keep a departing session for `seconds` from now on, as a copy has promised its client."""
+        """Keep a departing session for at least `seconds` from now on: a copy has promised this to its
+        client."""
 
     def give_up(self, client: str) -> None:
         """Give up a client that was served from a copy: its session does not come."""
@@ -58,6 +59,10 @@ class Front(Protocol):
 
     def not_located(self, client: str) -> None:
         """No broker that can be asked holds the session: a stand-in session may serve the client."""
+
+    def stand_in_of(self, client: str) -> str | None:
+        """Return the owner of a stand-in here that is to be merged into the client's session; None if there
+        is none."""
 
     def ended(self, client: str) -> None:
         """Forget an ended session."""

@@ -51,7 +51,7 @@ class ClientFront(Protocol):
         """Perform the core's effects for clients."""
 
     def position(self, client: str) -> tuple[Any, ...]:
-        """Return figures that change with what is kept for a client, to compare replays."""
+        """Return figures that change with the stored state of a client, to compare replays."""
 
     def on_deadline(self) -> None: ...
     def apply(self, settings: MachineSettings) -> None: ...

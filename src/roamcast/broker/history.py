@@ -4,9 +4,10 @@ Every start of a broker takes the next epoch and a random id. The id of the firs
 is made together with the data folder. The position counts journalled turns, so it rises with everything that
 a broker has acknowledged. A broker tells all this in the handshake, and its position while a link is up.
 
-A peer remembers what it heard last, in its journalled state. A broker goes on with its history if its starts
-include the one that the peer remembers, and that start came as far as the peer remembers. (The position alone
-does not tell: a broker that runs with an old backup goes on from there.) Everything else is refused:
+A peer remembers what it heard last, in its journalled state. A broker is accepted if its starts include the
+last start that the peer remembers, and if that start reached the position that the peer remembers. (The
+position alone does not tell: a broker that runs with an old backup continues from its position.) Everything
+else is refused:
 
 - **a clone**: another process of the same broker is linked and responsive;
 - **an empty disk**: the history has another name;
@@ -84,8 +85,8 @@ class History:
         self.epoch = 0
         self.starts: list[Start] = []
         self.position = 0
-        """Number of journalled turns. Turns that only note a peer's progress are not counted: two brokers
-        would keep each other busy by noting each other's notes."""
+        """Number of journalled turns. Turns that only record a peer's progress are not counted; otherwise two
+        brokers would record each other's progress forever."""
         self.known: dict[str, Seen] = {}
         self.fences: dict[str, str] = {}
         """Peers that refuse this history, with the reason."""
@@ -158,7 +159,7 @@ class History:
             reached = told.starts[0].at if told.starts else 0
         if reached is None or reached < seen.position:
             return (
-                f"broker {peer} has an older history than it had, or another copy of it: it has come to epoch"
+                f"broker {peer} has an older history than before, or another copy of it: it reports epoch"
                 f" {told.epoch} and position {told.position}, {self.id} remembers epoch {seen.epoch} and"
                 f" position {seen.position}: {way_out}"
             )

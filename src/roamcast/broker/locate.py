@@ -157,6 +157,16 @@ class Locator:
         else:
             self.ask_everyone(here)
 
+    def fetch_for_stand_in(self, client: str) -> None:
+        """Fetch a session that has been found elsewhere, though its client is not here: what a stand-in has
+        promised belongs to it."""
+        front = self._broker.front
+        owner = front.stand_in_of(client) if front is not None else None
+        if owner is not None:
+            here = self._clients.of(client)
+            if here.session is None and here.search is Search.IDLE and here.attachment is None:
+                self.ask(here, 0, Hello(client, owner=owner))
+
     def ask_everyone(self, here: ClientHere) -> None:
         request = here.request
         assert request is not None
@@ -166,7 +176,11 @@ class Locator:
         if here.client in self._own:
             self._forget(self._own[here.client])
         self._broker.directory.changed(here.client)
-        self._spread_anew(request, may_leave_out=True)
+        if self._broker.peers or self.unmet:
+            self._spread_anew(request, may_leave_out=True)
+        else:
+            self._rounds += 1
+            self._make(request, self._broker.next_incarnation)
 
     def _spread_anew(self, request: AttachRequest, may_leave_out: bool) -> None:
         self._rounds += 1
@@ -260,8 +274,13 @@ class Locator:
         return [f"{peer} (never met)" if peer in self.unmet else peer for peer in waiting]
 
     def attached_again(self, here: ClientHere) -> None:
-        """Ask again for a client that attached again during the search; a session may have to stand in."""
-        if here.search is Search.ASKS_EVERYONE:
+        """Ask again for a client that attached again during the search; a session may have to stand in.
+
+        A question that may leave brokers out is answered soon. A client that tries again sooner must not
+        begin it anew each time.
+        """
+        question = self._gathering.get(self._own[here.client]) if here.client in self._own else None
+        if here.search is Search.ASKS_EVERYONE and (question is None or not question.may_leave_out):
             self.ask_everyone(here)
 
     def ask_again(self) -> None:
@@ -472,8 +491,10 @@ class Locator:
             if self._broker.front is not None and not gathering.is_known_away:
                 self._broker.front.not_located(here.client)
         else:
-            fresh = Session(here.client, incarnation=gathering.incarnation, owner=here.request.owner)
-            self.arrived(fresh, "")
+            self._make(here.request, gathering.incarnation)
+
+    def _make(self, request: AttachRequest, incarnation: int) -> None:
+        self.arrived(Session(request.client, incarnation=incarnation, owner=request.owner), "")
 
     def _may_make(self, gathering: Gathering) -> bool:
         is_open = gathering.is_brief or gathering.is_known_away

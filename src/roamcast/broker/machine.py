@@ -203,7 +203,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
 
     @property
     def _waits_for_peers(self) -> bool:
-        """True while questions wait for a peer that was never met, up to a time limit: the peer is not
+        """True while questions wait, up to a time limit, for a peer that was never met: one that is not
         connected, and was configured after all others were met."""
         locator = self.broker.locator
         if not locator.unmet or not self.history.is_settled:
@@ -232,8 +232,11 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     def awaits_acknowledgement(self, client: str) -> bool:
         broker = self.broker
         attachment = broker.attachments.get(client)
-        queue = attachment.queue if attachment is not None else None
-        return queue is None or bool(queue.waiting) or broker.protocol.awaits_acknowledgement(client)
+        if attachment is None or attachment.queue is None:
+            return True
+        return attachment.queue.needs_room(attachment.window) or broker.protocol.awaits_acknowledgement(
+            client
+        )
 
     # --- for observers (see contract.AnyMachine) ---
 
@@ -276,8 +279,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     def retained_refused(self) -> int:
         return self.retained.refused
 
-    def is_guest(self, broker: str) -> bool:
-        return self.broker.is_guest(broker)
+    def reserves(self, client: str) -> bool:
+        return self.border.reserves(client)
 
     def refused(self, peer: str) -> Mapping[str, int]:
         return self.border.refused.get(peer, {})
@@ -504,7 +507,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         self._follow(turn)
 
     def _follow(self, turn: LinkTurn) -> None:
-        """Pass on to the broker what came over links, or follows from a change of the overlay."""
+        """Pass the broker the inputs that arrived over links or follow from a change of the overlay."""
         inputs = self.front.inputs
         for item in turn.inputs:
             inputs.append(item)

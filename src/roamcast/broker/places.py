@@ -5,9 +5,9 @@ allows takes effect at once. Any other move is a jump: first everyone is told th
 either place, and only when all know does the client count as moved. So a jump takes longer than a step, but
 nothing is missed.
 
-Besides asking for a move, a client says where it is by what it publishes, if the settings name attributes
-for that; then nobody is told when the move has taken effect. A client that has never said where it is may be
-taken to be where its broker is.
+A client can request a move, or report its location in its publishes, if the settings name attributes for
+that; then it is not told when the move has taken effect. For a client that has never reported a location, the
+location of its broker may be assumed.
 
 After a handoff, other brokers see the client at the distance of its new broker. Until all have heard of
 that, the client's moves wait, as they do during a handoff: its location does not change while its
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from roamcast.broker.core import BrokerCore
 
 ROUND_TRIPS_KEPT = 8
-"""Number of measurements of which the longest counts."""
+"""Number of last measurements; the longest of them counts."""
 MEASURED_CHANGE_MIN = 0.1
 """Relative change below which a round trip counts as unchanged: changes are told to every broker."""
 
@@ -130,7 +130,7 @@ class Places:
         if not filter.own:
             return ""
         if owner_of(filter):
-            return f"filter {filter.text!r} is about the state of a client by its name: valid is one's own"
+            return f"filter {filter.text!r} uses the state of another client; valid are myloc and my.NAME"
         protocol = self._broker.protocol
         if not protocol.own_state:
             return f"protocol {protocol.name} does not work with filters on the client's own state"
@@ -142,7 +142,7 @@ class Places:
         try:
             bind(filter, client)
         except InputError as error:
-            return f"with the client's name in it, the {error}"
+            return f"with the client id added, the {error}"
         return ""
 
     def refusal_of_move(self, values: Mapping[str, Value]) -> str:
@@ -314,7 +314,7 @@ class Places:
             self._broker.router.relocate_client(_whereabouts(session))
 
     def session_is_here(self, here: ClientHere) -> None:
-        """Afterwards, find out when all brokers know."""
+        """Find out when all brokers know the client's whereabouts, after its session has arrived."""
         if here.session is not None and here.session.zones:
             self._fences.arrived(here.session)
         if here.announced is not None and not here.announced.values:

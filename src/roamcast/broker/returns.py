@@ -1,9 +1,8 @@
 """Handle messages for a broker that is gone for good: some of their content can be saved.
 
-Everything for a broker on the far side of a link went over that link, so the broker at its near end has what
-was not acknowledged, in the order in which it was sent (`SendFailed`). That broker takes over: a session
-among these messages stays there, and messages that uninformed brokers still send take their usual way and end
-there, too.
+All messages for a broker behind a link went over that link, so the broker at its near end has the
+unacknowledged ones, in the order of sending (`SendFailed`). That broker takes over: a session among these
+messages stays there, and messages that uninformed brokers still send take their usual way and end there, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Merging sessions after two trees have joined: of two sessions of one client, one ends.
 
-The session that was begun later stays. The other one ends as if its client had
-asked for that: what was kept for it is dropped, and if the client is attached
-there, its connection is closed; when it comes again, it gets the one that stays.
+The session that was begun later stays. The other one ends as if its client had requested that: its
+notifications are dropped, and if the client is attached there, its connection is closed; when the client
+connects again, it gets the session that stays.
 
 Every broker tells those that have come within reach which sessions it holds (`Claims`),
 and a broker with an older session of the same client ends it; a broker with a newer one
@@ -13,9 +13,9 @@ reason it remembers the claims: a session may arrive that had left another broke
 they were heard there. When all brokers of its own tree have heard them (`ClaimsHeard`),
 no such session is on its way any more.
 
-Some protocols keep things under a client's name at brokers where its session is not.
-So the session that stays is not given to anyone before the other one has ended, and
-what was left of it has been fetched (`ReunionOver`).
+Some protocols keep things under a client's name at brokers where its session is not. So the session that
+stays is not given to another broker before the other one has ended and its remaining notifications have been
+fetched (`ReunionOver`).
 """
 
 from __future__ import annotations
@@ -250,8 +250,8 @@ class Reunion:
             self._compare(claim)
 
     def salvage(self, message: Rival) -> None:
-        """Broadcast a claim whose addressee has ended, is lost with its broker, or moved on too fast: the
-        session may be anywhere."""
+        """Broadcast a claim for a session that has ended, is lost with its broker, or moved on too fast: that
+        session may be at any broker."""
         broker, claim = self._broker, message.claim
         broker.directory.changed(claim.client)
         self._pass_on(Claims(broker.id, tuple(broker.own_members), (claim,), is_last=False), "")

@@ -1,13 +1,13 @@
 """The life of a client's session at one broker: all states and transitions in one table.
 
-A client attaches. If its session is not here, the broker asks for it: the broker that the client was at
-before, or everyone. Whoever has asked waits until the session arrives, or until the client turns out to be
-elsewhere. The session arrives by a handoff; the client may read while the handoff is under way. From then on
-the session is held here, whether its client is attached or away, until another broker asks for it. It then
-departs at once, or waits until all its subscriptions have settled. Where it went is remembered until its
-arrival is confirmed. Or the session ends: its remaining notifications are fetched and discarded, and when
-the handoff is finished and all has settled, it is over. Its client, if attached, then gets a new session, or
-looks for the one that has replaced it.
+A client attaches. If its session is not here, the broker asks for it: the client's last broker, or all
+brokers. It then waits until the session arrives, or until the client turns out to be elsewhere. The session
+arrives by a handoff; the client may read while the handoff is under way. From then on the session is held
+here, whether its client is attached or away, until another broker asks for it. It then departs at once, or
+waits until all its subscriptions have settled. Where it went is remembered until its arrival is confirmed. Or
+the session ends: its remaining notifications are fetched and discarded, and when the handoff is finished and
+all has settled, it is over. Its client, if attached, then gets a new session, or looks for the one that has
+replaced it.
 
 A copy of a session may serve its client before the session is there. The client then reads ahead, from when
 it attaches until the session arrives or the client leaves.

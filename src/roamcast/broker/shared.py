@@ -1,18 +1,18 @@
 """Shared subscriptions: one broker owns each group and filter, and picks the member for each notification.
 
-Which broker that is follows from the names alone, so all brokers agree on it. The owner subscribes once,
-for the whole group, and the client's SUBACK waits until that is known everywhere. Connected members come
-first: the owner is told when members connect and disconnect, and chooses among all of them only while none
-is connected. A notification for a member goes to the broker where the member was; if the member's session
-has moved on, it comes back and another member gets it. So a notification is delivered to one member,
-whatever moves; no order is promised.
+Which broker that is follows from the names alone, so all brokers agree on it. The owner subscribes once, for
+the whole group, and the client's SUBACK waits until that is known everywhere. Connected members come first:
+the owner is told when members connect and disconnect, and chooses among all of them only while none is
+connected. A notification for a member goes to the broker where the member was; if the member's session has
+moved on, it comes back and another member gets it. So a notification is delivered to one member, however
+clients move; no order is promised.
 
-When brokers join, another one may have to own a group (`GroupOffer`). It subscribes, and leaves everything
-to the former owner until its subscription is known everywhere (`GroupReady`). Notifications from then on
-are kept, until the former owner has reported the last notification of each publisher that it handed out
-(`GroupOver`). Links do not overtake, so whatever came to the new owner before `GroupReady` comes to the
-former owner before it, too. When an owner is gone for good, all brokers tell the next one of their
-members.
+When brokers join, another one may have to own a group (`GroupOffer`). It subscribes, and leaves everything to
+the former owner until its subscription is known everywhere (`GroupReady`). Notifications from then on are
+kept, until the former owner has reported the last notification of each publisher that it handed out
+(`GroupOver`). Links do not reorder messages, so notifications that reached the new owner before it sent
+`GroupReady` reach the former owner before that message. When an owner is gone for good, all brokers tell the
+next one of their members.
 """
 
 from __future__ import annotations

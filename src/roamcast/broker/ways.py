@@ -1,7 +1,7 @@
 """Routes of a burst: one for the whole burst, or different ones for its parts.
 
-Parts differ where the notifications of a burst have different attributes, or where
-a filter asks for what is in their bodies. Parts with the same route stay together.
+Parts differ if the notifications of a burst have different attributes, or if a filter uses attributes in
+their bodies. Parts with the same route stay together.
 """
 
 from __future__ import annotations

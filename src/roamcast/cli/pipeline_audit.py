@@ -138,7 +138,7 @@ def show_audit(figures: dict[str, Any], out: str) -> None:
             " what brokers say they acknowledged (judged_by in clients.parquet)"
         )
     if figures["unacknowledged"]:
-        print(f"{figures['unacknowledged']:,} notifications wait for their clients, or for a word of them")
+        print(f"{figures['unacknowledged']:,} notifications wait for their clients or for acknowledgements")
     for row in figures["examples"]:
         print(
             f"  {row['kind']}: {row['client']} and {row['publisher']}/{row['number']}"

@@ -1,4 +1,4 @@
-"""`roamcast pipeline sql`: questions to event logs in SQL."""
+"""`roamcast pipeline sql`: queries over event logs in SQL."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import typer
 
 from roamcast.cli.output import Report, emit_json, leaves, prepare_new_folder, progress, table
 from roamcast.cli.usage import AsJson, new_group, option, show_examples
-from roamcast.errors import InputError
+from roamcast.errors import InputError, read_text
 
 if TYPE_CHECKING:
     from roamcast.simulator.links import Delay
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from roamcast.simulator.topology import Topology
 
 EXIT_VIOLATIONS = 1
-"""The protocol broke its promise."""
+"""Exit code if the protocol broke its promise."""
 
 SMALL = "roamcast sim run --protocol none --topology grid:3 --clients 40 --duration 60"
 WANG = (
@@ -98,7 +98,7 @@ def run(
     out: Path | None = option(None, "New folder for the event log (log/) and the figures (summary.json)."),
     as_json: AsJson = False,
 ) -> None:
-    """Run one network and check what was delivered against what the mobility protocol promises.
+    """Run one network and compare the deliveries with the promise of the mobility protocol.
 
     Exit code 1 if the promise was broken.
     """
@@ -179,10 +179,7 @@ def read_graph(file: Path | None) -> str:
 
     if file is None:
         return ""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--neighbours {file}: cannot be read ({error})") from None
+    text = read_text(file, "--neighbours")
     parse_graph(text, f"--neighbours {file}")
     return text
 

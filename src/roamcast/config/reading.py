@@ -104,9 +104,9 @@ class SettingsReader:
         key, source, place = said
         if isinstance(part, int):
             if not isinstance(table, list):
-                raise InputError(f"{source}: {_dotted(place[:-1])} is no list of tables")
+                raise InputError(f"{source}: {_dotted(place[:-1])} is not a list of tables")
             if part > len(table):
-                raise InputError(f"{source}: there are {len(table)} entries; the next is {len(table)}")
+                raise InputError(f"{source}: there are {len(table)} entries; the next number is {len(table)}")
             if part == len(table):
                 table.append({})
             return table[part], kind

@@ -141,7 +141,7 @@ class Peer(Section, frozen=True):
     """Topic filters of messages that may come from the peer. "!FILTER" excludes topics that an earlier
     entry allows; "#" does not match topics that begin with "$"."""
     exports: tuple[TopicRule, ...] = field(name="export", default=("#",))
-    """Topic filters of messages that may go to the peer, in the syntax of `imports`."""
+    """Topic filters of messages that may go to the peer, in the syntax of `import`."""
     prefix: TopicPrefix = ""
     """For another organisation: its topics appear below PREFIX/ here. Messages published here below
     PREFIX/ go to the peer without the prefix; other messages do not. Needs clients = []."""

@@ -38,7 +38,7 @@ class Census:
         self.begin()
 
     def begin(self) -> None:
-        """Start over: report all clients."""
+        """Start again with a report of all clients."""
         self._rows: dict[str, ClientRow] = {}
         self._changed: dict[str, None] = {}
         """Clients to report."""

@@ -419,7 +419,7 @@ def check_discovery(config: Config) -> None:
     try:
         ipaddress.IPv4Address(discovery.group)
     except ValueError:
-        raise InputError(f"discovery.group = {discovery.group}: there is no such address") from None
+        raise InputError(f"discovery.group = {discovery.group}: not an IPv4 address") from None
     if link.port is None:
         raise InputError("discovery.enabled: nobody could connect; set link.port (0 takes any free port)")
     is_local = discovery.interface == "lo" or is_loopback(discovery.interface)
@@ -436,7 +436,7 @@ def check_discovery(config: Config) -> None:
 
 
 def _offered() -> dict[str, type[MobileProtocol]]:
-    """Protocols for brokers that move, in networks that need a delivery guarantee."""
+    """Return the protocols for brokers that move that give a delivery guarantee, by name."""
     return {name: one for name, one in MOBILE_PROTOCOLS.items() if one.keeps_promises}
 
 

@@ -39,7 +39,8 @@ def _failure(error: Exception, id: str, now: float, inputs: Sequence[AnyInput], 
 
 
 def settle(fail_stop: FailStop, site: AnyMachine) -> None:
-    """After a fail-stop, keep out whoever caused it. `site` is the state that the journal gave."""
+    """After a fail-stop, keep out the clients and peers that caused it. `site` is the state recovered from
+    the journal."""
     if fail_stop.before is not None:
         verdict = judge(site, decode_entry(fail_stop.before.failure.entry))
         fail_stop.settle(verdict.culprits, verdict.suspects)

@@ -41,6 +41,15 @@ class LinkFigures(msgspec.Struct, frozen=True):
     """The broker that carries the link while the direct connection is cut."""
 
 
+class FollowerFigures(msgspec.Struct, frozen=True):
+    """A follower, as the leader of its site knows it."""
+
+    connected: bool
+    in_sync: bool
+    lag: int
+    """Number of journal entries that it has not acknowledged."""
+
+
 class BrokerFigures:
     """All figures that /metrics, /healthz and $SYS show."""
 
@@ -70,6 +79,8 @@ class BrokerFigures:
         self.pages: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Number of open pages of the live view, and number of pages that were closed because they were slow.
         """
+        self.followers: Callable[[], Mapping[str, FollowerFigures] | None] = lambda: None
+        """The followers of a replicated site, by name; None if the site is not replicated."""
         self.refused: Callable[[], Mapping[str, int]] = dict
         """Number of refused clients, by reason."""
         self.client_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)

@@ -47,7 +47,7 @@ def health_page(told: dict[str, Any]) -> Answer:
 
 
 def history_of(site: AnyMachine, refused: Mapping[str, tuple[Offer, str]]) -> dict[str, object]:
-    """Return the broker's history: how far it has come, why it may not continue, and whose history it
+    """Return the broker's history: its position, why it may not continue, and the peers whose history it
     refuses."""
     history = site.history
     return {

@@ -175,7 +175,7 @@ def recover(
         if machine is None:
             first = entry.inputs[0]
             if not isinstance(first, Started):
-                raise InputError(f"{where}: it does not begin with a start")
+                raise InputError(f"{where}: its first entry is not the start of a broker")
             machine = make_machine(first.settings)
         machine.endpoint.encoder.is_mute = True
         try:

@@ -7,10 +7,11 @@ from contextlib import suppress
 COLLECT_AFTER = 50_000
 """Number of new container objects, minus freed ones, after which new ones are examined for garbage: 15 ms."""
 COLLECT_OLDER_AFTER = 2
-"""Number of such collections after which what survived them is examined again: 50 ms, and with 20 half a
-second. Each object is examined as often."""
+"""Number of such collections after which the surviving objects are examined again. This takes 50 ms; with a
+value of 20 it would take half a second."""
 COLLECT_ALL_AFTER = 200
-"""Number of those after which all is examined, if it has grown by a quarter."""
+"""Number of these second examinations after which all objects are examined, if their number has grown by a
+quarter."""
 
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 OWN_PAGES_BYTES = 256 << 10

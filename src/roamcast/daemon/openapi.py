@@ -35,7 +35,7 @@ RATES = {"received_per_s": NUMBER, "delivered_per_s": NUMBER, "handoffs_per_s": 
 BROKER = _object(
     id=TEXT, up=BOOLEAN, **POSITION, version=TEXT, uptime_s=NUMBER, connections=INTEGER, sessions=INTEGER,
     attached=INTEGER, subscriptions=INTEGER, queued=INTEGER, queued_bytes=INTEGER, memory_bytes=INTEGER,
-    cpu=NUMBER, journal=TEXT, role={"enum": ["single", "leader", "follower"]}, lag=NUMBER, site=TEXT,
+    cpu=NUMBER, journal=TEXT, role={"enum": ["single", "leader"]}, lag=NUMBER, site=TEXT,
     rates=_object(**RATES), latency_ms=PERCENTILES, handoff_ms=PERCENTILES,
 )  # fmt: skip
 CLIENT = _object(
@@ -134,7 +134,7 @@ def description() -> dict[str, Any]:
     }
     paths["/api/v1/actions/{action}"] = {
         "post": {
-            "summary": "An operator's action: kick (client), drain (broker, to), forget (broker), promote.",
+            "summary": "Actions: kick (client), drain (broker, to), forget (broker), promote (broker, to).",
             "parameters": [
                 {**_parameter("action"), "schema": {"enum": ["drain", "kick", "forget", "promote"]}}
             ],

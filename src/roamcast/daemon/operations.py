@@ -113,6 +113,8 @@ class Operations:
         self._figures.pages = lambda: (self.http.streams, self.http.streams_dropped) if self.http else (0, 0)
         self._figures.refused = lambda: server.refused
         self._figures.client_bytes = server.client_bytes
+        if server.replicating is not None:
+            self._figures.followers = server.replicating.followers
         self.watching = Watching(self._figures, lambda: server.config, self._carry_out)
         self._figures.reports = lambda: self.watching.reports
         gate = Gate(lambda: server.config, server.log_in, server.login_objection)
@@ -394,7 +396,7 @@ class Operations:
         drained = DrainOrdered(destination, str(request.get("reference") or ""))
         siblings = self._server.siblings
         if siblings is not None and destination in siblings:
-            raise InputError(f"{destination} is a worker of this site, which all of it leaves")
+            raise InputError(f"{destination} is a worker of this site, and a drain empties all workers")
         for id in siblings.folders() if siblings is not None else ():
             await self.watching.ask(id, "drain", to=destination, reference=drained.reference)
         log.warning("draining: moving all sessions to %s; refusing clients until the next start", destination)
@@ -458,6 +460,10 @@ class Operations:
             case "drain":
                 self._check_orders(peer)
                 return self._begin_drain(arguments.get("to", ""), arguments.get("reference", ""))
+            case "promote":
+                self._check_orders(peer)
+                done = await self._last(self._promote({"replica": arguments.get("to", "")}))
+                return {"text": f"replica {done['promoted']} takes over {self._config.id}"}
         raise InputError(f"broker {self._config.id} does not know the command {ask.command}")
 
     def _check_orders(self, peer: str) -> None:

@@ -20,11 +20,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
+
 from roamcast.broker.contract import AnyMachine
 from roamcast.config.addresses import join_endpoint
 from roamcast.config.sections import Config
 from roamcast.daemon.clock import since_boot
 from roamcast.daemon.engine import Engine
+from roamcast.daemon.figures import FollowerFigures
 from roamcast.daemon.replica_following import Following
 from roamcast.daemon.replica_leading import Leading
 from roamcast.errors import InputError
@@ -43,7 +46,6 @@ from roamcast.replication.messages import (
     Request,
     Resign,
 )
-from roamcast.replication.recent import Recent
 from roamcast.replication.replica import Replica, Timing
 from roamcast.replication.terms import Terms
 from roamcast.storage.journal import Journal
@@ -88,7 +90,6 @@ class Replicating:
             self.timing, since_boot(),
         )  # fmt: skip
         self.replica.reference = settings.reference
-        self.recent = Recent(journal.last_sequence)
         self.engine: Engine | None = None
         self.etcd_failure = ""
         """Why the last request to etcd failed; "" if it succeeded."""
@@ -166,7 +167,7 @@ class Replicating:
 
     def begin_anew(self, why: str) -> NoReturn:
         """Restart the program under the same process id from the data on the disk."""
-        log.warning("replica %s begins anew: %s", self._settings.name, why)
+        log.warning("replica %s restarts: %s", self._settings.name, why)
         for close in self._closes:
             with suppress(Exception):
                 close()
@@ -234,7 +235,7 @@ class Replicating:
                 before = replica.view.in_sync
                 replica.on_changed(now, *(answer or (None, False)))
                 if replica.view.in_sync.keys() != before.keys():
-                    log.warning("in sync are now: %s", ", ".join(replica.view.in_sync))
+                    log.warning("in-sync replicas are now: %s", ", ".join(replica.view.in_sync))
             case Resign():
                 replica.on_resigned(now, answer)
         self._news.set()
@@ -285,16 +286,19 @@ class Replicating:
 
     # --- for operators ---
 
+    def followers(self) -> dict[str, FollowerFigures]:
+        """Return the followers that were connected since this replica leads, and are not removed."""
+        replica = self.replica
+        return {
+            name: FollowerFigures(
+                one.is_joined, name in replica.view.in_sync, max(0, replica.last - max(one.acknowledged, 0))
+            )
+            for name, one in replica.followers.items()
+            if name not in replica.view.barred
+        }
+
     def status(self) -> dict[str, object]:
         replica = self.replica
-        followers = {
-            name: {
-                "connected": one.is_joined,
-                "in_sync": name in replica.view.in_sync,
-                "lag": max(0, replica.last - max(one.acknowledged, 0)),
-            }
-            for name, one in replica.followers.items()
-        }
         return {
             "replica": replica.name,
             "role": replica.role,
@@ -304,7 +308,7 @@ class Replicating:
             "is_in_sync": replica.role == "leader" or replica.is_in_sync,
             "last": replica.last,
             "lag": 0 if replica.role == "leader" else self.following.lag,
-            "followers": followers,
+            "followers": {name: msgspec.to_builtins(one) for name, one in self.followers().items()},
             "removed": list(replica.view.barred),
             "etcd": self.etcd_failure or "ok",
         }

@@ -87,7 +87,9 @@ class BrokerRow(msgspec.Struct, frozen=True, array_like=True):
     handoff_ms: Percentiles | None
     latency_ms: Percentiles | None = None
     role: str = "single"
+    """"leader" where the site has replicas: followers do not report."""
     lag: int = 0
+    """Number of journal entries that the slowest follower has not acknowledged."""
     subscriptions: int = 0
     site: str = ""
     """The site of which this broker is a worker."""

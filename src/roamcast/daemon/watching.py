@@ -216,6 +216,7 @@ class Watching:
         cpu = 0.0 if is_first else round(min(1.0, (cpu_s - before.cpu_s) / passed_s), 4)
         before.at_s, before.cpu_s, before.received, before.delivered = now_s, cpu_s, received, delivered
         before.finished = finished
+        followers = figures.followers()
         took = [one.seconds * 1000 for one in site.figures.finished if one.seconds is not None]
         return BrokerRow(
             version=__version__,
@@ -238,6 +239,8 @@ class Watching:
             delivered_per_s=rates[1],
             handoffs_per_s=rates[2],
             handoff_ms=percentiles(took),
+            role="single" if followers is None else "leader",
+            lag=max((one.lag for one in followers.values()), default=0) if followers is not None else 0,
             subscriptions=figures.subscriptions(),
             site=figures.site,
         )
@@ -269,6 +272,10 @@ class Watching:
         kept_out = self._figures.kept_out.now()
         if kept_out:
             found["kept_out"] = "warning", f"{len(kept_out)} clients or peers are kept out after fail-stops"
+        followers = (self._figures.followers() or {}).items()
+        behind = sorted(name for name, one in followers if not (one.connected and one.in_sync))
+        if behind:
+            found["replica"] = "warning", f"replicas are disconnected or out of sync: {', '.join(behind)}"
         since = self._before.alerts
         self._before.alerts = {kind: since.get(kind, time.time()) for kind in found}
         return [

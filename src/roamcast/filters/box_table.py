@@ -8,7 +8,7 @@ from roamcast.filters.covering import Box
 from roamcast.filters.masks import BoxMasks, Member
 
 RECENT_MAX = 2_048
-"""Boxes in the newest set. The cost of a change grows with this, the cost of a question falls."""
+"""Maximum number of boxes in the newest set. With a larger value changes cost more, and lookups less."""
 GROWTH, SET_MAX = 4, 32_768
 """A set is merged into one that is at most this many times larger, unless together they exceed the maximum:
 rebuilding the integers blocks the broker."""

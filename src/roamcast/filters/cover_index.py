@@ -1,9 +1,10 @@
 """Find filters that cover another one, or are covered by it, without testing each of them.
 
 Of every filter an outline is kept: for each attribute that all of its boxes restrict, the marks it lets
-through, how far its numbers and its strings reach, and the levels of its topic. A filter that covers
-another has an outline around the other's. Outlines are kept as rows of bits, one bit per filter (see
-`outline_masks.py`), so that a question is a few operations on long integers; only what is left is asked.
+through, how far its numbers and its strings reach, and the levels of its topic. A filter that covers another
+has an outline around the other's. Outlines are kept as rows of bits, one bit per filter (see
+`outline_masks.py`), so that a lookup is a few operations on long integers; only the remaining filters are
+tested.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,8 +16,8 @@ from roamcast.filters.outline_masks import Outline, OutlineMasks, Span
 from roamcast.filters.values import ValueSet, number_points, string_points
 
 REFUSALS_MAX = 512
-"""Failed tests allowed per question. Beyond that, untested filters count as not covering: that costs a router
-an entry too many, and never a notification."""
+"""Failed tests allowed per lookup. Beyond that, untested filters count as not covering: that costs a router
+an unnecessary entry, but never a notification."""
 
 
 class CoverIndex:

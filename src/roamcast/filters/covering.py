@@ -8,9 +8,9 @@ boxes by multiplying out, as long as that stays small. Then:
 - a filter is covered if nothing is left of its boxes after those of the other
   have been cut off them one by one.
 
-Where the sets are decided (values.py) both answers are exact. Work is bounded:
-past a limit "covers" answers False and "overlaps" answers True, which costs a
-router an entry or a message too many, and never a notification.
+Where the sets are decided (values.py) both answers are exact. Work is bounded: past a limit "covers" answers
+False and "overlaps" answers True, which costs a router an unnecessary entry or message, but never a
+notification.
 """
 
 from roamcast.filters.expression import And, Constant, Expression, Or, Own, own_mark

@@ -187,8 +187,8 @@ class IsNull(_Test):
 class Own(Expression):
     """A condition on the client's own state: `location WITHIN 2 OF myloc`, `price <= my.budget`.
 
-    The operator is IN (what is at most `within` away from the variable's value) or
-    an inequality. `owner` says whose variable it is; "" until a broker knows.
+    The operator is IN (values at most `within` away from the variable's value) or an inequality. `owner` says
+    whose variable it is; "" until a broker knows.
     """
 
     name: str

@@ -22,12 +22,11 @@ change slowly; the cache keeps no filter alive."""
 class Filter:
     """An immutable predicate, identified by its canonical text.
 
-    Filters with the same text are the same object (as long as anyone holds
-    it), so comparing and hashing by identity is comparing by text, and free.
-    `matches` decides with three-valued logic: an attribute that is missing or
-    of another type makes a condition unknown, and unknown never matches.
-    Attribute values are exactly str, int, float or bool. A filter with conditions
-    on the client's own state matches nothing as it is: see `own.py`.
+    Filters with the same text are the same object, as long as anyone holds a reference to it. So comparing
+    and hashing by identity is as good as by text, and costs nothing. `matches` decides with three-valued
+    logic: an attribute that is missing or of another type makes a condition unknown, and unknown never
+    matches. Attribute values are exactly str, int, float or bool. A filter with conditions on the client's
+    own state matches nothing as it is: see `own.py`.
     """
 
     __slots__ = ("__weakref__", "_boxes", "_matches", "expression", "own", "text")

@@ -8,9 +8,9 @@ ellipsoid. Edges of polygons are straight lines on a map of latitude and longitu
 (RFC 7946). A polygon may lie across the meridian of 180 degrees, but not around a pole; a disc may. Filters
 travel to brokers of earlier releases, so no shape may become valid that those refuse.
 
-Every region is a pattern over texts, so the covering algebra can calculate with it (values.py). Whether one
-region contains another is told by bounding boxes where no better way is known: then the answer may be
-"not known to", which costs a router an entry too many and never a notification.
+Every region is a pattern over texts, so the covering algebra can calculate with it (values.py). Where no
+better way is known, bounding boxes decide whether one region contains another. Then the answer may be "not
+known", which costs a router an unnecessary entry, but never a notification.
 """
 
 from __future__ import annotations

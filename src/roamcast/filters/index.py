@@ -51,7 +51,7 @@ class FilterIndex(Generic[K]):
         self._next_number = 0
         self._key_of: dict[int, K] = {}
         self._entries: dict[K, int | tuple[int, list[Callable[[], None]]]] = {}
-        """Key to its number, and how to remove it where its filter does not tell that."""
+        """By key: its number and, unless the filter determines them, the functions that remove its boxes."""
         self._columns: dict[str, Column] = {}
         self._label_of: dict[int, Hashable] = {}
         self._tables: dict[str | None, BoxTable] = {}

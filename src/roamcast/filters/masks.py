@@ -7,8 +7,8 @@ values, whose filters must be evaluated: boxes with a pattern on strings and, if
 cut at each, boxes with an end within the row.
 
 All integers are rebuilt together from time to time. Boxes added since then are evaluated one by one, until
-that has cost as much as rebuilding: so many changes in a row cost little more than one. A set of few boxes is
-always evaluated one by one.
+that has cost as much as rebuilding: so a series of changes costs little more than one change. A set of few
+boxes is always evaluated one by one.
 """
 
 from bisect import bisect_right
@@ -67,14 +67,14 @@ class BoxMasks:
         self._live = 0
         """Bits of the boxes that still exist; the oldest entry has the highest bit."""
         self._place: dict[int, int] = {}
-        """Handle to bit."""
+        """The bit of each handle."""
         self._numbers: list[int] = []
         self._by_place: list[Member] = []
         self._bits: list[int] = []
         """Bits of one word."""
         self._axes: list[_Axis] = []
         self._open_axes: list[_Axis] = []
-        """Axes with rows of which boxes accept only some values."""
+        """Axes that have rows with partly accepted values."""
         self._others: list[int] = []
         """By bit, all bits except those with the same label; empty until computed."""
         self._labels: list[Hashable] = []
@@ -148,7 +148,8 @@ class BoxMasks:
             found.append(choices[place])
 
     def _asked(self, mask: int, attributes: Attributes) -> int:
-        """Return the boxes of the mask that accept only some of these values: their filters must be asked."""
+        """Return the boxes of the mask that accept only some of these values: their filters must be
+        tested."""
         asked = 0
         if mask:
             for axis in self._open_axes:
@@ -188,7 +189,7 @@ class BoxMasks:
         return mask
 
     def _is_ready(self, count: int) -> bool:
-        """True if no filter need be asked individually for this many notifications."""
+        """True if this many notifications can be matched without testing a filter individually."""
         if not self._waiting:
             return True
         if len(self.members) <= SCAN_MAX:
@@ -400,7 +401,7 @@ class _Switches:
         self._until = 0
 
     def add(self, place: int, first: int, last: int) -> None:
-        """Switch a bit on for these rows, which may follow directly on earlier rows of the same bit."""
+        """Switch a bit on for these rows; they may follow earlier rows of the same bit without a gap."""
         until = self._until if place == self._place else 0
         self._at[max(first, until)].append(place)
         self._at[max(last, until)].append(place)

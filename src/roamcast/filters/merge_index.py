@@ -1,9 +1,9 @@
 """Find a filter that merges with a given one, without testing each of them.
 
-Two boxes merge if they agree on all attributes but one (see `merging.py`). So filters that are single
-boxes are kept, once for each of their attributes, among those that agree with them on all the others.
-There, ranges are sorted: only neighbours can touch. Lists of values are kept by their length, since
-lists only merge while they are short: whoever forwards one has to say all of it again when it changes.
+Two boxes merge if they agree on all attributes but one (see `merging.py`). So filters that are single boxes
+are kept, once for each of their attributes, among those that agree with them on all the others. There, ranges
+are sorted: only neighbours can touch. Lists of values are kept by their length. Only short lists are merged,
+because a forwarded list is sent again as a whole when it changes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class MergeIndex:
                 del self._groups[agreement]
 
     def find(self, filter: Filter) -> Merger | None:
-        """Return a filter that merges with this one, which covers none of them and is covered by none."""
+        """Return a filter that merges with this one. The caller ensures that this one covers no stored filter
+        and is covered by none."""
         for agreement, values in _agreements(filter):
             group = self._groups.get(agreement)
             for other in group.candidates(values) if group is not None else ():
@@ -116,7 +117,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(values: ValueSet) -> Shape | None:
-    """Return the shape; None for what is neither a range nor a list of values of one type."""
+    """Return the shape; None for other sets than a range or a list of values of one type."""
     if values.marks or bool(values.numbers) is bool(values.strings):
         return None
     cuts: tuple[Any, ...] = values.numbers or values.strings

@@ -19,7 +19,7 @@ from roamcast.filters.masks import thinned
 from roamcast.filters.values import ABSENT, FALSE, NAN, TRUE, NumberCut, StringCut
 
 SLOTS = 1024
-"""Filters per set. The cost of a change grows with this, the cost of a question falls."""
+"""Filters per set. With a larger value changes cost more, and lookups less."""
 BOUNDS_MAX = 64
 """Bounds per attribute: filters between the same two bounds are distinguished by asking them."""
 FIRST_BOUNDS = 16

@@ -1,10 +1,9 @@
 """Filters over the client's own state: `location WITHIN 2 OF myloc`, `price <= my.budget`.
 
-As it is written, such a filter matches nothing: the client's state is missing. A broker
-binds the filter to its client, so that other brokers know whose state it uses, and makes
-an instance of it wherever it is matched: a plain filter, with the values that the
-variables may have instead of the variables. The more values, the more the instance
-matches; with the one value that a variable has, it is exact.
+As it is written, such a filter matches nothing: the client's state is missing. A broker binds the filter to
+its client, so that other brokers know whose state it uses. Every broker that matches the filter makes an
+instance of it: a plain filter, in which the possible values replace the variables. The more values, the more
+the instance matches; with the one value that a variable has, it is exact.
 """
 
 from __future__ import annotations

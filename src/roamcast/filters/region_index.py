@@ -1,8 +1,8 @@
 """Spatial index of regions, so that a position is compared only with nearby ones.
 
 The map of latitude and longitude is divided into squares, in several sizes, each half as large as the one
-before. A region is entered in the squares of the smallest size of which it meets few: four, mostly. A
-position lies in one square of each size.
+before. A region is entered in a few squares, mostly four: those of the smallest size at which it overlaps
+only a few. A position lies in one square of each size.
 """
 
 from collections.abc import Callable

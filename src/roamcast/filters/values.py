@@ -405,8 +405,8 @@ def _inhabited(strings: Strings, patterns: tuple[Literal, ...], effort: Effort) 
 def _search(low: str, high: str | None, patterns: tuple[Machine, ...]) -> bool:
     """Search a string from `low` up to `high` that all machines accept, by running them side by side.
 
-    Characters that no pattern and no bound mentions behave alike between two
-    mentioned ones, so one of each such gap stands for all.
+    Between two characters that occur in a pattern or a bound, all other characters behave alike, so one of
+    them stands for all.
     """
     alphabet = _alphabet(low, high, patterns)
     wanted = [want for _, want in patterns]

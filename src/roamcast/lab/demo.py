@@ -1,7 +1,7 @@
 """The demo: a few scenes, each a short piece of work with a result that a newcomer can look at.
 
-A scene is a title and a function. It gets the settings, the folder that its files go to and what
-to call with its progress, and gives its figures as plain data.
+A scene is a title and a function. It receives the settings, the folder for its files and a function that
+shows progress, and returns its figures as plain data.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def play_brokers(settings: DemoSettings, folder: Path, progress: Progress) -> di
 
 
 def play_protocols(settings: DemoSettings, folder: Path, progress: Progress) -> dict[str, Any]:
-    """The same clients make the same moves and publish the same under each protocol."""
+    """Run the same clients with the same moves and publications under each protocol."""
     protocols = demo_protocols()
     result = {}
     for index, protocol in enumerate(protocols):

@@ -24,8 +24,8 @@ for each subscriber by itself; nobody but the publisher's own broker slows it do
 wireless medium, the publisher waits for all brokers (4.4.1: synchronised), a broker works on every entry that
 it puts into a subscriber's queue (5.2.1: caching has a cost) and on every message that it hands over to
 another broker, and the reactive protocol stores a copy for each subscriber (5.3: it does not benefit from
-similar interests). What an entry costs and how large a message is are the pair of `CALIBRATED` that comes
-nearest to the durable column of table 5.3 alone; the experiment `gaddah-calibration` shows all pairs. Nothing
+similar interests). The cost of an entry and the size of a message are fitted: `CALIBRATED` has the pair that
+comes nearest to the durable column of table 5.3; the experiment `gaddah-calibration` shows all pairs. Nothing
 else was fitted. (With 200 subscribers the durable brokers are then loaded to 90 %, above the 75 % that the
 thesis says of its own.)
 

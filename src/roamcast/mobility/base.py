@@ -31,8 +31,8 @@ from roamcast.routing.router import STRATEGIES, Owner, Token
 from roamcast.state import State
 
 STREAM = "session"
-"""Name of the numbering that all brokers share: it continues at the next broker where it ended at the
-last."""
+"""Name of the sequence numbers that all brokers share: at the next broker they continue after the last one
+used."""
 
 ASSUMPTIONS = {
     "bounded_delay": "a bound on the overlay's delay",
@@ -44,17 +44,15 @@ ASSUMPTIONS = {
 class Promise(msgspec.Struct, frozen=True):
     """Which failures a protocol may show, and the excuse for each; a failure without excuse is a violation.
 
-    lost: `away` (published while the client was away, or within one propagation
-    delay of either edge), `remainder` (still stored at a broker where the client
-    is not), `overflow` (a full buffer or cache gave it up), `expired` (it grew too old
-    in a cache), `in_transit` (a broker gave it up for a client that was not attached
-    there, at most a round trip after noticing that), `move_in` (published within one
-    propagation delay of a move-in, before or after), or any other reason for which
-    brokers say that they dropped it.
-    duplicate, reordered, stale: `another_broker` (the earlier or newer one, or the
-    unsubscription, went through another broker), for duplicates also `move_in`,
-    and for reordered ones `replayed` (published before the last move-in was known
-    everywhere). Stale is what was published after an unsubscription had settled.
+    lost: `away` (published while the client was away, or within one propagation delay of either edge),
+    `remainder` (still stored at a broker where the client is not), `overflow` (a full buffer or cache gave it
+    up), `expired` (it grew too old in a cache), `in_transit` (a broker gave it up for a client that was not
+    attached there, at most a round trip after noticing that), `move_in` (published within one propagation
+    delay of a move-in, before or after), or any other reason for which brokers say that they dropped it.
+    duplicate, reordered, stale: `another_broker` (the earlier or newer one, or the unsubscription, went
+    through another broker), for duplicates also `move_in`, and for reordered ones `replayed` (published
+    before the last move-in was known everywhere). A notification is stale if it was published after the
+    unsubscription had settled.
     """
 
     lost: frozenset[str] = frozenset()
@@ -274,7 +272,7 @@ class MobilityProtocol:
     advertisements: ClassVar[bool] = True
     """True if the protocol works where subscriptions travel only towards advertisements."""
     assumes: ClassVar[frozenset[str]] = frozenset()
-    """Members of `ASSUMPTIONS` that the protocol's promise rests on."""
+    """Members of `ASSUMPTIONS` that the protocol's promise needs."""
     has_heartbeats: ClassVar[bool] = False
     """True if the protocol's brokers can watch each other with heartbeats; the fuzzer then draws that setting
     with faults."""
@@ -287,6 +285,8 @@ class MobilityProtocol:
     keeps_sessions: ClassVar[bool] = True
     """True if the protocol keeps the session of a client that is away; otherwise only the client's name, and
     the broker stores the session as bytes."""
+    luggage_type: ClassVar[object] = None
+    """Type of the luggage of a session that comes from another broker; None if sessions have none."""
     own_state: ClassVar[bool] = True
     """True if the protocol works with filters on the client's own state: except during a handoff, the broker
     that holds the session must be the one that matches notifications for the client."""
@@ -405,6 +405,15 @@ class MobilityProtocol:
         """Whether messages of this type are among the protocol's own."""
         return hasattr(self, _handler_of(kind))
 
+    def can_unpack(self, session: Session) -> bool:
+        """True if the luggage of a session that comes from another broker can be read."""
+        try:
+            if self.luggage_type is not None:
+                msgspec.msgpack.decode(session.luggage, type=self.luggage_type)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return False
+        return True
+
     def expects(self, sender: str, message: Message) -> bool:
         """True if one of the protocol's own messages is plausible, given what is known here.
 
@@ -425,7 +434,8 @@ class MobilityProtocol:
         """These brokers, some of them peers, are gone for good: nothing more comes from them."""
 
     def on_drain(self) -> None:
-        """An operator drains some broker: fetch what waits elsewhere for sessions that are here.
+        """An operator drains some broker: fetch the notifications that wait elsewhere for sessions that are
+        here.
 
         Without this hook, a protocol that fetches while the client reads leaves notifications behind while
         the client is away.

@@ -1,10 +1,9 @@
 """Durable subscriptions without mobility support (Gaddah 1.2.3 and chapter 5).
 
-Each broker that the client has ever visited keeps its subscriptions and stores
-what matches while the client is not there. A broker seen for the first time has
-stored nothing, so what was published while the client was away is missed there;
-a broker seen again delivers what it stored, though the client may have had it
-from others; and what is stored at brokers never seen again stays there.
+Each broker that the client has ever visited keeps its subscriptions and stores what matches while the client
+is not there. At its first visit to a broker, a client misses the notifications published while it was away. A
+broker that it visits again delivers all it stored, though the client may have received it from others.
+Notifications stored at brokers that it never visits again stay there.
 
 | Gaddah 1.2.3 and 5.2 | here |
 | --- | --- |

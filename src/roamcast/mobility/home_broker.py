@@ -78,8 +78,8 @@ class Register(Message, frozen=True):
     home: float = 0.0
     """When the session began at its home: distinguishes it from another session of the client."""
     subscriptions: dict[str, float] = msgspec.field(default_factory=dict)
-    """Subscriptions for a home broker that considered the session ended, which came back from a broker that
-    is gone."""
+    """Subscriptions, for a home broker that considered the session ended. The session has come back from a
+    broker that is gone."""
     cause: ClassVar[Cause] = "handoff"
 
 
@@ -225,7 +225,8 @@ class HomeBroker(MobilityProtocol):
         return self.homes.get(client, {}).get(begun_at)
 
     def come_home(self, session: Session, home: Home) -> None:
-        """Store here from now on. Notifications that were not read abroad come first."""
+        """Store here from now on. Notifications that the client did not read at the foreign broker come
+        first."""
         home.location = ""
         if session.owed:
             stored = home.queue.drain()

@@ -1,12 +1,11 @@
 """Multi-hop handoff (Wang et al., section 4), completed for every interruption.
 
-When a client reattaches, its subscriptions migrate hop by hop along the path
-from the old broker to the new: `SubMigration`. Each broker on the path catches
-what the next one had already sent back towards the old place in a temporary
-queue, until `SubMigrationAck` says that nothing more of that will come. The
-temporary queues are then collected along the path by `DeliverTQ`. Meanwhile the
-new broker pulls what was stored at the old one. Only the path is touched, and
-the first stored notification arrives after one round trip.
+When a client reattaches, its subscriptions migrate hop by hop along the path from the old broker to the new:
+`SubMigration`. The next broker may already have sent notifications back towards the old place. Each broker on
+the path collects these in a temporary queue, until `SubMigrationAck` confirms that no more will come. The
+temporary queues are then collected along the path by `DeliverTQ`. Meanwhile the new broker pulls what was
+stored at the old one. Only the path is touched, and the first stored notification arrives after one round
+trip.
 
 | Wang et al., section 4 | here |
 | --- | --- |
@@ -178,7 +177,8 @@ class Hold:
         self.hurries = False
         """True to fetch everything, even while the client does not read."""
         self.received = 0
-        """Last sequence that the attached client said it has; what comes later may begin before it."""
+        """Last sequence that the attached client reported as received; notifications fetched afterwards may
+        begin before it."""
 
 
 class Pass:

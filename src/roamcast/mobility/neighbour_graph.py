@@ -1,11 +1,10 @@
 """The neighbour graph: where the clients of a broker go next (Gaddah 3.3).
 
-It is not the overlay. Each broker learns its own part from the moves it sees: a
-client that comes from another broker (reconnection request) and one that is
-asked for by another broker (context transfer request). In an undirected graph
-both make an edge; in a directed one only the second, because it is the broker
-that clients leave which must know where they go. An edge that no client has used
-for a while is removed, and so is the least recently used when there are too many.
+It is not the overlay. Each broker learns its own part from the moves it sees: a client that comes from
+another broker (reconnection request) and one that is asked for by another broker (context transfer request).
+In an undirected graph both make an edge. In a directed one only the second does, because a broker must know
+where the clients that leave it go. An edge that no client has used for a while is removed, and so is the
+least recently used when there are too many.
 
 How good the graph is can be read off: `false_negative` is the share of moves over
 edges that it did not have (eq. 3.5), `false_positive` the share of its edges' time

@@ -31,17 +31,16 @@ broker that s was local to last, which MIG names.
 
 What goes wrong as published (`phoenix:published`), and what is done about it:
 
-- A PUB on its way to somebody else may pass the last broker, which stores it for
-  s, cross MIG on a link, and be taken for s again where entries are turned already.
-  Here the last number of each publisher tells; it is kept until all replays are in.
-- Timestamps are the clock's, and two events may get the same one, above all those
-  that are replayed together. If s leaves between them, the second is not after
-  the last timestamp of s, and is lost. Here a timestamp is the number of the stay
-  of s at the broker and a count within it, so no two are equal.
-- What is replayed is delivered behind what has come directly, so publishers are
-  reordered; and if s moves again, replays arrive from several brokers in any
-  order. Here a timestamp is never changed, each broker says where its stay ended
-  and which came next (NXT), and the new one delivers in the order of the timestamps.
+- A PUB on its way to somebody else may pass the last broker, which stores it for s, cross MIG on a link, and
+  be taken for s again where entries are turned already. Here duplicates are recognised by the last number of
+  each publisher, which is kept until all replays have arrived.
+- Timestamps are the clock's, and two events may get the same one, above all those that are replayed together.
+  If s leaves between two such events, the second one is lost, because its timestamp is not later than the
+  last timestamp of s. Here a timestamp is the number of the stay of s at the broker and a count within it, so
+  no two are equal.
+- Replayed events are delivered after those that arrived directly, so publishers are reordered; and if s moves
+  again, replays arrive from several brokers in any order. Here a timestamp is never changed, each broker says
+  where its stay ended and which came next (NXT), and the new one delivers in the order of the timestamps.
 - Returning to the same broker takes s out of the local set (line 10 of algorithm
   2.3), and then nothing is stored for it. Here it is as if s had never left:
 
@@ -219,6 +218,7 @@ class Phoenix(MobilityProtocol):
     name = "phoenix"
     assumes = frozenset({"honest_peers"})
     summary = "exactly once and in order; subscriptions turn round hop by hop, stored events are replayed"
+    luggage_type = Luggage
     promise = Promise(lost=frozenset({"overflow"}))
     strategies = ("simple", "identity", "covering", "merging")
     locates = True
@@ -285,14 +285,15 @@ class Phoenix(MobilityProtocol):
         self.pack(session, local)
 
     def take_owed(self, session: Session, local: Local, luggage: Luggage) -> None:
-        """Deliver what came with the session first; MIG then asks for what follows."""
+        """Deliver the events that came with the session first; MIG then asks for later ones."""
         for ts, event in zip(luggage.timestamps, session.owed, strict=True):
             local.append(ts, event)
             self.keep(local.queue, session.client, event)
         local.ts_reached, session.owed = luggage.ts_sent, ()
 
     def put_back(self, session: Session, local: Local, luggage: Luggage) -> None:
-        """Take the session back when s was nowhere else: what travelled with it precedes what is stored."""
+        """Take the session back when s was nowhere else: the events that travelled with it precede the stored
+        ones."""
         if not session.owed:
             return
         log, local.log, local.logged = local.log, deque(), 0

@@ -1,9 +1,9 @@
 """Where clients of one broker go next, and when: by the way they came, corrected by the moves it sees.
 
 The model is what `roamcast pipeline neighbours` learns, or empty. The way of a client is the brokers where it
-was before this one; a model of third order knows two of them. Predictions after a longer way are mixed with
-those after shorter ways, the more so the more often clients left that way for somewhere new (Witten and Bell
-1991). Weights of older moves decay.
+was before this one; a model of third order knows two of them. Predictions for a longer way are mixed with
+those for shorter ways. The shorter ways count more if clients often continued that longer way to a new
+destination (Witten and Bell 1991). Weights of older moves decay.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ What the thesis says, in its order, and where it is here:
 
 Not in the thesis:
 
-- Pings are exchanged only while a neighbour stores for a client that is away, and so counts on its
-  holder and is counted on by it. A passive copy stores nothing: its activation shows whether it
-  still exists. So pings end when every client is back or has timed out.
+- Pings are exchanged only while a neighbour stores for a client that is away: then the neighbour and the
+  holder rely on each other. A passive copy stores nothing: its activation shows whether it still exists. So
+  pings end when every client is back or has timed out.
 - Any message of a neighbour shows that it is there, not only the reply.
 - A broker cannot always know that it was thought to have failed: it may have been
   cut off. It announces itself when its own timer comes far too late (it was not
@@ -145,7 +145,8 @@ class Failures:
         }
 
     def configure(self, settings: Settings) -> None:
-        """Apply settings. Whether there are heartbeats stays as stores and copies were made."""
+        """Apply settings. A change does not switch heartbeats on or off, because existing stores and copies
+        depend on that."""
         if (settings.heartbeat_period_s is None) == (self.period_s is None):
             self.period_s = settings.heartbeat_period_s
             self.missed_max = settings.heartbeats_missed_max
@@ -379,8 +380,8 @@ class Failures:
             self.protocol.serve_readers(entrusted.store)
 
     def ask_for_context(self, sender: str, client: str, activation: int) -> None:
-        # Only reached with heartbeats on: without them, copies never delete themselves.
-        assert self.period_s is not None
+        if self.period_s is None:
+            return  # Without heartbeats, copies never delete themselves: the sender has no copy here.
         self.protocol.figures["missing"] += 1
         self.host.send(sender, ContextMissing(client, activation))
 
@@ -403,7 +404,8 @@ class Failures:
             self.send_context(store, reader.broker, reader.number)
 
     def send_context(self, store: Store, destination: str, number: int) -> None:
-        """Send everything after the client, which is or was at the destination, as on an unknown edge."""
+        """Send the context and all stored notifications to the destination, where the client is or was, as
+        for an unknown edge."""
         context = self.protocol.context(store.subscriptions)
         self.protocol.send_activation(store, destination, number, context, late=True)
 

@@ -104,8 +104,8 @@ class Stay:
         self.counted_on: Remote | None = None
         """The copy that serves the client when it departs, if any."""
         self.lent: dict[str, int] = {}
-        """Brokers whose copies were active since the client left, so that one may be serving it by now, with
-        the client's count of attaches when it left."""
+        """Brokers whose copies have been active since the client left, with the client's count of attaches at
+        that time. One of them may already be serving the client."""
 
 
 class Copy:

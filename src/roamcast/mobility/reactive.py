@@ -1,10 +1,10 @@
 """Reactive handoff by message transfer (Gaddah 4.3.2, fig. 4.2; JEDI and SIENA as told in 2.4.1).
 
-The broker that a client leaves goes on storing for it. When the client has reattached, the new
-broker requests what the old one has stored and meanwhile subscribes and stores, too. The old
-broker ends its subscription, forwards what it has and forgets the client. The new one merges both
-and delivers in publishing order. In JEDI's words: `Leave` is moveOut, for clients that announce
-it; for others the broker notices. `Hello` is moveIn.
+The broker that a client leaves goes on storing for it. When the client has reattached, the new broker
+requests what the old one has stored and meanwhile subscribes and stores, too. The old broker ends its
+subscription, forwards its stored notifications and forgets the client. The new one merges them with its own
+and delivers in publishing order. In JEDI's words: `Leave` is moveOut, for clients that announce it; for
+others the broker notices. `Hello` is moveIn.
 
 | Gaddah 4.3.2 | here |
 | --- | --- |
@@ -22,9 +22,9 @@ the client reads. Only now does the new broker know the subscriptions, which in 
 thesis the client's mobility library brings along (step 5). So the old broker goes on
 storing until the new one, which subscribes, asks for the rest (`RequestBuffered`).
 
-A client that is gone again before its session came has not reconnected: what came
-with the session waits beside it, and the next broker where the client is found
-requests the rest from where it is stored.
+A client that leaves before its session has arrived has not reconnected: the notifications that came with the
+session wait beside it, and the next broker at which the client attaches requests the rest from the broker
+that stores it.
 
 What goes wrong as published, always within one propagation delay of a move-in:
 
@@ -35,10 +35,10 @@ What goes wrong as published, always within one propagation delay of a move-in:
   A broker between the two that has seen only the request still sends to the old
   broker, which no longer stores.
 
-`reactive:merged` repairs both: nothing is lost, duplicated or reordered. It subscribes first and
-requests behind that, so that along the way everyone knows the new place before the old one is
-given up; and duplicates stored by both are removed. No waiting time is needed: links do not
-overtake, so whatever the old broker had before the request arrived is here before its answer is.
+`reactive:merged` repairs both: nothing is lost, duplicated or reordered. It subscribes first, and its request
+follows, so that every broker on the path knows the new place before the old one is given up; and duplicates
+stored by both are removed. No waiting time is needed: links do not overtake, so whatever the old broker had
+before the request arrived is here before its answer is.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ class ProxyObject:
 class Reactive(MobilityProtocol):
     name = "reactive"
     summary = "fetched after attach; loses and repeats what is published within one delay of a move-in"
+    luggage_type = MoveIn
     promise = Promise(lost=frozenset({"move_in", "overflow"}), duplicate=frozenset({"move_in"}))
 
     __state__ = State("reactive", saved=("proxies", "current", "ahead"))

@@ -28,12 +28,11 @@ The attach request takes the way described above, without turning entries, and t
 back with what the cache holds: one round trip until the client reads. `Resubscribe` and `Fetch`
 follow on the same way, and `Replay` brings the rest.
 
-Which part of the old path can be freed (sections 4.1 and A.2)? Each hop of the
-fetch says whether its sender wants anything from the receiver, which is so if
-advertisements that overlap came from there. The receiver keeps an entry, which
-then points back, if another producer is found at it or behind it, and none if not.
-The replay takes away the entries that pointed to the old place. So the identifier
-of the last junction, which the paper passes along for that, is not needed.
+Which part of the old path can be freed (sections 4.1 and A.2)? Each hop of the fetch says whether its sender
+wants notifications from the receiver, which is so if overlapping advertisements came from there. The receiver
+keeps an entry, which then points back, if there is another producer at it or behind it; otherwise it keeps
+none. The replay takes away the entries that pointed to the old place. So the identifier of the last junction,
+which the paper passes along for that, is not needed.
 
 Taken literally, figs. 10 and 11 do not work. What was completed here:
 
@@ -47,10 +46,10 @@ Taken literally, figs. 10 and 11 do not work. What was completed here:
   come leaves a blocked cache behind: the fetch of its next relocation ends there, and
   is answered when that replay has come. The session moves along the tree behind each
   fetch, so the next fetch finds all entries turned that it needs.
-- Ahead of the junction the paper's message goes towards the advertisements. If the
-  client has no subscription, no advertisement overlaps, or producers have just moved,
-  these do not lead to the old broker. Here, where there is no entry, the message goes
-  back on the way on which the session came: the same way while producers stand still.
+- Before the junction the paper's message follows the advertisements. If the client has no subscription, no
+  advertisement overlaps, or producers have just moved, these do not lead to the old broker. Here, a broker
+  without an entry sends the message back along the path on which the session came; while producers stand
+  still this is the same path.
 - Because producers may move, an entry for the old place may be made at a broker that the fetch
   has passed already. The entry is kept until its maker withdraws it, like any other, but nothing
   is sent there.
@@ -161,6 +160,7 @@ class Relocation(MobilityProtocol):
     name = "relocation"
     assumes = frozenset({"honest_peers"})
     summary = "exactly once and in order within cache size and age; the old broker is found along the routes"
+    luggage_type = int
     promise = Promise(lost=frozenset({"overflow", "expired"}))
     strategies = ("simple", "identity", "covering", "merging")
     locates = True
@@ -353,7 +353,7 @@ class Relocation(MobilityProtocol):
         self.on_replay(self.host.id, Replay(due.client, subscriber, number, (), Update()))
 
     def unblock(self, client: str, cache: Cache, message: Replay) -> None:
-        """Put the replay before what was held back."""
+        """Put the replay before the held-back notifications."""
         cache.blocked = False
         held_back = self.without_replayed(cache.held_back.drain(), message.bursts)
         for burst in (*message.bursts, *held_back):

@@ -11,10 +11,10 @@ What `relocation.py` has completed is left out here:
 | 4.1: a replay for each, and the old broker forgets | `try_replay` |
 | 4.1: the replay is delivered first, then what was buffered | `on_replay` |
 
-What comes of it: a chatty subscription does not push out what is cached for another one. But what two filters
-match comes twice after a move or a pause, publishers are reordered between subscriptions
-(`relocation_published_two_filters.txt`), and what came to the new broker on behalf of others there is in the
-replay again (`relocation_published_repeats.txt`).
+The consequences: a busy subscription does not evict notifications cached for another one. But a notification
+that two filters match is delivered twice after a move or a pause, publishers are reordered between
+subscriptions (`relocation_published_two_filters.txt`), and notifications that reached the new broker for
+other clients there are in the replay again (`relocation_published_repeats.txt`).
 
 The text is followed where figs. 10 and 11 contradict it: a replay with nil is never forwarded there,
 "#Advertisements > 1" counts the link to the client, a border broker on the old path takes a roaming client

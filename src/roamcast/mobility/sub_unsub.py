@@ -14,10 +14,10 @@ to deliver.
 | what was not delivered is transferred to the new broker | `try_transfer` |
 | the queues are merged, duplicates deleted, and what is left delivered in order | `on_transfer`, `store` |
 
-How long is "a while"? A broker that has not yet heard of the new subscription
-sends to the old broker only. It hears of it one longest delay after the attach,
-and what it sent last arrives there one longest delay later: so the old broker
-waits twice the longest delay, not once as published (`sub_unsub:published`).
+How long is "a while"? A broker that has not yet heard of the new subscription sends to the old broker only.
+That broker hears of the new subscription at most one longest delay after the attach, and its last
+notification reaches the old broker at most one longest delay later. So the old broker waits twice the longest
+delay, not once as published (`sub_unsub:published`).
 
 Each time a session stays at a broker it has a queue of its own there, because
 the client may be back before the old broker has transferred the last one.

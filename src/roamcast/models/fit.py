@@ -80,7 +80,7 @@ class Fit:
 
     @property
     def freedom(self) -> int:
-        """Degrees of freedom that the points left for the deviation."""
+        """Degrees of freedom of the deviation: number of points minus number of coefficients."""
         return self.points - self.degree - 1
 
     @property

@@ -43,7 +43,7 @@ class ExponentialTest(NamedTuple):
 def exponential_test(distance: float, samples: int) -> ExponentialTest:
     """Judge Kolmogorov's distance between times and the exponential distribution with their mean."""
     if samples < 1 or not 0.0 <= distance <= 1.0:
-        raise InputError(f"{samples} times at a distance of {distance}: valid is 1 or more, and 0 to 1")
+        raise InputError(f"{samples} samples, distance {distance}: valid is 1 or more samples, and 0 to 1")
     root = math.sqrt(samples)
     statistic = (distance - 0.2 / samples) * (root + 0.26 + 0.5 / root)
     p_max = min((chance for chance, bound in _STEPHENS if statistic > bound), default=1.0)

@@ -94,7 +94,7 @@ class Admission:
         """Number of failed logins since the process began."""
 
     def reconfigure(self, config: Config) -> tuple[str, ...]:
-        """Use other users and settings; return the names of users that no longer exist.
+        """Apply new users and settings; return the names of users that no longer exist.
 
         If they cannot be read, InputError is raised and nothing changes.
         """

@@ -111,8 +111,8 @@ class Sightings:
         allowed_s = self.settings.clock_error_max_s
         if allowed_s is not None and not abs(found.sent_at - clock) <= allowed_s:
             raise Unbelieved(
-                f"its clock differs from that of this machine by more than {allowed_s:g} s, "
-                f"discovery.clock_error_max_s, or it is old"
+                f"it is old, or its clock differs from that of this machine by more than {allowed_s:g} s "
+                f"(discovery.clock_error_max_s)"
             )
         self._check_address(found, bool(secret))
         return found

@@ -284,8 +284,8 @@ class ClientConnection(asyncio.Protocol):
             asyncio.get_running_loop().call_later(pause_s, self._read_on)
 
     def hold_back(self) -> bool:
-        """Stop reading until the next turn is over; return whether that turn may process what has been
-        read."""
+        """Stop reading until the next turn is over; return whether that turn may process the input read so
+        far."""
         self._pause()
         asyncio.get_running_loop().call_soon(self._read_on)
         self._has_unread = self._is_clogged
@@ -359,7 +359,7 @@ class ClientConnection(asyncio.Protocol):
             admission.send(None)
         except StopIteration:
             return
-        raise AssertionError("an admission waits that need not")
+        raise AssertionError("an admission waits although it should not")
 
     async def _admit(self, connect: Connect) -> None:
         self._method = connect.authentication_method

@@ -230,7 +230,7 @@ class Hop(asyncio.Protocol):
                 self.news.set()
             elif kind == DATA:
                 if not self.is_met or self._outer is None:
-                    raise LinkError(f"{self._detour.id} carries bytes that are no valid message")
+                    raise LinkError(f"{self._detour.id} sent bytes that are not a valid message")
                 self._outer.write(data)
 
     def heartbeat(self, connection: PeerConnection) -> bytes:

@@ -63,7 +63,8 @@ REFUSED_FACTOR = 4
 STABLE_S = 1.0
 """Seconds after which a connection counts as a success, so that pauses restart at the shortest."""
 LATE_S = 0.5
-"""Data that arrives later than this after the rival connected was sent after that: the process is alive."""
+"""Seconds after which data must have been sent after the rival connected; data that arrives later than this
+proves that the process is alive."""
 SILENT_HEARTBEATS = 2.0
 """Heartbeats of silence after which a connection is replaced by a detour, if there is one."""
 ALIVE_SHARE = 0.6

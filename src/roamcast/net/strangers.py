@@ -1,9 +1,10 @@
 """Connections that have not identified themselves yet ("strangers"): limited in number and time.
 
 Silent connections must not keep out honest clients. So a new connection is accepted as long as another one
-can be closed: of the address with the most strangers, the oldest of the silent ones or of those that send
-without identifying themselves, whichever are more. So a flood of one kind does not displace connections of
-the other kind. A connection whose authentication is in progress stays.
+can be closed. That one belongs to the address with the most strangers. It is the oldest of its silent
+connections, or the oldest of those that send without identifying themselves, whichever kind is more numerous.
+So a flood of one kind does not displace connections of the other kind. A connection whose authentication is
+in progress stays.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class Health:
 
 
 def _look_at_nodes(engine: Engine, made: Path) -> Health:
-    """Check the log of each node; from then on each row is there once."""
+    """Check the log of each node; afterwards every row occurs once."""
     health = Health(engine.fetch(sql.NODES))
     pq.write_table(health.nodes, made / "nodes.parquet")
     engine.desk.register("nodes", health.nodes)

@@ -33,12 +33,13 @@ BLOCK_BITS = 5
 MUST, MAY = 2, 1
 """Whether a matching subscription must or may receive the notification; the higher value wins."""
 ACKNOWLEDGED, EXCUSED, APART = 3, 4, 5
-"""Further marks of a notification, all below zero: its broker has the client's acknowledgement; its broker
-dropped it as MQTT requires; the client got it outside the promise of exactly once and in order."""
+"""Further marks of a notification; they are stored as negative numbers. In order: its broker has the client's
+acknowledgement; its broker dropped it as MQTT requires; the client received it in a way for which exactly
+once and in order are not promised."""
 
 WHOLE, AWAY, TORN, UNTOLD = range(4)
-"""Completeness of a client's own records: complete; complete, and the client has left; the log of some
-process is cut off; none."""
+"""Completeness of a client's own records, in order: complete; complete, and the client has left; the log of
+one of its processes is cut off; there are none."""
 
 EXCUSES = ("session ended", "expired")
 """Reasons for which a broker may drop a notification."""
@@ -182,8 +183,8 @@ FROM seen GROUP BY run, node
 """State of each node's log: its rows, how many are invalid, repeated or missing, and its clock.
 
 One bit per row is enough to know exactly what is missing or repeated, and blocks can be built where the rows
-are, so that no row is moved. A clock that went back is detected if a row is earlier than the first of its
-block or than a row of an earlier block: not always, if the clock is right again within 32 rows.
+are, so that no row is moved. A clock that went back is detected if a row is earlier than the first row of its
+block, or than a row of an earlier block. It may go unnoticed if the clock is right again within 32 rows.
 """
 
 
@@ -354,8 +355,8 @@ def standing(clock_error_s: float, is_own: str = "coalesce(own_id = publisher_id
     """Return MUST, MAY or null: whether the subscription of a pair entitles its client to the notification.
 
     Two rows of one node are ordered by their sequence; rows of different nodes by their times, as far as
-    clocks can be trusted. What is not certainly before or after may be either. A subscription with "no local"
-    gives no right to the client's own notifications.
+    clocks can be trusted. If the order of two rows is uncertain, both orders are considered possible. A
+    subscription with "no local" gives no right to the client's own notifications.
     """
 
     def is_after(edge: str) -> str:
@@ -432,9 +433,9 @@ def verdicts(
     `deliveries`, the `first` of them, and whether it was `overtaken`: a later one was delivered before it.
     `expected` and `delivered` count what the row represents.
 
-    What is in transit when a session ends is owed to nobody, and no row shows how far it came. So a client
-    whose sessions end has lost a notification only if its broker has the acknowledgement, or if one process
-    of the client received earlier and later ones.
+    Notifications in transit when a session ends are owed to nobody, and no row shows how far they came. So a
+    client whose sessions end has lost a notification only if its broker has the acknowledgement, or if one
+    process of the client received earlier and later ones.
 
     Rows are moved once, to where their stream is judged: all later steps group by the stream.
     """

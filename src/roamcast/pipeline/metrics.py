@@ -4,8 +4,8 @@ The runs of one mobility protocol are a group. Percentiles are those of all its
 samples; the 95 % interval is that of the mean over its runs, because the samples of
 one run depend on each other and runs do not.
 
-A measure is a function from the rows of a log to the columns `run` and `value`, with what exactly it takes
-the time or the number of. Frequent rows (`forwarded`, `control`, `sent`) are in a log only if its run kept
+A measure is a function from the rows of a log to the columns `run` and `value`, with an exact description of
+what it times or counts. Frequent rows (`forwarded`, `control`, `sent`) are in a log only if its run kept
 them; without them the measures that need them have no samples.
 """
 
@@ -231,7 +231,7 @@ def f_neg(timeout_s: float) -> Callable[[DataFrame], DataFrame]:
 
 
 def f_pos(timeout_s: float) -> Callable[[DataFrame], DataFrame]:
-    """Share of the time of all edges in which those stood that were then removed unused."""
+    """Share of the time of all edges that edges spent unused before their removal."""
 
     def samples(rows: DataFrame) -> DataFrame:
         ends = rows.groupBy("run").agg(fn.max("time").alias("end_s"))
@@ -247,7 +247,7 @@ def f_pos(timeout_s: float) -> Callable[[DataFrame], DataFrame]:
 
 
 def all_measures(neighbour_timeout_s: float) -> list[Measure]:
-    """In the order in which they are shown."""
+    """Return all measures in the order in which they are shown."""
     return [
         Measure("overhead_per_handoff", "hops", "hops caused by mobility, for each handoff", overhead_hops),
         Measure("handoff_delay", "s", "from attaching to the first notification that waited", handoff_delay),
@@ -268,8 +268,8 @@ def all_measures(neighbour_timeout_s: float) -> list[Measure]:
 
 PERCENTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 ACCURACY = 10_000
-"""Percentiles of a million samples are off by at most a hundred positions; percentiles of fewer samples are
-exact.
+"""Accuracy of percentiles: with a million samples they are wrong by at most a hundred positions; with few
+samples they are exact.
 """
 SHARES = {
     "delivery_rate": ("share", "share of owed deliveries that were made"),

@@ -243,7 +243,8 @@ def _balances(judged: DataFrame) -> DataFrame:
 
 
 def _summed(minutes: DataFrame, judged: DataFrame) -> DataFrame:
-    """Add the new counts to the minutes; what is owed counts for the minute of its publish."""
+    """Add the new counts to the minutes; an owed notification counts for the minute in which it was
+    published."""
     is_owed, is_must = fn.col("standing").isNotNull(), fn.col("standing") == MUST
     had, got = fn.col("deliveries"), fn.col("came")
     again = fn.greatest(had + got - 1, fn.lit(0)) - fn.greatest(had - 1, fn.lit(0))

@@ -265,11 +265,11 @@ def before(moves: DataFrame, at_s: float) -> DataFrame:
 
 
 def hit_rates(moves: DataFrame, at_s: float, k_max: int) -> list[dict[str, object]]:
-    """How often the next broker was among the first k that were predicted, for moves from `at_s` on.
+    """Return how often the next broker was among the first k predictions, for moves from `at_s` on.
 
-    `first` and `second` know what happened before, and nothing of what they are tried on; `second`
-    leans on `first` where it has seen little of a way. `lru` learns on: for each broker, the last k
-    destinations that were used. `busiest` are the brokers that were moved to most, wherever one is.
+    `first` and `second` are learned from earlier moves alone; `second` is mixed with `first` where it has
+    seen few moves of a way. `lru` predicts the last k destinations used from each broker, and continues to
+    learn. `busiest` predicts the most frequent destinations of all moves, whatever the present broker.
     """
     moves = moves.cache()
     learned = before(moves, at_s)
@@ -306,7 +306,8 @@ def hit_rates(moves: DataFrame, at_s: float, k_max: int) -> list[dict[str, objec
 
 
 def _smoothed(learned: DataFrame) -> DataFrame:
-    """Second order where it has seen enough, else first: as if each way had begun with a few of its moves."""
+    """Mix the second order with the first, as if each way had begun with a few moves of the first order: so
+    the second order counts where it has seen enough moves."""
     first = first_order(learned).select("here", "next", "probability")
     counted = second_order(learned).select("previous", "here", "next", "moves")
     ways = counted.groupBy("previous", "here").agg(fn.sum("moves").alias("total"))
@@ -326,7 +327,7 @@ def _ranks(graph: DataFrame, given: list[str], name: str, by: str = "moves") -> 
 
 
 def _lru_ranks(moves: DataFrame) -> DataFrame:
-    """With each move, at which place its broker's list of last used destinations had the next one."""
+    """Add to each move the position of its destination in its broker's list of last used destinations."""
     # In a trace of snapshots many move at once. In which order must not depend on where they go.
     tie = fn.xxhash64("client").alias("tie")
     needed = moves.select("here", "previous", "next", "at_s", tie)
@@ -335,7 +336,8 @@ def _lru_ranks(moves: DataFrame) -> DataFrame:
 
 
 def lru_of_broker(rows: Rows) -> Rows:
-    """The moves from one broker, in order, each with the place of its destination in the list before it."""
+    """Return the moves from one broker in order, each with the position of its destination in the list before
+    that move."""
     recent: list[str] = []
     for here, previous, target, at_s, _ in rows:
         place = recent.index(target) + 1 if target in recent else None

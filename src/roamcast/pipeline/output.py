@@ -127,8 +127,8 @@ def replace_parts(made: Path, out: Path) -> list[str]:
 
 
 def _is_partitioned(part: Path) -> bool:
-    """Return true for a table whose rows lie in folders named after values; each folder is a part
-    of its own.
+    """Return true for a table whose rows lie in folders named after values; each of these folders is replaced
+    separately.
     """
     return part.is_dir() and all("=" in entry.name for entry in part.iterdir() if is_part(entry.name))
 

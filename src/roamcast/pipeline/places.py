@@ -75,7 +75,7 @@ def schema_problem(schema: pa.Schema) -> str | None:
 
 
 def version_problem(told: str | None, names: Collection[str]) -> str | None:
-    """Why a file of this version, with these columns, is no log that this program can read.
+    """Return why this program cannot read a file of this version with these columns; None if it can.
 
     Later versions add columns; a file of this program's own version has them all.
     """
@@ -88,7 +88,7 @@ def version_problem(told: str | None, names: Collection[str]) -> str | None:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """A dictionary is but a way to store its values."""
+    """Return the type of the values of a dictionary, and other types unchanged."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
@@ -101,7 +101,7 @@ READERS = 8
 
 
 def find_log_files(folder: Path) -> dict[Path, int]:
-    """Every Parquet file below the folder, checked, and how many rows it holds.
+    """Check every Parquet file below the folder; return the files with their numbers of rows.
 
     The logs of several runs may lie side by side.
     """
@@ -135,12 +135,12 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def is_log_file(names: Sequence[str]) -> bool:
-    """Whether this is a file of a log: the names of the folders down to it, and its own."""
+    """Return whether a file belongs to a log, by the names of its folders and its own name."""
     return names[-1].endswith(".parquet") and not any(name.startswith(PASSED_OVER) for name in names)
 
 
 def check_file(file: Path | str, filesystem: fs.FileSystem | None = None) -> int:
-    """How many rows a file holds, if it is whole and a log."""
+    """Return the number of rows of a file; raise an error if it is incomplete or no log."""
     try:
         with pq.ParquetFile(file, filesystem=filesystem) as parquet:
             problem = schema_problem(parquet.schema_arrow)
@@ -148,7 +148,7 @@ def check_file(file: Path | str, filesystem: fs.FileSystem | None = None) -> int
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, PermissionError):
             raise InputError(f"log file {file}: {_reason(error)}") from None
-        raise InputError(f"log file {file}: is no whole Parquet file (truncated or damaged)") from None
+        raise InputError(f"log file {file}: is not a complete Parquet file (truncated or damaged)") from None
     if problem is not None:
         raise InputError(f"log file {file} {problem}")
     return rows
@@ -279,7 +279,7 @@ def _reach(place: Store) -> tuple[fs.FileSystem, str]:
     try:
         filesystem, path = fs.FileSystem.from_uri(url)
     except (pa.ArrowException, ValueError, OSError) as error:
-        raise InputError(f"{place}: this is no place that can be reached ({first_line(error)})") from None
+        raise InputError(f"{place}: cannot be reached ({first_line(error)})") from None
     return filesystem, path.rstrip("/")
 
 

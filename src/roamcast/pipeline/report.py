@@ -175,7 +175,7 @@ def _read_parquet(place: Path) -> tuple[list[str], list[list[str]], int]:
     try:
         table = ds.dataset(place, format="parquet").to_table()
     except (pa.ArrowException, OSError):
-        raise InputError(f"{place}: is no whole Parquet file (truncated or damaged)") from None
+        raise InputError(f"{place}: is not a complete Parquet file (truncated or damaged)") from None
     order = [(name, "descending") for name in WORST_FIRST if name in table.column_names]
     first = (table.sort_by(order) if order else table).slice(0, ROWS_MAX)
     rows = [[cell(value) for value in row.values()] for row in first.to_pylist()]
@@ -191,7 +191,7 @@ def _take_json(part: Part, name: str, file: Path) -> None:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError(f"{file}: is no JSON ({error})") from None
+        raise InputError(f"{file}: is not JSON ({error})") from None
     if not isinstance(document, dict):
         return
     if isinstance(document.get("claims"), list):
@@ -299,7 +299,7 @@ def _answer_table(first: str, answers: list[Answer]) -> str:
 def _without_answers(
     columns: list[str], rows: list[list[str]], names: list[str], answered: set[str]
 ) -> tuple[list[str], list[list[str]]]:
-    """Return columns and rows, without what the answers say already."""
+    """Return columns and rows without those that the answers already contain."""
     plain = [name.rpartition(": ")[2] for name in answered]
     if not names or not all(
         any(one == name or one.startswith(f"{name}-") for one in plain) for name in names

@@ -53,7 +53,7 @@ def is_on_this_machine(master: str) -> bool:
 
 
 def check_master(master: str) -> None:
-    """Refuse what is no master's URL, and one under which nobody answers."""
+    """Refuse a text that is not the URL of a master, and a master that does not answer."""
     if is_on_this_machine(master) or master == "yarn":
         return
     addresses = list(_addresses(master))
@@ -63,7 +63,7 @@ def check_master(master: str) -> None:
 
 
 def _addresses(master: str) -> list[tuple[str, int]]:
-    """The places of which one must answer."""
+    """Return the addresses of the master, of which one must answer."""
     standalone, kubernetes = _STANDALONE.fullmatch(master), _KUBERNETES.fullmatch(master)
     try:
         if standalone:
@@ -85,7 +85,7 @@ def _address(url: str) -> tuple[str, int]:
 
 
 def _connect(host: str, port: int) -> str:
-    """Why there is no connection; "" if there is one."""
+    """Return why a connection fails; "" if it succeeds."""
     try:
         with socket.create_connection((host, port), timeout=ANSWER_WITHIN_S):
             return ""
@@ -101,7 +101,8 @@ JVM_FOLDER = Path("/usr/lib/jvm")
 
 
 def find_java(jvm_folder: Path = JVM_FOLDER) -> Path:
-    """The home of a Java that Spark runs on: the one of JAVA_HOME, of the PATH, or any that is installed."""
+    """Return the home of a Java that Spark supports: that of JAVA_HOME, of the PATH, or any that is
+    installed."""
     for java in _candidates(jvm_folder):
         if version_of(java) in SUPPORTED:
             return java.resolve().parent.parent
@@ -124,7 +125,7 @@ def _candidates(jvm_folder: Path) -> Iterator[Path]:
 
 
 def version_of(java: Path) -> int | None:
-    """The major version of a java command; None if it does not start or does not say."""
+    """Return the major version of a java command; None if it does not start or reports none."""
     try:
         answer = subprocess.run(
             [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60

@@ -4,8 +4,8 @@ A sighting is a moment, and nothing is known between two of them. These rules fi
 
 - Sightings at the same broker, one after the other, are one visit.
 - Between sightings at two brokers, the client changed half-way, and was without a broker for a moment.
-- Who is not seen for longer than `away_s` had left, a little after it was last seen (`linger_s`).
-- Ping-pong: who is elsewhere for less than `ping_pong_s` and then back where it was did not move. Radios
+- A client that is not seen for longer than `away_s` had left, a little after its last sighting (`linger_s`).
+- Ping-pong: a client that is elsewhere for less than `ping_pong_s` and then back did not move. Radios
   overlap, and a point near a border falls to either side.
 """
 
@@ -118,7 +118,8 @@ def visits_of(sightings: DataFrame, run: str, rules: Rules) -> DataFrame:
 
 @contextmanager
 def readable(files: Sequence[Path]) -> Iterator[list[Path]]:
-    """The files as Spark can read them: what is in a zip archive is unpacked until the block ends."""
+    """Yield the files in a form that Spark can read: the content of zip archives is unpacked until the block
+    ends."""
     with TemporaryDirectory(prefix="roamcast-trace-") as folder:
         yield [_unpacked(file, Path(folder) / str(i)) for i, file in enumerate(files)]
 
@@ -141,7 +142,7 @@ def _unpacked(file: Path, folder: Path) -> Path:
 
 
 def read_table(spark: SparkSession, files: Sequence[Path], columns: Mapping[str, str]) -> DataFrame:
-    """The named columns of the files as text; `columns` maps our name to theirs."""
+    """Return the named columns of the files as text; `columns` maps our names to the names in the files."""
     for file in files:
         header = _header(file)
         for ours, theirs in columns.items():
@@ -168,6 +169,6 @@ def _open(file: Path) -> IO[str]:
 
 
 def seconds_of(column: str) -> Column:
-    """A time in ISO form, or seconds since 1970, as seconds since 1970; null where it is neither."""
+    """Convert a time in ISO form, or in seconds since 1970, to seconds since 1970; null if it is neither."""
     stamp = fn.expr(f"try_to_timestamp({column})")
     return fn.coalesce(fn.expr(f"try_cast({column} as double)"), stamp.cast("double"))

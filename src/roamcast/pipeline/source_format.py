@@ -34,13 +34,13 @@ from roamcast.pipeline.inbox import Received
 FORMAT = "roamcast"
 RECEIVE_MAX = 1_024
 WAITING, RETAINED = READS = ("waiting", "retained")
-"""What a batch reads: what a broker keeps for a session, or the retained messages."""
+"""What a batch can read: the notifications that a broker keeps for a session, or the retained messages."""
 PEEK_MAX = 65_535
-"""What a broker sends without an acknowledgement, at most: MQTT has no larger number."""
+"""Maximum number of notifications that a broker sends without an acknowledgement, by MQTT."""
 
 
 def _option(name: str, default: object, low: float = 0, high: float = 0) -> Any:
-    """An option by the name that users write; with the numbers that are valid, if it is a number."""
+    """Declare an option with the name that users write and, for a number, its valid range."""
     return field(default=default, metadata={"name": name, "range": (low, high)})
 
 
@@ -94,7 +94,7 @@ class Options:
         return self if self.read == RETAINED else self.of_reader()
 
     def of_stream_reader(self) -> Path:
-        """The folder of the inbox."""
+        """Return the folder of the inbox."""
         self.of_reader()
         if self.inbox is None:
             raise InputError(
@@ -160,7 +160,7 @@ _SCALAR_BEGINS = '-0123456789tf"'
 
 
 def attribute_columns(schema: StructType, own: Iterable[str]) -> dict[str, DataType]:
-    """The columns of a schema that stand for attributes: all but the source's own."""
+    """Return the columns of a schema that stand for attributes: all but the source's own."""
     columns = {field.name: field.dataType for field in schema.fields if field.name not in set(own)}
     for name, kind in columns.items():
         if not isinstance(kind, (*_INTEGERS, *_FLOATS, BooleanType, StringType)):
@@ -171,7 +171,8 @@ def attribute_columns(schema: StructType, own: Iterable[str]) -> dict[str, DataT
 
 
 def attributes_of(one: Received) -> dict[str, Any]:
-    """The attributes of a notification but its topic; of user properties with one name the last counts."""
+    """Return the attributes of a notification except its topic. Of several user properties with the same
+    name, the last one counts."""
     found: dict[str, Any] = {}
     if (one.content_type or "").partition(";")[0].strip().lower().endswith(("/json", "+json")):
         try:
@@ -191,7 +192,7 @@ def _typed(text: str) -> Any:
 
 
 def as_column(value: Any, kind: DataType) -> Any:
-    """A value as a column of this type has it; none if it is of another type."""
+    """Convert a value to the type of its column; None if it has another type."""
     if isinstance(kind, StringType):
         return value if isinstance(value, str) else None
     if isinstance(kind, BooleanType):
@@ -208,9 +209,10 @@ def as_column(value: Any, kind: DataType) -> Any:
 
 
 def selector_of(filters: Iterable[Filter], columns: Mapping[str, DataType]) -> str:
-    """A selector that lets through whatever these filters do, and as little else as can be said; "" if all.
+    """Return a selector that matches everything that passes these filters, and as little else as possible; ""
+    if it must match everything.
 
-    Spark evaluates its filters again: what cannot be said here is left to it.
+    Spark evaluates its filters again, so parts that a selector cannot express are left to Spark.
     """
     return " AND ".join(text for one in filters if (text := _selector(one, columns)))
 
@@ -237,7 +239,7 @@ def _selector(one: Filter, columns: Mapping[str, DataType]) -> str:
 
 
 def _literal(value: Any, kind: DataType) -> str:
-    """A value as a selector writes it; "" if it cannot say it exactly."""
+    """Return a value as text for a selector; "" if the text would not be exact."""
     if isinstance(kind, StringType):
         return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else ""
     if isinstance(kind, BooleanType):

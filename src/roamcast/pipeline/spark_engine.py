@@ -114,7 +114,9 @@ class HadoopFiles:
                 hadoop.util.HadoopInputFile.fromPath(self._path(file), self._conf)
             )
         except Py4JJavaError:
-            raise InputError(f"log file {file}: is no whole Parquet file (truncated or damaged)") from None
+            raise InputError(
+                f"log file {file}: is not a complete Parquet file (truncated or damaged)"
+            ) from None
         try:
             about = reader.getFooter().getFileMetaData()
             names = [field.getName() for field in about.getSchema().getFields()]

@@ -81,7 +81,7 @@ def check_settings(log: Place, out: Place, settings: StreamSettings, files: File
     try:
         before = json.loads(read_text(known, files) or json.dumps(told))
     except ValueError:
-        raise InputError(f"{known}: is no JSON; name a new folder") from None
+        raise InputError(f"{known}: is not JSON; name a new folder") from None
     for name, value in told.items():
         if before.get(name) != value:
             was = f"{name} {before.get(name)}"

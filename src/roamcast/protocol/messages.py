@@ -11,58 +11,15 @@ from typing import ClassVar, Literal
 import msgspec
 
 from roamcast.filters.filter import Filter, Value
-from roamcast.protocol.notification import (
-    Area,
-    Burst,
-    Cause,
-    ClientMessage,
-    Command,
-    Fleeting,
-    Message,
-    count_of,
-)
+from roamcast.protocol.notification import Area, count_of
+from roamcast.protocol.notification import Burst as Burst
+from roamcast.protocol.notification import Cause as Cause
+from roamcast.protocol.notification import ClientMessage as ClientMessage
+from roamcast.protocol.notification import Command as Command
+from roamcast.protocol.notification import Fleeting as Fleeting
+from roamcast.protocol.notification import Message as Message
 from roamcast.protocol.session import Session
 from roamcast.protocol.whereabouts import Whereabouts
-
-__all__ = [
-    "About",
-    "Accepted",
-    "Acknowledge",
-    "Advertise",
-    "AttachRefused",
-    "AttachRequest",
-    "Burst",
-    "Cause",
-    "ClientMessage",
-    "ClientPublish",
-    "ClientSubscribe",
-    "ClientUnsubscribe",
-    "Command",
-    "Deliver",
-    "Drain",
-    "Entry",
-    "Fleeting",
-    "Grant",
-    "GrantReceived",
-    "Hello",
-    "HolderUnknown",
-    "InPlaceOf",
-    "Leave",
-    "Locate",
-    "Located",
-    "Message",
-    "Move",
-    "Probe",
-    "Relayed",
-    "Request",
-    "RequestRefused",
-    "Settled",
-    "SubscriptionSettled",
-    "TellHeld",
-    "Unadvertise",
-    "Update",
-    "Welcome",
-]
 
 # --- between neighbouring brokers: routing --------------------------------------------------------
 
@@ -73,11 +30,10 @@ Entry = tuple[Filter, str]
 class Update(Message, frozen=True):
     """Changes to what the sender wants to receive (or, of advertisements, may send).
 
-    Additions act before removals, so that replacing a filter by another opens no
-    gap. `settle` asks for a `Settled` with the same number once every broker
-    behind the receiver that must know of this and all earlier updates does;
-    `flush` makes that question travel to every broker, which also drives out
-    whatever was on its way.
+    Additions act before removals, so that replacing a filter by another opens no gap. `settle` asks for a
+    `Settled` with the same number once every broker behind the receiver that must know of this and all
+    earlier updates does; With `flush` that question travels to every broker, so all earlier messages have
+    arrived before the answer.
     """
 
     area: ClassVar[Area] = "subscriptions"
@@ -114,51 +70,39 @@ class Settled(Message, frozen=True):
     cause: Cause = "subscribe"
 
 
-class Relayed(Message, frozen=True):
+class Wrapper(Message, frozen=True, tag=False):
+    """A message that carries another one, in its last field `message`, and is what that one is."""
+
+    @property
+    def cause(self) -> Cause:
+        return cause_of(self.message)  # type: ignore[attr-defined]
+
+    @property
+    def weight(self) -> int:
+        return self.message.weight  # type: ignore[attr-defined, no-any-return]
+
+    @property
+    def is_fleeting(self) -> bool:  # type: ignore[override]
+        return self.message.is_fleeting  # type: ignore[attr-defined, no-any-return]
+
+    @property
+    def needs(self) -> int:
+        return self.message.needs  # type: ignore[attr-defined, no-any-return]
+
+
+class Relayed(Wrapper, frozen=True, tag="Relayed"):
     """A message for a broker that is not a neighbour, on its way along the overlay."""
 
     source: str
     destination: str
     message: Message
 
-    @property
-    def cause(self) -> Cause:
-        return cause_of(self.message)
 
-    @property
-    def weight(self) -> int:
-        return self.message.weight
-
-    @property
-    def is_fleeting(self) -> bool:  # type: ignore[override]
-        return self.message.is_fleeting
-
-    @property
-    def needs(self) -> int:
-        return self.message.needs
-
-
-class About(Message, frozen=True):
+class About(Wrapper, frozen=True, tag="About"):
     """A message about a client, with the sender's knowledge of the client's state."""
 
     whereabouts: Whereabouts
     message: Message
-
-    @property
-    def cause(self) -> Cause:
-        return cause_of(self.message)
-
-    @property
-    def weight(self) -> int:
-        return self.message.weight
-
-    @property
-    def is_fleeting(self) -> bool:  # type: ignore[override]
-        return self.message.is_fleeting
-
-    @property
-    def needs(self) -> int:
-        return self.message.needs
 
 
 class Probe(Message, frozen=True):
@@ -185,9 +129,9 @@ class AttachRequest(Message, frozen=True):
 
     With the broker, `connection` identifies the attach, so that a request that reaches the holder on two ways
     is served once. `moves` is the client's own count of attaches, or -1 if it keeps none: a request with a
-    lower count than the session's is stale. `detours` counts how often the request was sent after the
-    client's own word; `deferred` says that its broker asked everyone, found no holder, and gave way to the
-    receiver, which was asking too.
+    lower count than the session's is stale. `detours` counts how often the request was forwarded to another
+    broker than the one that the client named. `deferred` says that its broker asked everyone, found no
+    holder, and gave way to the receiver, which was asking, too.
     """
 
     client: str
@@ -218,8 +162,8 @@ class Locate(Message, frozen=True):
 
 
 class Located(Message, frozen=True):
-    """Whether a broker behind the sender took the request; if not, the lowest broker that also asks, and the
-    minimum incarnation of a new session."""
+    """Answer to `Locate`: whether a broker behind the sender took the request; if not, the lowest broker that
+    also asks, and the minimum incarnation of a new session."""
 
     client: str
     broker: str
@@ -340,11 +284,11 @@ class LeftOut(Command, frozen=True):
 class Hello(ClientMessage, frozen=True):
     """First message of a client on a new connection.
 
-    `received` says per stream the highest sequence that arrived. `last_broker` is where the client was last,
-    or what that broker told it to name instead; it may be "" (the client need not know). `fresh` is set by a
-    client that never attached anywhere before, so that nobody needs to be asked. `clean` ends the session
-    that is found, before a new one begins. `window` is the client's limit of unacknowledged notifications; 0
-    leaves it to the broker. `owner` is the authenticated owner.
+    `received` says per stream the highest sequence that arrived. `last_broker` is the last broker of the
+    client, or the one that this broker told the client to name instead; "" if the client does not know it.
+    `fresh` is set by a client that never attached anywhere before, so that nobody needs to be asked. `clean`
+    ends the session that is found, before a new one begins. `window` is the client's limit of unacknowledged
+    notifications; 0 leaves it to the broker. `owner` is the authenticated owner.
     """
 
     client: str

@@ -18,10 +18,10 @@ KINDS = (
     "published", "forwarded", "control", "queued", "sent", "delivered", "acknowledged", "dropped",
 )  # fmt: skip
 """Kinds of rows. `delivered` is written by the client's side, the others by brokers, except `moved` (a client
-went to a broker, or away from one), which clients write alone, and `attached`, which both do: the broker
-when the session is there, the client when it hears of it. `crashed` and `started` are written by whoever
-runs the broker: it cannot say that it is down. `subscribed` and its like carry the reason "issued" or
-"settled", or `HELD`. `located`: from now on the client's own state (its location) is what `attributes`
+went to a broker, or away from one), which clients write alone, and `attached`, which both do: the broker when
+the session is there, the client when it hears of it. `crashed` and `started` are written by the process that
+runs the broker: a broker cannot report that it is down. `subscribed` and its like carry the reason "issued"
+or "settled", or `HELD`. `located`: from now on the client's own state (its location) is what `attributes`
 say: "step" (at once) or "late" (when all knew); or why it was refused.
 """
 

@@ -50,7 +50,8 @@ class Session(msgspec.Struct):
     places: dict[str, Place] = {}
     """The client's own state: its location (`location`), and other values that its filters depend on."""
     places_number: int = 0
-    """Rises whenever brokers must be told of the state again, also over sessions; 0 if never told."""
+    """Rises whenever brokers must be told of the state again, and never restarts with a new session; 0 if
+    never told."""
     paces: dict[str, Pace] = {}
     owner: str = ""
     """Owner of the session; no other owner can get it by using the same client id."""

@@ -150,8 +150,8 @@ def hash_of(data: Bytes) -> str:
 def thaw(data: Bytes, catalogue: Catalogue = STATE_CLASSES, *, verify: bool = False) -> Any:
     """Return the state from the bytes; InputError if `freeze` did not make them.
 
-    `verify` compares the hash of what was thawed with that of what was frozen, unless an older version
-    wrote it, whose fields were lifted.
+    `verify` compares the hash of the thawed state with that of the frozen one, unless an older version wrote
+    the snapshot and its fields were lifted.
     """
     found, is_comparable = thawed(data, catalogue)
     if verify and is_comparable:
@@ -160,7 +160,7 @@ def thaw(data: Bytes, catalogue: Catalogue = STATE_CLASSES, *, verify: bool = Fa
 
 
 def verify_hash(found: object, data: Bytes, catalogue: Catalogue = STATE_CLASSES) -> None:
-    """Compare the hash of what was thawed with that of what was frozen; InputError if they differ."""
+    """Compare the hash of the thawed state with that of the frozen one; InputError if they differ."""
     hashes = state_hash(found, catalogue), hash_of(data)
     if hashes[0] != hashes[1]:
         raise _unusable(data, f"its state hash is {hashes[0]}, not {hashes[1]}")
@@ -230,7 +230,7 @@ def _opened_2(data: Bytes) -> tuple[int, bytes, bytes]:
     try:
         format, root, hashed, rest = _decode_2(encoded)
     except msgspec.MsgspecError:
-        raise NotOpened(f"snapshot of {len(data)} bytes: of no format that this code reads") from None
+        raise NotOpened(f"snapshot of {len(data)} bytes: its format is unknown to this code") from None
     if format != FORMAT_2:
         raise NotOpened(f"snapshot of {len(data)} bytes: format {format}; this code reads {FORMAT_2}")
     return root, hashed, rest

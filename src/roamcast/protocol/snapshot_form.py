@@ -94,11 +94,11 @@ class SnapshotForm(msgspec.Struct, array_like=True):
     unhashed: list[int]
     """For each instance: the instance, and the references of its unhashed fields."""
     sequences: list[int]
-    """A list or deque, its length, references."""
+    """For each list or deque: its reference, its length, the references of its items."""
     mappings: list[int]
-    """A dict, its length, references of the keys, references of the values."""
+    """For each dict: its reference, its length, the references of its keys, the references of its values."""
     sets: list[int]
-    """A set, its length, references."""
+    """For each set: its reference, its length, the references of its items."""
     bursts: list[Burst] = []
     """Bursts in the form in which links carry them."""
 
@@ -134,7 +134,8 @@ class Fields(NamedTuple):
 class Catalogue:
     """The classes that a snapshot may hold: those of the modules under some prefixes, by their stable names.
 
-    No module is imported because of what a snapshot says. Whoever thaws has imported what it can thaw.
+    No module is imported because of the content of a snapshot: the caller has imported the classes that can
+    be thawed.
     """
 
     def __init__(self, prefixes: tuple[str, ...]) -> None:

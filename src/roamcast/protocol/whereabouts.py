@@ -49,4 +49,5 @@ class Whereabouts(msgspec.Struct, frozen=True, array_like=True):
     number: int
     places: dict[str, Place]
     distance_s: float = 0.0
-    """Time that news from the client's broker takes to here, and a notification back."""
+    """Time in seconds for news from the client's broker to arrive here, plus the time for a notification to
+    travel back."""

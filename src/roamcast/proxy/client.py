@@ -425,6 +425,12 @@ class RoamingClient:
             why = str(error) or "no ping came back through the brokers"
             result.missing += (f"site {source.site}: {why}",)
             return
+        self._on_fetched(source, answer, result)
+
+    def _on_fetched(
+        self, source: Source, answer: messages.Downloaded | messages.MoveRefused, result: MoveIn
+    ) -> bool:
+        """Note the end of a download; return whether all messages of the source are here."""
         if isinstance(answer, messages.MoveRefused):
             self._on_refused(source, answer, result)
         elif answer.missing:
@@ -432,6 +438,8 @@ class RoamingClient:
         else:
             result.dropped += answer.dropped
             self._forget(source)
+            return True
+        return False
 
     async def _fetch_copy(self, source: Source, result: MoveIn) -> bool:
         """Download a handler's copy at the proxy here, if there is one; it is then the source.
@@ -445,14 +453,7 @@ class RoamingClient:
         answer = await self._fetch(copy, result, instead_of=source)
         if copy not in self.sources:
             return False
-        if isinstance(answer, messages.MoveRefused):
-            self._on_refused(copy, answer, result)
-        elif answer.missing:
-            result.missing += (answer.missing,)
-        else:
-            result.dropped += answer.dropped
-            result.copies += 1
-            self._forget(copy)
+        result.copies += self._on_fetched(copy, answer, result)
         return True
 
     def _on_refused(self, source: Source, refused: messages.MoveRefused, result: MoveIn) -> None:
@@ -611,7 +612,7 @@ class RoamingClient:
         task.add_done_callback(self._tasks.discard)
 
     def _with_filters(self, stay: Source) -> Source:
-        """Return what is needed to resume the stay, including filters that were still to be ended."""
+        """Return what is needed to resume the stay, including filters that have not been unsubscribed yet."""
         assert stay.suspended is not None
         filters = dict.fromkeys((*stay.suspended.filters, *self._kept_filters()))
         suspended = msgspec.structs.replace(stay.suspended, filters=tuple(filters))
@@ -625,5 +626,5 @@ class RoamingClient:
 
 
 def _as_told(welcome: messages.Welcome) -> Adapter:
-    """Open the foreign broker that the proxy names."""
+    """Create an adapter for the foreign broker that the proxy names."""
     return open_adapter(welcome.kind, welcome.url)

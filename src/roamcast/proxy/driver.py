@@ -199,7 +199,7 @@ class ProxyServer:
         self._set_timer()
 
     def _fail(self, error: Exception, now: float, inputs: list[steps.Input]) -> NoReturn:
-        """The buffers may be inconsistent: end the process, which restarts from the journal."""
+        """End the process, because the buffers may be inconsistent; it restarts from the journal."""
         self._has_failed = True
         if self._fail_stop is None:
             self._ended.set_exception(error)

@@ -4,10 +4,10 @@ A client connects here instead of at the broker. Its session is a resident handl
 (residents.py), so it follows the client to the endpoint of any other site, also when the client went away
 without a word. Publishes are forwarded to the broker unchanged.
 
-Subscription identifiers, no local, what is retained and how, shared subscriptions and the properties of
-messages work as with the broker itself. Differences: QoS 2 subscriptions are granted as QoS 1 (while a
-session moves, both brokers deliver to it, and duplicates without an identity cannot be recognised), and there
-are no topic aliases.
+Subscription identifiers, no local, retained messages and their options, shared subscriptions and the
+properties of messages work as with the broker itself. Differences: QoS 2 subscriptions are granted as QoS 1
+(while a session moves, both brokers deliver to it, and duplicates without an identity cannot be recognised),
+and there are no topic aliases.
 """
 
 from __future__ import annotations

@@ -440,7 +440,9 @@ class Replica:
     def step_down(self, successor: str) -> str:
         """Step down for another leader on an operator's order; returns why that is impossible, or "".
 
-        First the follower must answer: nobody would lead while one that stands still is waited for."""
+        The follower must answer first. Otherwise the site would have no leader while it waits for a follower
+        that is suspended.
+        """
         follower = self.followers.get(successor)
         if successor not in self.view.in_sync or follower is None or not follower.is_joined:
             return f"{successor} is not an in-sync follower; in sync are {', '.join(self.view.in_sync)}"

@@ -74,10 +74,10 @@ FORWARDS_ALL = "simple"
 
 
 class ReducedTable(MatchingTable):
-    """A matching table that holds of a peer's entries only the strategy's reduced set.
+    """A matching table that stores only the strategy's reduced set of each peer's entries.
 
     (Fiege et al., section 2.2: a filter replaces those that it covers and that are assigned to the same
-    link.) Local owners keep theirs: what a client wants is told to its front filter by filter.
+    link.) Entries of local owners are not reduced, because a client's front is told each filter that matches.
     """
 
     __state__ = State("reduced-table", saved=("_strategy", "_reduced"))

@@ -18,8 +18,8 @@ from roamcast.state import State
 SHORT_MAX = 16
 """Maximum of entries stored as one text, because a change goes through all of them."""
 END = "\0"
-"""Separator behind each filter in such a text. No topic contains it; other filters with it are stored
-otherwise."""
+"""Separator behind each filter in such a text. No topic contains it; filters that contain it are not stored
+as text."""
 
 _NOTHING: Mapping[Entry, int] = {}
 
@@ -32,7 +32,8 @@ class Collected:
     def __init__(self) -> None:
         self._entries: dict[Interface, dict[Entry, int]] = {}
         self._short: dict[Owner, str] = {}
-        """Local owners to a few filters, once each, all with the owner's client as subscriber."""
+        """Entries stored as text, by local owner: a few filters with a count of one, whose subscriber is the
+        owner's client."""
         self._restore()
 
     def _restore(self) -> None:
@@ -40,8 +41,8 @@ class Collected:
 
     @classmethod
     def of_entries(cls, entries: dict[Interface, dict[Entry, int]]) -> Collected:
-        """Make from entries of an older snapshot, which are not filled yet; `shorten` is called
-        afterwards."""
+        """Create from the entries of an older snapshot. They are still being loaded, so the caller calls
+        `shorten` afterwards."""
         self = cls()
         self._entries = entries
         return self

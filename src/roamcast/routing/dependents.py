@@ -1,10 +1,9 @@
 """Entries whose filter depends on a client's own state: the location-dependent filter table.
 
-(Fiege et al., appendix B.1.) An entry is kept as it is, with its variables; the
-matching table gets an instance of it, a plain filter. For a local owner that is
-exact. For a peer it is wide enough for wherever the client may be when what this
-broker sends now arrives: that depends on how far away it is, and the routers on
-the way each make their own. When the client moves, instances are exchanged, and
+(Fiege et al., appendix B.1.) An entry is kept as it is, with its variables; the matching table gets an
+instance of it, a plain filter. For a local owner the instance is exact. For a peer it is wide enough for
+every place where the client may be when a notification sent now arrives. That depends on the distance to the
+client, so each router on the way makes its own instance. When the client moves, instances are exchanged, and
 nothing else of the routing tables changes.
 
 | Fiege et al., figs. 12 and 13 | here |
@@ -17,8 +16,8 @@ nothing else of the routing tables changes.
 | 13, lines 3 and 12: step := ⌈dist / Δ⌉ | `_make`; the rule is `Rule.steps` in `location/ploc.py` |
 | 13, lines 9 to 17: news of a move from a neighbour | `learn`, `_exchange` |
 
-What a neighbour must be told is the router's: the filter travels with the news (the figures leave it out),
-one message for all filters (the figures send inside the loop), and only where something changes there.
+The router decides what neighbours are told. The filter travels with the news (the figures leave it out), one
+message serves all filters (the figures send inside the loop), and it is sent only where it changes something.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from roamcast.state import State
 
 
 class Instances(Protocol):
-    """Rules by which variables change; the core does not know them."""
+    """Makes instances of filters, by rules of change that the core does not know."""
 
     def instance(self, filter: Filter, whereabouts: Whereabouts, exact: bool) -> Filter:
         """Return the plain filter: for the client's current state, or for any that it may have by now."""

@@ -1,7 +1,7 @@
 """The matching table: which interfaces want a notification.
 
-Most filters of a broker ask for one topic. For these the table keeps the topic and its interfaces,
-without a filter; all others are in an index.
+Most filters of a broker match one topic. For these the table keeps the topic and its interfaces, without a
+filter; all others are in an index.
 
 Routes are remembered under the bytes of a burst's attributes. Where the access side keeps further
 attributes in the bodies (user properties, fields of a JSON payload), these bytes do not decide a filter
@@ -99,7 +99,8 @@ def _each(wanting: Wanting | None) -> Iterable[Interface]:
 
 
 def _lift_1(fields: dict[str, Any]) -> None:
-    """The index follows from the interfaces, and `_restore` takes topics out of these."""
+    """Lift a snapshot of version 1: the index is made from the interfaces, and `_restore` moves topics out of
+    them."""
     del fields["_index"]
     fields["_topics"] = {}
 

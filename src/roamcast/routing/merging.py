@@ -1,9 +1,9 @@
 """The routing strategy `merging`: covering, plus merging of filters whose union is a filter.
 
-A union is kept as a line: filters that differ in one attribute only, each of which touches the next one
-there, or lists of values of that attribute. A line may be a part of another line, in another attribute.
-When a part is removed, its line becomes the union of the other parts: mostly unchanged, else shorter, or
-split in two; only then the lines above it are dissolved, and their parts are placed anew.
+A union is kept as a line: filters that differ in one attribute only. Their values of that attribute are
+ranges of which each touches the next one, or lists of values. A line may be a part of another line, in
+another attribute. When a part is removed, its line becomes the union of the other parts: mostly unchanged,
+else shorter, or split in two; only then the lines above it are dissolved, and their parts are placed anew.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class MergingAggregate(CoveringAggregate):
         self._mergers.remove(node.filter)
 
     def _place_below(self, root: Node, node: Node) -> None:
-        """Place a node as far down as is known at once; it stays there when what is above is dissolved."""
+        """Place a node directly below the lowest known node that covers it; it stays there when the nodes
+        above are dissolved."""
         while isinstance(root, Line):
             part = root.covering(node.filter)
             if part is None:
@@ -134,7 +135,8 @@ class MergingAggregate(CoveringAggregate):
         root.put_below(node)
 
     def _settle(self, node: Node) -> None:
-        """Place an uncovered node: it takes in what it covers and merges with what it can."""
+        """Place an uncovered node: move the nodes that it covers below it, and merge it with others if
+        possible."""
         self._absorb(node)
         while (merger := self._mergers.find(node.filter)) is not None:
             other = self._roots[merger.other]

@@ -1,16 +1,14 @@
 """Reverse-path forwarding over an acyclic overlay: subscriptions by interface, and
 updates to peers.
 
-The matching table says which interfaces want a notification; an interface is a
-peer (its id) or a local owner (a tuple, whatever the mobility protocol uses).
-A routing strategy decides what is forwarded of it to the peers. With
-advertisements, a subscription travels only towards publishers that may match it.
+The matching table says which interfaces want a notification; an interface is a peer (its id) or a local owner
+(a tuple, whatever the mobility protocol uses). A routing strategy decides which of its filters are forwarded
+to the peers. With advertisements, a subscription travels only towards publishers that may match it.
 
-Some protocols must know whose subscription an entry is, which is lost when filters
-are covered or merged. For them there is a location table, too: (filter, subscriber)
-to next hop. It holds what every strategy collects from its peers, but each entry is
-forwarded with its subscriber. The strategy then reduces the matching table, link by
-link, and not what is forwarded.
+Some protocols must know whose subscription an entry is, which is lost when filters are covered or merged. For
+them there is a location table, too: (filter, subscriber) to next hop. It holds what every strategy collects
+from its peers, but each entry is forwarded with its subscriber. The strategy then reduces the matching table,
+link by link, and not the forwarded entries.
 
 Settling: a broker may ask a peer, with an update, to say when every broker
 behind it knows of all updates so far. The answers are gathered over the tree,
@@ -354,8 +352,8 @@ class Router:
     def advertise(self, filter: Filter, token: Token) -> None:
         """A local publisher promises to publish within this filter.
 
-        The question flushes, so that by its answer every subscription that overlaps
-        has come back along the way of the advertisement.
+        The request to settle also flushes. So when its answer arrives, all overlapping subscriptions have
+        arrived from the brokers that know the advertisement.
         """
         self._local_advertisements[filter] = self._local_advertisements.get(filter, 0) + 1
         if not self.uses_advertisements:
@@ -382,8 +380,8 @@ class Router:
     ) -> Update | None:
         """Move a subscriber's filters from the source interface to the target.
 
-        Its subscription moves over one link at a time: the broker it leaves calls this with the peer as
-        target, and sends what comes back along; the peer calls it with that as `update`. Each assumes that
+        Its subscription moves over one link at a time: the broker that it leaves calls this with the peer as
+        target, and sends the returned update along; the peer calls this with that `update`. Each assumes that
         the other forwards the filters to it from now on; exceptions (equal filters were forwarded before, or
         others cover them) are stated in the update. No other broker is involved.
         """
@@ -408,8 +406,8 @@ class Router:
     def end_relocation(self, filters: Iterable[Filter], subscriber: str, peer: str) -> None:
         """End a relocation whose source broker is gone, after a peer has relocated the filters.
 
-        The peer is sent once more what it gave up unasked, because the broker that detects the loss withdraws
-        that, too. If the withdrawal came first, the peer remembers it (`_ahead`).
+        The filters that the peer gave up without being told to are sent to it again, because the broker that
+        detects the loss withdraws them, too. If the withdrawal came first, the peer remembers it (`_ahead`).
         """
         entries = tuple((filter, subscriber) for filter in filters)
         for entry in entries:

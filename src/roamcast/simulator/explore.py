@@ -640,7 +640,7 @@ class Explorer:
             case "crash":
                 return f"{self._brokers[where]} crashes and comes back"
             case "leaving":
-                return f"a broker hears of leaving {where}"
+                return f"a broker learns of ended connection {where}"
             case "up":
                 return f"its broker hears {self._clients[where]}"
             case "down":

@@ -5,9 +5,9 @@ applied where it is attached (section 3.3 of Fiege et al.). Logical mobility mus
 in each epoch.
 
 Timing: a client that is too fast for the network misses some of these. Which ones follows from the delays of
-the links: from what each broker on the path knew of the client when the notification passed, and how many
-steps that broker allowed for. This oracle computes it without the brokers' tables, and the result must match
-exactly.
+the links: from the state of the client that each broker on the path knew when the notification passed, and
+from the number of steps for which that broker allowed. This oracle computes it without the brokers' tables,
+and the result must match exactly.
 """
 
 from __future__ import annotations

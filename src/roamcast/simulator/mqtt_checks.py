@@ -7,19 +7,21 @@ Nothing here looks at the brokers' tables. The rules, each checked by the functi
                 unless its session or the subscription ended, it expired, or a broker says that it dropped
                 it from a full queue.
 `owed_qos_0`    QoS 0 is lost only if somebody was away or moving, or a broker or link was down.
-`wanted`        Nobody gets what no subscription asked for, or what was published after UNSUBACK.
-                A filter on the client's place wants what matches where the client may be, as it has said.
-                What comes by another subscription has its options, too, if the rest of the filter matches.
-`as_published`  RETAIN tells what comes out of the store. Whoever asks for it also sees it on what was
-                published with it.
+`wanted`        Nobody gets what no subscription matches, or what was published after UNSUBACK.
+                A filter on the client's place matches at every place where the client may be by its reports.
+                A message that another subscription brings has the options of this one, too, if the rest of
+                the filter matches.
+`as_published`  RETAIN is set on messages from the store. Subscribers with "retain as published" also see it
+                on messages that were published with it.
 `qos`           What arrives has the lower of the QoS of publish and subscription, and only identifiers of
                 subscriptions that match.
 `repeated`      QoS 0 and 2 come once. QoS 1 is repeated only with DUP on a later connection, or if its
-                publisher sent it more than once. It is not repeated if its acknowledgement had come, and
-                brokers had time to tell each other, before the client connected again.
+                publisher sent it more than once. It is not repeated if a broker had the acknowledgement, and
+                time to tell the other brokers, before the client connected again.
 `ordered`       What one publisher published with the same QoS comes in that order, repeats aside; QoS 0
-                while both stay connected. What was sent more than once has the place of its first sending
-                only if that was owed. A publisher whose session a stand-in replaces is promised no order.
+                while both stay connected. A message that was sent more than once has the place of its first
+                sending only if the client was owed that one. A publisher whose session a stand-in replaces is
+                promised no order.
 `shared`        Each notification for a group goes to one member, and none is lost. Another member may get it
                 once more if the session of the first has ended.
 `expired`       Nothing is delivered later than its expiry, and what is left of the expiry never grows.

@@ -299,7 +299,7 @@ class Network(NetworkBase):
         }
         """Why each link is down; nothing if it is up."""
         self._connections = {frozenset(ends): 0 for ends in topology.overlay}
-        """Number of each link's present connection; none from an outage until the next handshake. What is
+        """Number of each link's present connection; none from an outage until the next handshake. Data
         written to a connection that breaks never arrives.
         """
         self._connections_made = 0
@@ -392,10 +392,15 @@ class Network(NetworkBase):
 
     # --- running ---
 
-    def run(self, actions: Iterable[Action] = (), progress: Callable[[float], None] | None = None) -> None:
+    def run(
+        self,
+        actions: Iterable[Action] = (),
+        progress: Callable[[float], None] | None = None,
+        until_s: float = float("inf"),
+    ) -> None:
         """Perform the actions, which are in order of time, and continue until nothing is left to do."""
         self._push_action(iter(actions))
-        self.go(progress)
+        self.go(progress, until_s)
         if self._has_faults:
             self._report(sorted(self._rows.values(), key=lambda row: row.time))
             self._rows.clear()
@@ -783,6 +788,9 @@ class Network(NetworkBase):
             yield "replay differs", text
         for text in self._broken:
             yield "link broken", text
+        yield from self._wrongs_at_rest()
+
+    def _wrongs_at_rest(self) -> Iterator[tuple[str, str]]:
         for id, machine in self.machines.items():
             for peer, end in machine.links.ends.items() if machine is not self._hostile else ():
                 received = self.machines[peer].links.ends[id].received

@@ -441,7 +441,8 @@ class Site:
             follower.stream = None
 
     def _catch_up_s(self) -> float:
-        """Draw the time to catch up: long enough in some cases that the leader's fate is decided before."""
+        """Draw the time to catch up. In some cases it is so long that the leader is lost or confirmed
+        before."""
         return self.timing.lease_s * self.catching_up.choice((0.005, 0.005, 0.02, 0.5, 1.5))
 
     def _send(self, stream: Stream, of_leader: bool, message: Any, delay_s: float | None = None) -> None:

@@ -15,9 +15,9 @@ When a write fails, `commit` raises `JournalFailed` and the journal refuses ever
 succeeds. Committed entries stay safe; entries appended since are kept in memory and written by `try_again`,
 in a new segment, which supersedes any part that did reach the disk.
 
-Size: the entries since the last snapshot take at most `journal_bytes_max`, beside at most two
-snapshots, the spare files (as many bytes as lie between snapshots, at most) and one segment. Past that the
-journal fails as on a full disk, and goes on when a snapshot has been written.
+Size: the entries since the last snapshot take at most `journal_bytes_max`, beside at most two snapshots, the
+spare files (as many bytes as lie between snapshots, at most) and one segment. Past that the journal fails as
+on a full disk, and continues when a snapshot has been written.
 
 One process at a time can have a folder open; the folder and its files are private to their owner.
 """
@@ -126,7 +126,7 @@ class SnapshotTicket:
             self._file.write(pieces)
         except OSError as error:
             self.abandon()
-            raise JournalFailed(f"{self._file.path}: no snapshot ({_reason(error)})") from None
+            raise JournalFailed(f"{self._file.path}: cannot write the snapshot ({_reason(error)})") from None
         self.size_bytes = self._file.size_bytes
 
     def commit(self) -> None:
@@ -135,7 +135,7 @@ class SnapshotTicket:
             self._file.publish()
         except OSError as error:
             self.abandon()
-            raise JournalFailed(f"{self._file.path}: no snapshot ({_reason(error)})") from None
+            raise JournalFailed(f"{self._file.path}: cannot write the snapshot ({_reason(error)})") from None
         self._journal._snapshot_done(self)
 
     def abandon(self) -> None:
@@ -152,7 +152,7 @@ class SnapshotTicket:
             self.child = SnapshotChild(self._file, freeze)
         except OSError as error:
             self.abandon()
-            raise JournalFailed(f"{self._file.path}: no snapshot ({_reason(error)})") from None
+            raise JournalFailed(f"{self._file.path}: cannot write the snapshot ({_reason(error)})") from None
 
     def poll(self) -> SnapshotOutcome | None:
         outcome = self.child.poll() if self.child is not None else None
@@ -608,7 +608,7 @@ class Journal:
                 path.unlink()
             file.publish()
         except OSError as error:
-            raise self._fail(f"{self.folder}: no snapshot ({_reason(error)})") from None
+            raise self._fail(f"{self.folder}: cannot write the snapshot ({_reason(error)})") from None
 
     def poll_snapshot(self) -> SnapshotOutcome | None:
         """Return the outcome of a child's snapshot; None while it works, or if there is none."""

@@ -45,7 +45,7 @@ class MappedSegment:
         self._from = self._until = 0
         """The pages between these offsets are prepared."""
         self.small_end = 0
-        """Where the last record ended that was not too long for this."""
+        """End of the last record that was short enough for mapping."""
         self.head: mmap.mmap | None = None
         """Mapping of the first page, once prepared; it stays prepared."""
 

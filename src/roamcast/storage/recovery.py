@@ -7,21 +7,21 @@ The rules, in the order in which they are applied:
    first one ever.
 2. Segments follow each other without a gap, each whole up to where the next one begins. Anything
    else is damage, and refused with the file and the offset.
-3. In the last segment, what is behind the last whole record is cut, if no whole record comes after
-   it and the watermark is not beyond it: that is a commit that was torn, and was not promised. Otherwise
-   promised records are damaged or gone, and the journal is refused.
+3. In the last segment, data behind the last whole record are cut, if no whole record follows and the
+  watermark is not beyond them: this is a torn commit, which was not promised. Otherwise promised records are
+  damaged or gone, and the journal is refused.
 4. With `sync = "process"` a power loss may take promised entries at the end. Where the operating system
    has been started since they were written, the journal opens without them, and says so.
-5. Entries written with another replay number are refused: replaying them could give other results.
-   A snapshot without entries after it, as a clean stop leaves it, is good for every later version
-   that can lift its state.
+5. Entries written with another replay number are refused: replaying them could give other results. A snapshot
+  without entries after it, as a clean stop leaves it, can be opened by every later version that can lift its
+  state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 from roamcast.errors import InputError
@@ -36,6 +36,7 @@ from roamcast.storage.segments import (
     read_entries,
     read_segment_head,
     read_snapshot,
+    read_whole_part,
     scan_segment,
 )
 from roamcast.storage.snapshots import Child
@@ -119,6 +120,28 @@ def find_recoverable(folder: Path) -> Found:
         return Found(head.sequence, data, head.version, _noting(scans, notes), notes)
     scans = _chain_instead(folder, segments, 0, snapshots, notes)
     return Found(0, None, None, _noting(scans, notes), notes)
+
+
+def entries_after(folder: Path, sequence: int, last: int, bytes_max: int) -> list[bytes] | None:
+    """Return the entries after `sequence` of a journal in use that ends with `last`.
+
+    None if the oldest of them are gone, or if reading them means reading more than about `bytes_max`.
+    """
+    chain: list[tuple[Path, int]] = []
+    first = last + 1
+    for path in reversed(numbered(folder, SEGMENT_SUFFIX).values()):
+        if first <= sequence + 1:
+            break
+        chain.append((path, first))
+        first = read_segment_head(path).first
+    entries: list[bytes] = []
+    for path, end in reversed(chain):
+        scan = read_whole_part(path, end)
+        bytes_max -= scan.record_bytes
+        if bytes_max < 0:
+            return None
+        entries += islice(read_entries(scan), max(0, sequence + 1 - scan.head.first), None)
+    return entries if first <= sequence + 1 and len(entries) == last - sequence else None
 
 
 def _chain_instead(

@@ -1,8 +1,8 @@
 """Writing a snapshot, here or in a child process that has a copy of the state.
 
-The child is forked at the border of a turn, so it sees the state as it was after the last entry of
-the closed segments, however the parent goes on. It writes one file and ends without any clean-up of
-Python's or of ours; a pipe tells whether it succeeded.
+The child is forked at the border of a turn, so it sees the state after the last entry of the closed segments,
+whatever the parent does next. It writes one file and ends without any clean-up of Python's or of ours; a pipe
+tells whether it succeeded.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Files that become segments: made ahead of time, and recycled when their entries are not needed.
 
-A commit that must survive a power loss is fast only where the file system need not write metadata:
-its blocks must be allocated, and must have been written before. So a spare is filled with zeros
-once, in a thread, and used again and again; what it held before is told from what is written next by
-the marker of each segment (see segments.py).
+A commit that must survive a power loss is fast only where the file system need not write metadata: its blocks
+must be allocated, and must have been written before. So a spare is filled with zeros once, in a thread, and
+reused many times. The marker of each segment distinguishes new records from former content (see segments.py).
 """
 
 from __future__ import annotations

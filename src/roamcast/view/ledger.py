@@ -1,4 +1,4 @@
-"""Computes from a log what clients were owed, what arrived, what waited and what was lost.
+"""Computes from a log the notifications that clients were owed, that arrived, that waited and that were lost.
 
 The rules are those of the audit (docs/pipeline.md), simplified for a picture: a notification is owed to the
 clients whose settled subscriptions match it. It is lost if a broker dropped it, or if a later one of the same

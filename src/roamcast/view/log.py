@@ -81,7 +81,7 @@ def _runs_of(file: Path) -> list[str]:
             found = pc.unique(parquet.read(columns=["run"]).column("run")).to_pylist()
             return sorted(str(run) for run in found if run is not None)
     except (pa.ArrowException, OSError):
-        raise InputError(f"{file}: is no whole Parquet file (truncated or damaged)") from None
+        raise InputError(f"{file}: is not a complete Parquet file (truncated or damaged)") from None
 
 
 class RunLog:

@@ -216,9 +216,10 @@ export class Scene {
     if (this.isOnEarth) this.drawEarth(draw);
     const labels: Box[] = [];
     this.texts = [];
-    this.drawLinks(draw, labels);
+    this.drawLinks(draw);
     this.drawClients(draw);
     this.drawPredictions(draw);
+    this.drawLinkLabels(draw, labels);
     this.drawBrokers(draw, labels);
     if (this.isOnEarth) this.drawScale(draw);
   }
@@ -283,7 +284,7 @@ export class Scene {
     draw.fillText(text, left + 4, bottom - 3);
   }
 
-  private drawLinks(draw: CanvasRenderingContext2D, labels: Box[]): void {
+  private drawLinks(draw: CanvasRenderingContext2D): void {
     for (const link of this.model.links) {
       const [a, b] = [this.places.get(link.a), this.places.get(link.b)];
       if (!a || !b) continue;
@@ -298,12 +299,18 @@ export class Scene {
       draw.stroke();
       draw.setLineDash([]);
       draw.globalAlpha = 1;
+    }
+  }
+
+  private drawLinkLabels(draw: CanvasRenderingContext2D, labels: Box[]): void {
+    for (const link of this.model.links) {
+      const [a, b] = [this.places.get(link.a), this.places.get(link.b)];
       const kept = link.kept_bytes ?? 0;
-      if (kept >= KEPT_SHOWN_BYTES || !link.up) {
-        const text = [link.up ? "" : "down", kept > 0 ? `${bytes(kept)} kept` : ""].filter(Boolean).join(", ");
-        const colour = link.up ? this.colours.quiet : this.colours.bad;
-        this.label(draw, [text], { x: (from.x + to.x) / 2, y: (from.y + to.y) / 2 }, labels, 0, colour, false);
-      }
+      if (!a || !b || (link.up && kept < KEPT_SHOWN_BYTES)) continue;
+      const [from, to] = [this.onScreen(a), this.onScreen(b)];
+      const text = [link.up ? "" : "down", kept > 0 ? `${bytes(kept)} kept` : ""].filter(Boolean).join(", ");
+      const colour = link.up ? this.colours.quiet : this.colours.bad;
+      this.label(draw, [text], { x: (from.x + to.x) / 2, y: (from.y + to.y) / 2 }, labels, 0, colour, false);
     }
   }
 
@@ -492,6 +499,11 @@ export class Scene {
       if (!isFree || taken.some((one) => one.left < box.right && box.left < one.right && one.top < box.bottom && box.top < one.bottom)) continue;
       taken.push(box);
       this.texts.push(box);
+      if (!isName) {
+        // It stands on its link, whose dashes would show between the words.
+        draw.fillStyle = this.colours.map;
+        draw.fillRect(box.left, box.top, box.right - box.left, box.bottom - box.top);
+      }
       draw.textAlign = "center";
       draw.textBaseline = "top";
       draw.lineJoin = "round";

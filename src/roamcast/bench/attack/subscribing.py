@@ -39,7 +39,7 @@ def fill_50_000(target: Target) -> None:
 
 
 def subscribe_again_and_again(target: Target, name: str, subscribes: Sequence[packets.Subscribe]) -> None:
-    """Send all of these, read what comes for a second, leave, and begin anew."""
+    """Send all of these, read incoming packets for a second, leave, and begin anew."""
     for number in target.turns():
         with failures_counted(target):
             client = connected(target, f"{name}-{number}")

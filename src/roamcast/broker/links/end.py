@@ -11,9 +11,9 @@ depend on how anything was cut: a replay of the journal sends the same messages 
 What is journalled. An end is part of a broker's durable state. Its state follows from what the broker sends
 (a consequence of journalled inputs) and from the numbered frames that `receive` names in `Arrivals.durable`.
 Acknowledgements, fleeting messages, `up`, `down`, `take` and `acknowledge` need not be journalled: without
-them an end only keeps messages for longer, until the peer reports again what it has received. Hence nothing
-that is journalled may be decided by the figures (`kept_bytes`, `is_over_limit`); they are for drivers, which
-can stop reading from the source of the load.
+them an end only keeps messages for longer, until the peer reports its progress again. Hence nothing that is
+journalled may be decided by the figures (`kept_bytes`, `is_over_limit`); they are for drivers, which can stop
+reading from the source of the load.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class LinkError(Exception):
 
 
 class Resume(msgspec.Struct, frozen=True, array_like=True):
-    """First data of an end on a new connection: its identity, and how far it has received.
+    """First data of an end on a new connection: its identity, and the number of the last message that it has
+    received.
 
     An end that does not exist yet sends `Resume()`.
     """
@@ -366,8 +367,8 @@ class LinkEnd:
             )
         if not self.settled <= peer.received <= self.sent:
             return (
-                f"{self.peer} reports {peer.received} received messages: here {self.sent} were sent, and it "
-                f"has confirmed {self.settled}; one of the two journals is older than it was"
+                f"{self.peer} reports {peer.received} received messages, but {self.sent} were sent here, and "
+                f"it confirmed {self.settled} before; one of the two journals was replaced by an older one"
             )
         return ""
 
@@ -415,7 +416,8 @@ class LinkEnd:
         return untold >= self._acknowledge_every or (untold > 0 and is_much)
 
     def heartbeat(self, position: int = 0) -> bytes:
-        """Send a heartbeat with what has been journalled here, and this broker's progress."""
+        """Return a heartbeat with the number of the last message journalled here, and this broker's
+        progress."""
         self._told = self._acknowledged
         self._untold_bytes = 0
         life = wire.acknowledgement(self._acknowledged)

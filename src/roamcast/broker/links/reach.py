@@ -7,17 +7,15 @@ behind it are still members, with their state. A link that is given up cuts them
 off; they stay known until they join again or are forgotten on an operator's
 order.
 
-The overlay must never have a cycle, not even for a moment: a notification would
-go round forever. In a handshake, both ends compare the brokers they reach; if
-they have one in common, the link is refused. Two new links, made at once in
-different places, could still close a cycle that neither end can see. Hence a tree
-joins others one at a time. Its broker with the lowest id is its coordinator. Of
-two trees that a new link would join, the one with the higher coordinator asks it
-for permission, and the coordinator gives the next permission only after the link
-has joined or failed. So at any moment every tree is about to join at most one
-other tree, which has a lower coordinator, and joining never makes a coordinator
-higher: following such links never leads back. Of two links that race, the one
-whose permission comes second finds the other end within reach, and is closed.
+The overlay must never have a cycle, not even for a moment: a notification would go round forever. In a
+handshake, both ends compare the brokers they reach; if they have one in common, the link is refused. Two new
+links, made at once in different places, could still close a cycle that neither end can see. Hence a tree
+joins others one at a time. Its broker with the lowest id is its coordinator. Of two trees that a new link
+would join, the one with the higher coordinator asks it for permission, and the coordinator gives the next
+permission only after the link has joined or failed. So at any moment every tree is about to join at most one
+other tree, whose coordinator is lower, and joining never makes a coordinator higher. Links of this kind can
+therefore never form a cycle. Of two links that race, the one whose permission comes second finds the other
+end within reach, and is closed.
 
 A new link waits while its coordinator cannot be reached. If the coordinator is
 gone for good and forgotten, the next one hears from every member of its tree
@@ -258,7 +256,7 @@ class Reach:
         return min([self.id, *(one for one in self.next_hops if one not in guests)])
 
     def unfinished(self) -> list[str]:
-        """Links that have not joined yet, and what they wait for."""
+        """Links that have not joined yet, each with the reason."""
         waits_for = {"waits": "{peer} to begin", "asks": "the permission of {asked}", "begun": "the answer"}
         return [
             f"the link to {peer} waits for " + waits_for[one.phase].format(peer=peer, asked=one.asked)

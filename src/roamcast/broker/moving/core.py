@@ -158,7 +158,7 @@ class MobileCore:
             self._limits = replace(self._limits, in_flight_bytes_max=bytes_max)
 
     def take_effects(self) -> Effects:
-        """Return what is to be done since the last call."""
+        """Return the effects since the last call."""
         out, self._out = self._out, Effects()
         return out
 
@@ -272,7 +272,7 @@ class MobileCore:
         return burst.attributes if front is None else encode_attributes(front.contents(burst)[0])
 
     def route_fleeting(self, way: str, burst: Fleeting) -> None:
-        """Send a QoS 0 notification to whoever can be reached now; it is not stored."""
+        """Send a QoS 0 notification to all subscribers that can be reached now; it is not stored."""
         machine = self.machine
         peers: dict[str, None] = {}
         for subscriber in machine.matching(burst):

@@ -1,11 +1,11 @@
 """MQTT subscriptions as filters that carry all their own metadata.
 
-Every broker that moves knows the filters of every subscriber, and nothing else about it. The other data of
-a subscription (topic filter as written by the client, QoS, options, owner, time of change) is noted in the
-filter, as the condition that an attribute is absent which no notification has. The condition is always
-true, and it travels with the filter, also to a partition that lost the rest. A withdrawn subscription
-leaves a filter that matches nothing: the condition that this attribute exists. So two parts of a network
-that have known different subscriptions of a client can tell, one by one, what was changed last.
+Every broker that moves knows the filters of every subscriber, and nothing else about it. The other data of a
+subscription (topic filter as written by the client, QoS, options, owner, time of change) is noted in the
+filter, as the condition that an attribute is absent which no notification has. The condition is always true,
+and it travels with the filter, also to a partition that lost the rest. A withdrawn subscription leaves a
+filter that matches nothing: the condition that this attribute exists. So two parts of a network with
+different subscriptions of a client can compare them one by one, and keep the last change of each.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A leader, elected with heartbeats, and the tree that follows from them (Amozarrain 2.5).
 
-The leader starts a round in every period: it broadcasts a heartbeat to whoever is in reach, and everyone
-passes it on once. The neighbour from which a round comes first is the parent: the way to the leader. So all
+The leader starts a round in every period: it broadcasts a heartbeat to all brokers in reach, and every broker
+forwards it once. The neighbour from which a round comes first is the parent: the way to the leader. So all
 parents together are a tree, which follows the brokers as they move. A broker that has received no new round
-for a while becomes leader. Thus every partition has a leader, and when two meet, the leader with the lower
-id remains.
+for a while becomes leader. Thus every partition has a leader, and when two meet, the leader with the lower id
+remains.
 
 There is never a cycle of parents. A broker passes a heartbeat on only after settling its parent for that
 round. So all ancestors of a settled broker settled earlier for that round, and of two brokers in a chain

@@ -1,17 +1,18 @@
 """MFT-PubSub: brokers and clients move, crash, part and meet again (Amozarrain chapter 4).
 
-Every broker knows of every subscriber s its subscriptions, the way to it, and T(s): the timestamp of the last
-message of s that it knows of, and how many hops away s is. A broker whose parent in the tree has changed
-tells the new one with BMIG whom it brings along (C) and whom else it knows (O). The new parent compares: it
-asks for subscribers of which the other knows newer state (BQUERY), and sends its own newer state (BSUB, which
-is forwarded to everyone, like SUB). For subscribers with equal state BMIG turns the ways round, neighbour by
-neighbour, along the way on which a PUB for s would go, until it ends where the old link was. Events that met
-a dead end are stored there, and follow (REP).
+For every subscriber s, every broker knows the subscriptions, the way to s, and T(s): the timestamp of the
+last known message of s, and the distance of s in hops. When the parent of a broker in the tree changes, the
+broker sends BMIG to the new parent: it lists the subscribers behind the broker (C) and the other known
+subscribers (O). The new parent compares. It asks for the state of subscribers where the broker's state is
+newer (BQUERY), and sends its own state where that is newer (BSUB, which is forwarded to everyone, like SUB).
+For subscribers with equal state BMIG turns the ways round, neighbour by neighbour, along the way on which a
+PUB for s would go, until it ends where the old link was. Events that met a dead end are stored there, and
+follow (REP).
 
-Why nothing gets lost: at any time the ways to s lead to one place in each part of the network, where they
-end: at the broker of s, or where a link was lost. A message that turns a way round travels behind
-everything that was sent that way before, and whoever has turned it sends nothing the old way any more. So
-what is under way comes either to s, or to the old end, to which the turning message comes too.
+Why nothing gets lost: at any time all ways to s in one part of the network end at the same place: at the
+broker of s, or where a link was lost. A message that turns a way round travels behind everything that was
+sent that way before, and a broker that has turned its way sends nothing the old way any more. So an event in
+transit arrives either at s, or at the old end, where the turning message arrives after it.
 
 | document | here |
 | --- | --- |
@@ -35,14 +36,14 @@ Where the algorithms and the text leave something open, or fail (`mft_published.
 - 4.2, line 4, and 4.3, line 25, go through all timestamps and not through the routing table, or a subscriber
   that has left would be forgotten, and come back from another part of the network.
 - 4.3, line 12, compares the hops that are claimed for s, as the text says, and not those of BMIG. But any
-  claim may be wrong, also one with few hops, and if a broker in the middle contradicts, that may be wrong as
-  well and nobody else hears of it. So with the same timestamp a claim is believed, unless s is connected
-  right here; then this broker, which knows best, says so to everyone. In the example of 4.4 that is the same.
+  claim may be wrong, even one with few hops. If a broker in the middle rejects the claim, that may be wrong,
+  too, and the other brokers do not learn of it. So a claim with the same timestamp is believed, unless s is
+  connected to this broker, which then announces that to everyone. In the example of 4.4 that is the same.
 - 4.3, line 7: nothing is turned round for a subscriber of whom the sender knows more. BSUB does that.
 - 4.4, line 1: BSUB with the same timestamp is a claim like the one in BMIG, if it does not come from the
   broker of s. A broker that knows more answers, as in 4.3.
-- A subscriber that each end of a new link believes to be behind the other has no way until news of it
-  arrives.
+- If each end of a new link believes that a subscriber is behind the other end, both delete its way until they
+  learn where it is.
 - A change of subscriptions says which change came before it (`since`). A broker that missed that change asks
   for all subscriptions; a subscriber is asked with FILTERS, and sends them all as one BSUB.
 - A broker that crashed and comes back empty is a new one that migrates in; links are new ones after it.
@@ -118,7 +119,7 @@ class Bsub(Message, frozen=True):
     nowhere: bool = False
     """True if the sender does not know where the subscriber is."""
     heard: int = 0
-    """As in BMIG."""
+    """See `Bmig.heard`."""
     cause: ClassVar[Cause] = "handoff"
 
 

@@ -55,7 +55,8 @@ class MftPublished(MobileProtocol):
 
     def __init__(self, id: str, settings: MobileSettings | None = None) -> None:
         self.rows: dict[tuple[str, str], str] = {}
-        """R: (subscriber, filter) to its way. `known` has the filters, T, and one of the ways."""
+        """The document's R: the way of each subscriber and filter. `known` has the filters, T, and one of the
+        ways."""
         super().__init__(id, settings)
 
     def _restore(self) -> None:

@@ -1,10 +1,11 @@
-"""What protocols for brokers that move share: their messages, routing tables, queues, and their registry.
+"""The common part of the protocols for brokers that move: their messages, routing tables, queues and
+registry.
 
 In these protocols a broker knows its neighbours and nothing of the network behind them. For each subscriber
 it has the subscriptions and the way: the neighbour towards it. A subscriber speaks the same language as a
-broker, and its messages carry a timestamp, which the subscriber increments itself. Links are FIFO for as
-long as they last. What was on a link that is given up and was not acknowledged comes back (`link_down`,
-`detach`), and is queued for the subscribers it was meant for.
+broker, and its messages carry a timestamp, which the subscriber increments itself. Links are FIFO for as long
+as they last. Unacknowledged messages of a link that is given up come back (`link_down`, `detach`); their
+events are queued for the subscribers.
 
 `MobileProtocol` is one broker's machine. It has no clock, no socket and no source of randomness; every call
 returns an `Outcome`. A device may be broker, subscriber and publisher at once: its client roles are
@@ -154,7 +155,7 @@ class MobileProtocol:
         self.attached: dict[str, None] = {}
         """Subscribers that are connected now."""
         self.known: dict[str, Known] = {}
-        """R and T of the document."""
+        """By subscriber: its subscriptions and the way to it (R and T of the document)."""
         self.queues: dict[str, Stored] = {}
         """Q: events that could not be forwarded, by subscriber."""
         self._returned: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""A client of brokers that move: what it tells them, and what it makes of their answers (Amozarrain 4.1).
+"""A client of brokers that move: its messages to them, and how it handles their answers (Amozarrain 4.1).
 
 A subscriber increments a timestamp with every message about itself, remembers its subscriptions, and
 corrects a broker with outdated knowledge of them (FILTERS), which occurs after a partition. Published

@@ -193,7 +193,8 @@ class ClientSession:
     # --- requests of the application ---
 
     def publish(self, publish: Publish) -> tuple[int, list[Event]]:
-        """Publish this (its packet id is ignored); returns the token by which it will be acknowledged."""
+        """Publish a message; its packet id is ignored. Returns the token that its acknowledgement will
+        carry."""
         token = self.new_token()
         return token, self.publish_burst(token, publish, (publish.payload,))
 
@@ -324,6 +325,9 @@ class ClientSession:
         if self.settings.steered and publish.topic == NEXT_TOPIC and not publish.qos:
             self._events.append(Steered(publish.payload))
         else:
+            if publish.qos == 2 and self.incoming.has_taken(publish.packet_id):
+                # A copy repeats what was taken on an earlier connection, with all that came before it.
+                self._has = self._has.with_last(said_with(publish))
             self.incoming.on_publish(publish, self._out)
 
     def _on_acknowledgements(self, data: bytes, position: int) -> int:

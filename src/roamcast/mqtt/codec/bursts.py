@@ -29,8 +29,9 @@ consecutive packet ids (0 with QoS 0), and their payloads."""
 TOGETHER_MIN = 16
 TOGETHER_FIRST = 32
 TOGETHER_MAX = 8_192
-"""Frames of one size that are tried together: few at first, four times as many after each success. Data that
-only resemble a burst cost no more than the first attempt; below the minimum an attempt does not pay off."""
+"""Bounds of the number of frames of one size that are compared together: few at first, four times as many
+after each success. So data that only resemble a burst cost one attempt; with fewer frames than the minimum,
+comparing together is slower."""
 
 HEADER_BYTES = 64
 """Memory of a header beside its topic."""

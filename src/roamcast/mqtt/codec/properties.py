@@ -172,7 +172,7 @@ def block_bounds(data: bytes, at: int, end: int) -> tuple[int, int]:
         length, start = fields.read_variable(data, at, end)
         stop = start + length
     if stop > end:
-        raise malformed(f"properties of {stop - start} bytes have only {end - start} left")
+        raise malformed(f"properties of {stop - start} bytes, but only {end - start} are left")
     return start, stop
 
 

@@ -213,7 +213,7 @@ def _publish(from_client: bool, first: int, body: bytes, version: int, limits: L
     if qos == 3:
         raise malformed("a QoS of 3")
     if first & 0x08 and qos == 0:
-        raise malformed("a PUBLISH of QoS 0 says that it is a duplicate")
+        raise malformed("a PUBLISH of QoS 0 is marked as a duplicate")
     topic, _ = read_string(body, 0, len(body))
     _, packet_id, start, stop, payload = properties.split_publish(body, qos, version)
     described = properties.publish_properties(body[start:stop], from_client, limits.user_properties_max)

@@ -49,11 +49,13 @@ class Rule(msgspec.Struct, frozen=True):
     """A topic filter, or a list of them. %u stands for the user's name and %c for the client id; a rule
     that allows never fits for a name that is empty, starts with $ or contains /, + or #."""
     action: Literal["publish", "subscribe", "both", "connect"] = "both"
-    """What the client wants to do; "both" is publish and subscribe. Rules for "connect" say which client
-    ids a user may have, and have no topic: as soon as there is one, what no such rule allows is denied."""
+    """What the client wants to do; "both" is publish and subscribe. Rules for "connect" say which client ids
+    a user may have, and have no topic. If there is such a rule, every client id that none of them allows is
+    denied."""
     user: Texts = EVERYONE
     """A user's name, "certificate:NAME" for the name in a client certificate, "anonymous", or "*" for
-    everyone; or a list of them. A * inside a name stands for anything: "user:*" is whoever has a password."""
+    everyone; or a list of them. A * inside a name stands for anything: "user:*" means all users with a
+    password."""
     client: Texts = EVERYONE
     """A client id, or a list of them; * stands for anything and %u for the user's name."""
     where: str = ""
@@ -290,7 +292,7 @@ class _Topic(NamedTuple):
 
 
 class _Compiled(NamedTuple):
-    """A rule compiled as far as independent of the client."""
+    """The part of a compiled rule that does not depend on the client."""
 
     rule: Rule
     users: tuple[Callable[[Identity], bool], ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -116,7 +116,11 @@ def _deliver_marked(
 
 
 def may_be_repeated(
-    endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, is_current: bool
+    contents: Callable[[Burst], Sequence[Attributes]],
+    connection: MqttConnection,
+    session: MqttSession,
+    burst: Burst,
+    is_current: bool,
 ) -> bool:
     """True if a burst may be sent from a copy: all of it goes to the client with QoS 1 or not at all, or the
     client reports what it has received."""
@@ -126,7 +130,7 @@ def may_be_repeated(
     for part in burst.uniform():
         options = session.options(part.attributes, own)
         some = [options] if options is not None else [
-            session.options_of(one, own) for one in endpoint.contents(part)
+            session.options_of(one, own) for one in contents(part)
         ]  # fmt: skip
         if any(min(part.marks[0] & QOS, one.qos) not in (-1, 1) for one in some):
             return False
@@ -137,12 +141,12 @@ def _deliver_uniform(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int, own: bool
 ) -> int:
     key = (burst.attributes, burst.marks, own)
-    plan = session.plans.get(key)
-    if plan is None:
-        common = _common_plans(endpoint, connection, session)
-        if common is not None and session.plans is not common:
-            session.plans = common
-            plan = common.get(key)
+    is_recalled = burst.marks[0] & RETAINED
+    plan = session.plans.get(key) if not is_recalled else None
+    common = _common_plans(endpoint, connection, session) if plan is None and not is_recalled else None
+    if common is not None and session.plans is not common:
+        session.plans = common
+        plan = common.get(key)
     if plan is None:
         decision = _decision(endpoint, connection, burst)
         if decision.needs_content:
@@ -150,7 +154,7 @@ def _deliver_uniform(
         if not decision.allowed:
             _withhold(endpoint, connection, session, burst, sequence)
             return 0
-        if burst.marks[0] & RETAINED and _send_retained(endpoint, connection, session, burst, sequence):
+        if is_recalled and _send_retained(endpoint, connection, session, burst, sequence):
             return 0
         options = session.options(burst.attributes, own, _is_shared(burst))
         is_plain = connection.connect.maximum_packet_size is None and not burst.marks[0] & EXPIRY
@@ -162,7 +166,7 @@ def _deliver_uniform(
         # Bursts picked by groups are sent with other options.
         is_own_way = common is not None and _is_shared(burst)
         if (
-            is_lasting and not is_own_way
+            is_lasting and not (is_own_way or is_recalled)
             and len(burst.attributes) + len(burst.marks) <= PLAN_BYTES_KEPT_MAX
         ):  # fmt: skip
             if session.plans is NO_PLANS:
@@ -191,7 +195,7 @@ def _send_retained(
 ) -> bool:
     """Send recalled messages; False if they need a closer check.
 
-    The marks contain QoS and identifier of the subscription that requested the recall. No plan is remembered,
+    The marks contain QoS and identifier of the subscription that requested the recall. Plans are not cached,
     because the next message of the recall has another topic.
     """
     marks = burst.marks[0]
@@ -207,8 +211,10 @@ def _deliver_varied(
 ) -> int:
     """Send several topics together, if all have the same QoS and none needs a closer check."""
     plans, marks, qos = session.plans, burst.marks, -1
+    is_mute = endpoint.encoder.is_mute
     writers: list[FrameWriter] = []
-    for attributes in burst.varied:
+    # Nobody reads what a follower would write, so one look at each topic is enough there.
+    for attributes in dict.fromkeys(burst.varied) if is_mute else burst.varied:
         plan = plans.get((attributes, marks, own))
         if plan is None or plan[0] < 0 or (writers and plan[0] != qos):
             return _deliver_runs(endpoint, connection, session, burst, sequence, own)
@@ -217,12 +223,13 @@ def _deliver_varied(
     bodies = burst.bodies
     endpoint.traffic.sent[qos if sequence else 0] += burst.count
     if not qos or not sequence:
-        frames = [writer.write_one(body, 1) for writer, body in zip(writers, bodies, strict=True)]
-        connection.out.append(b"".join(frames))
+        if not is_mute:
+            frames = [writer.write_one(body, 1) for writer, body in zip(writers, bodies, strict=True)]
+            connection.out.append(b"".join(frames))
         _pass_over(endpoint, connection, session, burst, sequence)
         return 0
     runs = session.in_flight.send(burst, sequence, qos)
-    if endpoint.encoder.is_mute:
+    if is_mute:
         return 0
     ids = consecutive(*runs[0])
     if len(runs) > 1:
@@ -318,7 +325,7 @@ def _send(
 def _pass_over(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int
 ) -> None:
-    """Acknowledge on the client's behalf what it will not acknowledge."""
+    """Acknowledge notifications that the client will not acknowledge."""
     if sequence:
         connection.acknowledged(endpoint, session.in_flight.pass_over(burst, sequence))
 

@@ -361,7 +361,7 @@ class MqttSession:
         self.forget_plans()
 
     def settled(self, request: int) -> None:
-        """The core has carried a request out."""
+        """Handle that the core has finished a request."""
         if self.silent:
             self.silent = {filter: one for filter, one in self.silent.items() if one != request}
             self.forget_plans()
@@ -386,7 +386,7 @@ class MqttSession:
                 del self._filters[subscription.filter]
 
     def forget_plans(self) -> None:
-        """Decide anew how to send, after subscriptions, rules or the connection changed."""
+        """Clear the cached plans after subscriptions, rules or the connection changed."""
         self.plans = NO_PLANS  # Other sessions may share the former dict.
 
     def forget_deliveries(self) -> None:

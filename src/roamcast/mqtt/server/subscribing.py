@@ -246,7 +246,7 @@ class Subscribing:
             self._endpoint.keeper.end_recall(connection.client, former)
 
     def _withdraw(self, connection: MqttConnection, session: MqttSession, asking: Asking, name: str) -> None:
-        """Have the core withdraw the filters of a topic filter, and wait for that.
+        """Let the core withdraw the filters of a topic filter, and wait until that has settled.
 
         This includes earlier withdrawals without an answer: the core knows whether they have settled.
         """

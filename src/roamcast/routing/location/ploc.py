@@ -4,13 +4,11 @@ A distant broker learns of a move late, and its notifications arrive later still
 through notifications for any location that the client may have reached by then: ploc(x, q), all
 locations at most q steps from x.
 
-How many steps? The paper adds up the delays of the links on the way to the client,
-and divides by the time that the client stays at a location: rounded down in its
-table 4, up in figure 13. Neither is enough. What passes here now arrives one delay
-from now, and the news that are here now are one delay old: a client that stays at
-least so long at each location can take as many steps as fit into both, begun ones
-included. So the distance is that of the round trip, which is also what a broker
-can measure, and it is rounded up. The published rules can be chosen.
+How many steps? The paper adds up the delays of the links on the way to the client, and divides by the time
+that the client stays at a location: rounded down in its table 4, up in figure 13. Neither is enough. A
+notification that passes here now arrives one delay later, and the latest news of the client are one delay
+old. In both delays together, the client can take as many steps as minimum stays fit in, rounded up. So the
+round trip counts, which a broker can also measure. The published rules can be chosen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rules by which a variable of a client's own state may change in a few steps.
 
-For a location the movement graph says so. For a number, such as what a client can
-still spend, it may be enough to know how far it falls or rises in one step.
+The rules of a location are the movement graph. For a number, such as the money that a client can still spend,
+it may be enough to know how far it falls or rises in one step.
 """
 
 from __future__ import annotations

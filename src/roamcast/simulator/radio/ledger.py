@@ -56,7 +56,8 @@ class Ledger:
         """Return the figures. `delivery_rate` is a share of what was owed; the share of all publications also
         counts subscribers that no broker knew.
 
-        `stored` holds what brokers store at the end, by receiver: what has not arrived of it may still do so.
+        `stored` lists the notifications that brokers store at the end, with their receivers: these may still
+        arrive.
         """
         arrivals = list(self._arrived.values())
         waiting = len({key for key in stored if key in self._owed} - self._arrived.keys())
