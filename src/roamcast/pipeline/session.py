@@ -145,8 +145,10 @@ ROWS_PER_ARROW_BATCH = 16_384
 OPEN_COST_BYTES = 1 << 18
 ROWS_PER_PARTITION = 250_000
 PARTITIONS_MIN, PARTITIONS_MAX = 4, 1_000
-FILE_PARTITIONS = "8"
-"""Minimum parts in which files are read: two would leave one core waiting for the other."""
+PARTS_PER_CORE = 4
+"""Minimum parts in which the files of a large log are read on this machine: with one part for each core,
+cores wait for the last one.
+"""
 PARTITION_BYTES = "8m"
 """Spark joins small partitions up to this size, compressed: a row of ten bytes takes a hundred in memory."""
 
@@ -319,13 +321,14 @@ def _settings(master: str, memory_mb: int | None, small: bool, scratch: Path) ->
         settings["spark.sql.shuffle.partitions"] = "2"
     else:
         settings["spark.sql.adaptive.advisoryPartitionSizeInBytes"] = PARTITION_BYTES
-        settings["spark.sql.files.minPartitionNum"] = FILE_PARTITIONS
     for part in ("driver", "executor"):
         settings[f"spark.{part}.extraJavaOptions"] = SMALL_JAVA if small else LARGE_JAVA
     if is_on_this_machine(master):
         # Opening a file takes no time here: many small ones are read in one go.
         settings["spark.sql.files.openCostInBytes"] = str(OPEN_COST_BYTES)
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        if not small:
+            settings["spark.sql.files.minPartitionNum"] = str(PARTS_PER_CORE * (os.cpu_count() or 1))
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     return settings
 
