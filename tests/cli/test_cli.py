@@ -172,6 +172,14 @@ def test_our_own_fault_is_one_line_too(
     assert capsys.readouterr().err == line
 
 
+def test_a_package_without_a_library_of_the_system_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    why = "libstdc++.so.6: cannot open shared object file: No such file or directory"
+    error = ImportError(why, name="pyarrow.lib", path="/opt/pyarrow/lib.cpython-311-x86_64-linux-gnu.so")
+    assert run(planted(error), ["fail"]) == 2
+    line = f"roamcast: the package pyarrow cannot be loaded ({why}); install that library\n"
+    assert capsys.readouterr().err == line
+
+
 def test_our_own_fault_shows_its_traceback_when_asked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
