@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from msgspec.structs import replace
 
 from roamcast.broker.core import BrokerCore, CoreSettings
 from roamcast.broker.links.border import Border
@@ -14,12 +17,14 @@ from roamcast.broker.shared_messages import GroupJoin, GroupOver
 from roamcast.filters.selector import parse, parse_subscription
 from roamcast.mobility import find_protocol
 from roamcast.mobility.multi_hop_handoff import SubMigration
+from roamcast.mobility.proactive_messages import ActivateCopy
 from roamcast.protocol.codec import message_types
 from roamcast.protocol.effects import Attached, OverlayChanged, Received
 from roamcast.protocol.messages import AttachRequest as Request
 from roamcast.protocol.messages import Grant, Hello, Locate, Located, Relayed, Settled, Update
 from roamcast.protocol.notification import Burst, Fleeting, Message, decode_attributes, encode_attributes
 from roamcast.protocol.session import Session
+from roamcast.protocol.whereabouts import InZone, Pace, Place
 
 
 @pytest.mark.parametrize(
@@ -92,8 +97,10 @@ def test_only_subscriptions_to_what_may_come_are_told() -> None:
 class Here:
     """Broker a with peer b, and peer g behind whom is h; it says what passes."""
 
-    def __init__(self, rules: PeerRules, others: PeerRules | None = None) -> None:
-        self.core = BrokerCore("a", find_protocol("multi_hop_handoff"), CoreSettings())
+    def __init__(
+        self, rules: PeerRules, others: PeerRules | None = None, protocol: str = "multi_hop_handoff"
+    ) -> None:
+        self.core = BrokerCore("a", find_protocol(protocol), CoreSettings())
         self.core.serve(Retain, lambda sender, message: None)
         self.reach = Reach("a")
         hops = {"b": "b", "g": "g", "h": "g"}
@@ -188,11 +195,60 @@ def test_an_asker_behind_a_guest_hears_that_a_session_is_not_for_it() -> None:
         (Claims("g", ("a",), (Claim("c", "g", (1.0, "g"), 1, -1),), is_last=True), "form"),
         (Reaches(), "area"),
         (Relayed("h", "nobody", Grant(Session("c"))), "form"),
-        (Relayed("h", "a", SubMigration(Session("c"), "a", 1, (), 0, Update())), "form"),
+        (Relayed("h", "a", SubMigration(Session("c", last_broker="h"), "a", 1, (), 0, Update())), "form"),
     ],
 )
 def test_a_member_speaks_only_for_itself_and_those_behind_it(message: Message, reason: str) -> None:
     assert Here(PeerRules()).reason(message) == reason
+
+
+def arriving(**said: Any) -> SubMigration:
+    return SubMigration(Session("c", 3, last_broker="g", **said), "a", 0, (), 0, Update())
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"last_broker": ""}, "holder"),
+        ({"last_broker": "a"}, "holder"),
+        ({"deferred": [(1, "Subscribe", "(")]}, "form"),
+        ({"deferred": [(1, "Move", "{")]}, "form"),
+        ({"deferred": [(1, "Jump", "")]}, "form"),
+        ({"deferred": [(-1, "Unsubscribe", "TRUE")]}, "form"),
+        ({"subscriptions": {"TRUE": float("nan")}}, "form"),
+        ({"places": {"location": Place("x", None, float("inf"))}}, "form"),
+        ({"paces": {"location": Pace(float("nan"))}}, "form"),
+        ({"zones": {"z": InZone(float("inf"))}}, "form"),
+        ({"begun": (float("nan"), "g")}, "form"),
+        ({"copied": -1}, "form"),
+        ({"owed": (published("t", count=2),)}, "form"),
+    ],
+)
+def test_a_session_is_refused_that_no_broker_would_send(said: dict[str, Any], reason: str) -> None:
+    assert Here(PeerRules()).admit(arriving()) is not None
+    message = arriving()
+    assert Here(PeerRules()).reason(replace(message, session=replace(message.session, **said))) == reason
+
+
+@pytest.mark.parametrize("protocol", ["reactive", "proactive", "relocation", "phoenix"])
+def test_a_session_with_luggage_that_the_protocol_cannot_read_is_refused(protocol: str) -> None:
+    core = BrokerCore("a", find_protocol(protocol), CoreSettings())
+    assert not core.can_unpack(Session("c", luggage=b"\xc1"))
+
+
+def test_what_a_session_brings_along_is_judged_like_what_comes_for_it() -> None:
+    here = Here(PeerRules(imports=("cars/#",), clients=("*",)))
+    came = here.admit(arriving(owed=(published("cars/1"), published("secret"))))
+    assert isinstance(came, SubMigration)
+    passed, withheld = came.session.owed
+    assert (passed.bodies, passed.attributes) == ((b"",), encode_attributes({"topic": "cars/1"}))
+    assert decode_attributes(withheld.attributes) == {"topic": "$withheld"}
+
+
+def test_subscriptions_that_a_message_names_are_readable() -> None:
+    here = Here(PeerRules(), protocol="proactive")
+    assert here.admit(ActivateCopy("c", 1, 1, 0, {"x = 1": 1.0}, (), False)) is not None
+    assert here.reason(ActivateCopy("c", 1, 1, 0, {"(": 1.0}, (), False)) == "form"
 
 
 def test_messages_are_counted_as_they_are_not_as_the_peer_says() -> None:
@@ -214,6 +270,19 @@ def test_a_guest_has_client_ids_of_its_own(guest: str) -> None:
         came = here.admit(burst)
         assert isinstance(came, Burst)
         assert came.publisher == f"g/{guest}"
+
+
+@pytest.mark.parametrize(
+    ("client", "is_reserved"),
+    [
+        ("$broker/a", True), ("$share/x/t", True), ("$x", False), ("x/1", False), ("b/1", False),
+        ("g", False), ("g/1", True), ("g/train-1", False), ("h/1", True),
+    ],
+)  # fmt: skip
+def test_no_client_has_a_name_that_stands_for_something_else(client: str, is_reserved: bool) -> None:
+    """g is a guest that may speak for some clients whose names happen to start with its own."""
+    here = Here(PeerRules(clients=("g/train-*",)))
+    assert here.border.reserves(client) == is_reserved
 
 
 def test_a_client_id_of_a_member_may_start_with_a_dollar() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.broker.world import World
 
 from roamcast.broker.settings import MachineSettings
-from roamcast.mqtt.server.endpoint import EndpointSettings
+from roamcast.mqtt.server.settings import EndpointSettings
 
 MEET_S = 5.0
 LOCATE_S = 2.0

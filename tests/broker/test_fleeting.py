@@ -8,7 +8,8 @@ import pytest
 from tests.broker.world import World
 
 from roamcast.broker.announcing import Announce, Announcements
-from roamcast.broker.core import BrokerCore, CoreSettings, UnjournalledEffect
+from roamcast.broker.core import BrokerCore, CoreSettings
+from roamcast.broker.core_services import UnjournalledEffect
 from roamcast.broker.links.end import LinkEnd, LinkError, Resume
 from roamcast.broker.links.frames import fleeting
 from roamcast.broker.shared_messages import GroupDeliver

@@ -20,7 +20,7 @@ from roamcast.broker.inputs import (
     MachineInput,
 )
 from roamcast.broker.settings import MachineSettings
-from roamcast.mqtt.server.endpoint import EndpointSettings
+from roamcast.mqtt.server.settings import EndpointSettings
 
 LOCATE_TIMEOUT_S = 5.0
 

@@ -16,8 +16,8 @@ from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.user_properties import DESTINATION
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import AccessRules, Grants, Identity, Rule
-from roamcast.mqtt.server.endpoint import EndpointSettings
 from roamcast.mqtt.server.sessions import Subscription, subscription_bytes
+from roamcast.mqtt.server.settings import EndpointSettings
 from roamcast.mqtt.server.welcoming import will_bytes
 from roamcast.protocol.owners import is_same, site_name, site_of, vouches
 

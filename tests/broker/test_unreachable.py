@@ -4,7 +4,7 @@ from tests.broker.world import World
 
 from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.settings import MachineSettings
-from roamcast.mqtt.server.endpoint import EndpointSettings
+from roamcast.mqtt.server.settings import EndpointSettings
 
 
 def world_with(serves: bool) -> World:

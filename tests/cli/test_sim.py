@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from tests.cli.commands import Command
+from tests.lab.test_sweep import CLOCK_KEYS
 
 from roamcast.cli import build_app, run, sim
 from roamcast.errors import InputError
-from roamcast.lab.summary import CLOCK_KEYS
 from roamcast.records.parquet import LogWriter, read_log
 from roamcast.simulator.network import NetworkSettings
 from roamcast.simulator.scenario import Scenario

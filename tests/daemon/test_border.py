@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.daemon.bad_peer import BadPeer
 from tests.daemon.brokers import BrokerProcess, MqttClient, free_port, roamcast, roamcast_json, wait_until
+from tests.net.certificates import Authority
 
 from roamcast.broker.links.reach import Reaches
 from roamcast.broker.retained import Retain
+from roamcast.broker.shared_messages import GroupJoin
 from roamcast.filters.selector import parse_subscription
 from roamcast.mobility.multi_hop_handoff import SubMigration
 from roamcast.mqtt.server.access import ANONYMOUS
+from roamcast.mqtt.server.in_flight import PackedInFlight
+from roamcast.mqtt.server.sessions import NamedCapsule, Subscription
 from roamcast.protocol.messages import AttachRequest, Relayed, Update
 from roamcast.protocol.notification import Burst, Fleeting, Message, encode_attributes
 from roamcast.protocol.session import Session
@@ -35,6 +42,21 @@ def burst(
 
 def fleeting(topic: str, publisher: str = "x", body: bytes = b"forged") -> Fleeting:
     return Fleeting(publisher, 0, 0, encode_attributes({"topic": topic}), 0.0, (body,), 1, QOS_0)
+
+
+def malformed_sessions(client: str) -> list[Session]:
+    """Sessions of which a part would end the broker that acts on it."""
+    group = Subscription("$share/g/x", "no selector (", 1, False, False, None, "g")
+    capsules = (
+        NamedCapsule(60, [group], PackedInFlight(), []),
+        NamedCapsule(60, [], PackedInFlight(next_id=70_000), []),
+        NamedCapsule(60, [], PackedInFlight(), [], will_at=float("nan")),
+    )
+    deferred = Session(client, 9, last_broker="e", deferred=[(1, "Subscribe", "no selector (")])
+    return [
+        deferred,
+        *(Session(client, 9, last_broker="e", capsule=msgspec.msgpack.encode(one)) for one in capsules),
+    ]
 
 
 def refused(broker: BrokerProcess, peer: str) -> dict[str, int]:
@@ -118,6 +140,8 @@ def test_a_peer_cannot_speak_for_clients_and_brokers_of_this_side(
             Retain("news", 1e9, 0, "c", 1e9, QOS_1, b"forged"),
             Reaches(forgotten=("c",)),
             Reaches(forgotten=("a",)),
+            GroupJoin("g", "no selector (", "reader", "e", True, False),
+            msgspec.structs.replace(burst("news", "x"), count=1 << 62),
         ]
         bad.send(forged)
         bad.send([burst("news", "somebody at e", body=b"allowed")])
@@ -126,7 +150,9 @@ def test_a_peer_cannot_speak_for_clients_and_brokers_of_this_side(
         assert own == [("news", b"honest"), ("news", b"allowed")]
         assert not any(payload == b"forged" for _, payload in reader.messages)
         assert not reader.disconnects, "its session was not taken"
-        for reason, count in (("topic", 2), ("publisher", 3), ("source", 4), ("holder", 1), ("forget", 2)):
+        for reason, count in (
+            ("topic", 2), ("publisher", 3), ("source", 4), ("holder", 1), ("forget", 2), ("form", 2)
+        ):  # fmt: skip
             wait_refused(a, "e", reason, count)
         a.wait_for_link("c")
         writer.publish("news", b"still")
@@ -136,7 +162,7 @@ def test_a_peer_cannot_speak_for_clients_and_brokers_of_this_side(
         other.subscribe("news")
         writer.publish("news", b"to c")
         other.wait_for_messages(1)
-        a.wait_for("refused 3 of what e sent: messages in the name of clients or brokers of this side")
+        a.wait_for(r"refused \d+ messages from e: messages in the name of clients or brokers of this side")
         assert (
             "messages on topics that it may not send"
             in roamcast("broker", "status", "--data", str(a.data)).stdout
@@ -166,12 +192,15 @@ def test_a_guest_gets_only_its_topics_and_moves_only_its_clients(tmp_path: Path)
                 everything,
                 AttachRequest("reader", "e", 7, -1, {}, owner=ANONYMOUS),
                 burst("plans", "x"),
-                burst("yard/gate", "reader", number=99, body=b"named"),
+                # Its own client has the id of one of this side.
+                burst("yard/gate", "reader", number=99, incarnation=1 << 60, body=b"named"),
+                *(SubMigration(one, "a", 0, (), 0, Update()) for one in malformed_sessions("guest-2")),
                 AttachRequest("guest-1", "e", 7, -1, {}, owner=ANONYMOUS),
             ]
         )
         wait_refused(a, "e", "client")
         wait_refused(a, "e", "topic")
+        wait_refused(a, "e", "form", len(malformed_sessions("")))
         wait_until(lambda: "guest-1" in bad.site.broker.sessions, lambda: f"{bad.site.border.refused}")
         reader.publish("plans", b"ours")
         reader.publish("yard/gate", b"open")
@@ -179,6 +208,7 @@ def test_a_guest_gets_only_its_topics_and_moves_only_its_clients(tmp_path: Path)
         assert reader.messages == [("yard/gate", b"named"), ("plans", b"ours"), ("yard/gate", b"open")]
         assert not reader.disconnects
         assert "reader" not in bad.site.broker.sessions
+        assert a.metric("roamcast_fail_stops_total") == 0
 
 
 # --- 3: a secret that is replaced ---
@@ -263,3 +293,36 @@ def test_a_changed_byte_on_a_plain_link_is_noticed_and_the_message_arrives_as_it
         assert forger.changed == 1
         assert reader.messages == [("orders", b"pay 100 to alice")]
         a.wait_for("the link to b is down: received data was changed, omitted, repeated or moved on its way")
+
+
+def test_another_certificate_of_the_authority_is_refused_and_a_revoked_one_ends_its_link(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path)
+    (tmp_path / "stolen").mkdir()
+    elsewhere = Authority.__new__(Authority)
+    elsewhere.__dict__ |= {**authority.__dict__, "folder": tmp_path / "stolen"}
+    own, port = {id: authority.sign(id, dns=(id,)) for id in "ab"}, free_port()
+    stolen = elsewhere.sign("b", dns=("b",))
+    crl = authority.revoke()
+
+    def tls(files: tuple[str, str], *more: str) -> tuple[str, ...]:
+        named = {"tls": "true", "certificate": files[0], "key": files[1], "ca": authority.path}
+        return (LISTED, *(f"link.{key}={value}" for key, value in named.items()), *more)
+
+    der = ssl.PEM_cert_to_DER_cert(Path(own["b"][0]).read_text())
+    pin = f"peer.0.certificate_sha256={hashlib.sha256(der).hexdigest()}"
+    with ExitStack() as stack:
+        settings = tls(own["a"], pin, f"link.crl={crl}")
+        a = BrokerProcess(tmp_path, "a", *settings, link_port=port, peers={"b": 0}, secret="")
+        stack.callback(a.stop)
+        (tmp_path / "x").mkdir()
+        x = BrokerProcess(tmp_path / "x", "b", *tls(stolen), peers={"a": port}, secret="")
+        x.wait_for("no link with a at .*certificate")
+        x.kill()
+        b = BrokerProcess(tmp_path, "b", *tls(own["b"]), peers={"a": port}, secret="")
+        stack.callback(b.stop)
+        a.wait_for_link("b")
+        assert authority.revoke(own["b"][0]) == crl
+        os.kill(a.process.pid, signal.SIGHUP)
+        a.wait_for("the link to b is down: .*certificate")

@@ -42,7 +42,7 @@ from roamcast.errors import InputError
 from roamcast.mqtt.codec.packets import Auth, Connect, Publish, Subscribe, SubscriptionEntry
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
-from roamcast.mqtt.server.endpoint import EndpointSettings
+from roamcast.mqtt.server.settings import EndpointSettings
 from roamcast.mqtt.server.traffic import Note
 from roamcast.protocol.effects import Input
 from roamcast.protocol.messages import Settled
@@ -163,7 +163,7 @@ def test_what_comes_after_a_pause_is_dealt_with_at_once_and_the_rest_together(
     assert asyncio.run(run()) == [1, 2, 2, 2, 2, 2, 3]
 
 
-@pytest.mark.parametrize(("window", "waits"), [(16, True), (1, False)])
+@pytest.mark.parametrize(("window", "waits"), [(16, True), (3, False), (1, False)])
 def test_a_lone_acknowledgement_waits_for_another_turn_if_nothing_follows_from_it(
     monkeypatch: pytest.MonkeyPatch, window: int, waits: bool
 ) -> None:
@@ -196,6 +196,39 @@ def test_a_lone_acknowledgement_waits_for_another_turn_if_nothing_follows_from_i
                 await asyncio.sleep(0.001)
 
     asyncio.run(run())
+
+
+def test_a_message_that_comes_alone_does_not_wait_for_acknowledgements_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_module, "PAUSE_S", DEADLINE_S)
+    monkeypatch.setattr(engine_module, "ACKNOWLEDGED_S", 10 * DEADLINE_S)
+    settings = MachineSettings("a", broker=CoreSettings(), endpoint=EndpointSettings())
+    subscribe = write(Subscribe(1, (SubscriptionEntry("t", 1),)), 5)
+
+    async def run() -> list[int]:
+        site = BrokerMachine(settings)
+        engine = Engine(site, None, Nowhere())
+        clients = [(1, "c"), (2, "d")]
+        for item in (Started(settings), *(arrival(*one) for one in clients), ClientFrames(1, subscribe)):
+            engine.push(item)
+        engine.turn()
+        for _ in range(2):
+            engine.push(publish(2, "t"))
+            engine.turn()
+        in_flight = site.endpoint.sessions["c"].in_flight
+        counts, later_s = [in_flight.count], time.monotonic() + 2 * DEADLINE_S
+        for number in (1, 2):
+            engine.take(ClientFrames(1, b"\x40\x02\0" + bytes((number,))), time.monotonic())
+        engine.take(publish(2, "t"), later_s)
+        counts.append(in_flight.count)
+        # Over one connection the order stays.
+        engine.take(publish(1, "elsewhere"), later_s)
+        counts.append(in_flight.count)
+        engine.stop()
+        return counts
+
+    assert asyncio.run(run()) == [2, 3, 1]
 
 
 async def turn(engine: Engine, item: MachineInput, happened: Callable[[], bool]) -> None:

@@ -202,6 +202,41 @@ def test_a_session_meets_the_rules_of_the_broker_it_roams_to(pair: Pair) -> None
     assert payloads(alice.take(1)) == [b"three"], "it comes back where it is allowed"
 
 
+@pytest.mark.slow
+def test_a_reload_narrows_everything_that_a_session_gets_where_it_has_roamed(pair: Pair) -> None:
+    a, b = pair.start(REALM, REALM)
+    will = packets.Will("secret/will", b"gone", 1)
+    bob, watcher = a.log_in("desk", "bob"), a.log_in("watcher", "bob")
+    watcher.subscribe("secret/will", qos=1)
+    bob.publish("secret/kept", b"kept", qos=1, retain=True)
+    alice = a.log_in("phone", "alice", will=will)
+    alice.subscribe("#", qos=1)
+    alice.subscribe("$share/g/secret/shared", qos=1)
+    assert payloads(alice.take(1)) == [b"kept"]
+    alice.leave()
+    alice, mate = b.log_in("phone", "alice", will=will), b.log_in("tablet", "bob")
+    assert alice.connack.session_present
+    mate.subscribe("$share/g/secret/shared", qos=1)
+    asked_at = b.reload(REALM + NO_SECRETS)
+    bob.publish("secret/live", b"denied", qos=1)
+    for number in range(4):
+        bob.publish("secret/shared", b"%d" % number, qos=1)
+    bob.publish("open", b"after", qos=1)
+    assert payloads(alice.take(1)) == [b"after"]
+    assert payloads(mate.take(4)) == [b"0", b"1", b"2", b"3"], "the group leaves her out"
+    assert time.monotonic() - asked_at < EFFECT_S_MAX
+    # What is retained or queued for her is judged as well, and so is what she leaves behind.
+    assert alice.subscribe("secret/kept", "+/kept") == (Reason.NOT_AUTHORIZED,) * 2
+    alice.close()
+    b.wait_for("client phone .*was denied: its will to secret/will")
+    bob.publish("secret/queued", b"denied", qos=1)
+    bob.publish("secret/will", b"no will came", qos=1)
+    assert payloads(watcher.take(1)) == [b"no will came"]
+    alice = b.log_in("phone", "alice")
+    bob.publish("open", b"again", qos=1)
+    assert payloads(alice.take(1)) == [b"again"]
+
+
 def test_a_user_of_the_same_name_elsewhere_does_not_get_the_session(pair: Pair) -> None:
     a, b = pair.start("", "")
     alice = a.log_in("phone", "alice")
@@ -307,6 +342,22 @@ def test_one_user_cannot_have_all_sessions(tmp_path: Path) -> None:
             assert bob.connack.reason is Reason.SUCCESS
     finally:
         site.stop()
+
+
+@pytest.mark.slow
+def test_a_broker_applies_its_bound_to_sessions_that_are_pushed_to_it(pair: Pair) -> None:
+    bound = REALM + "[quotas]\nsessions_per_user_max = 3\n"
+    a, b = pair.start(bound, bound)
+    for number in range(6):
+        with a.log_in(f"c{number}", "alice") as pushed:
+            pushed.subscribe("t", qos=1)
+            goes = (("roamcast-destination", "b"),)
+            pushed.send(packets.Disconnect(Reason.NORMAL_DISCONNECTION, user_properties=goes))
+            pushed.end()
+    for number in (3, 4, 5):
+        b.wait_for(f"client c{number} ended .*too many sessions of @fleet/user:alice")
+    with b.log_in("desk", "bob") as bob:
+        assert bob.connack.reason is Reason.SUCCESS
 
 
 def test_an_auth_that_nobody_asked_for_is_refused(site: Site) -> None:

@@ -15,7 +15,7 @@ def test_the_exact_claims_hold(run: type) -> None:
 
 
 def test_another_message_list_would_not_hold() -> None:
-    text = amozarrain.MESSAGES_OF_A4.replace("h 1", "h 2")
+    text = amozarrain.A4.paper.replace("h 1", "h 2")
     outcome = amozarrain.judge_migration(replace(amozarrain.A4, paper=text), amozarrain.SIMPLE, "mft")
     assert not outcome.holds
     assert "the messages differ" in outcome.note

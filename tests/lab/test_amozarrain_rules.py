@@ -6,11 +6,12 @@ import pytest
 
 from roamcast.lab.amozarrain_rules import (
     APPROACHES,
+    R21,
+    R22,
+    R24,
     TREES,
     RuleJob,
-    judge_r21,
-    judge_r22,
-    judge_r24,
+    judge,
     measure_approach,
     measure_backbone,
 )
@@ -38,8 +39,8 @@ def rows_of(rules: tuple[str, ...], *values: list[float]) -> list[Row]:
 def test_the_claims_can_hold_and_fail(first: list[float], second: list[float], more: bool | None) -> None:
     fewer = None if more is None else not more
     approaches = rows_of(APPROACHES, first, second)
-    assert (judge_r21(approaches).holds, judge_r22(approaches).holds) == (more, fewer)
-    assert judge_r24(rows_of(tuple(TREES), first, second)).holds is fewer
+    assert (judge(R21, approaches).holds, judge(R22, approaches).holds) == (more, fewer)
+    assert judge(R24, rows_of(TREES, first, second)).holds is fewer
 
 
 def test_slow_and_fast_brokers_are_counted_apart() -> None:

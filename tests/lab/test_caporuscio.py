@@ -11,8 +11,14 @@ from roamcast.bench.foreign_brokers import missing
 from roamcast.bench.processes import BenchFailed
 from roamcast.lab import caporuscio
 from roamcast.lab import caporuscio_figures as pictures
-from roamcast.lab.caporuscio import basic_outcome, fits, none_outcome, ping_trips, short, table3
-from roamcast.lab.caporuscio_judges import explain_duplicates, judge_duplicates, judge_slow
+from roamcast.lab.caporuscio import C1, C2, fits, ping_trips, short, table3
+from roamcast.lab.caporuscio_judges import (
+    explain_duplicates,
+    judge_basic,
+    judge_duplicates,
+    judge_none,
+    judge_slow,
+)
 from roamcast.lab.caporuscio_runs import Trip, batches, filters_of
 from roamcast.lab.caporuscio_size import sizes
 from roamcast.lab.report import drawn
@@ -46,11 +52,11 @@ def test_the_slow_link_carries_what_is_let_over_it() -> None:
 
 
 def test_without_the_service_all_must_be_lost() -> None:
-    found = none_outcome([row(option="none", lost=20, lost_away=20)] * 10, [])
+    found = judge_none(C1, [row(option="none", lost=20, lost_away=20)] * 10, [])
     assert found.holds is True
     # Ten trips without an arrival do not show that there is never one, only that it is rare.
     assert found.figures["nats"]["share of such trips, upper bound of the estimate"] == 0.308  # type: ignore[index]
-    outcome = none_outcome([row(option="none", lost=19, lost_away=19)], ["rabbits are not installed"])
+    outcome = judge_none(C1, [row(option="none", lost=19, lost_away=19)], ["rabbits are not installed"])
     assert outcome.holds is False
     assert (
         outcome.note
@@ -68,7 +74,7 @@ def test_without_the_service_all_must_be_lost() -> None:
 def test_the_basic_service_may_lose_little_and_on_flooding_systems_nothing(
     system: str, lost: tuple[int, ...], holds: bool | None
 ) -> None:
-    assert basic_outcome([row(system=system, lost=count) for count in lost], []).holds is holds
+    assert judge_basic(C2, [row(system=system, lost=count) for count in lost], []).holds is holds
 
 
 def test_one_loss_in_many_trips_with_ping_is_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from roamcast.lab.claims_page import NOT_RUN, PARTS, ROWS_MAX, ClaimsPage
-from roamcast.lab.experiment import Claim, Experiment, Findings, in_settings
+from roamcast.lab.experiment import Claim, Experiment, Findings
 from roamcast.lab.sweep import Sweep
 
 G2, G10 = (Claim(id, "order", "more | less", "more") for id in ("G2", "G10"))
@@ -17,7 +17,7 @@ def run(quick: bool, sweep: Sweep) -> Findings:
     def draw(figure: Figure) -> None:
         figure.subplots().plot([1, 2], [3, 4])
 
-    both = in_settings(
+    both = G10.in_settings(
         {"theirs": G10.outcome(True, {"x": 1}), "ours": G10.outcome(False, {"x": 2}, "too small")}
     )
     tables = {"table 3, top": [{"a": 1}], "runs": [{"a": n} for n in range(ROWS_MAX + 1)]}

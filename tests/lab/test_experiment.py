@@ -18,8 +18,8 @@ from roamcast.lab.experiment import (
     Experiment,
     Findings,
     as_row,
+    checks,
     conduct,
-    register,
     select,
 )
 from roamcast.lab.report import write_findings, write_table
@@ -70,12 +70,12 @@ def test_a_claim_is_what_its_parts_are_and_its_note_names_first_those_that_do_no
 
 
 def test_no_id_means_two_things() -> None:
-    register(ADDING)
+    checks("adding", "adding up", X1, X2)(add)
     with pytest.raises(InputError, match="the id 'X2' is taken"):
-        register(Experiment("again", "", (X2,), add))
+        checks("again", "", X2)(add)
     with pytest.raises(InputError, match="the id 'adding' is taken"):
-        register(Experiment("adding", "", (), add))
-    assert experiments()[-1] is ADDING
+        checks("adding", "")(add)
+    assert experiments()[-1] == ADDING
 
 
 def test_every_claim_of_the_catalogue_has_words() -> None:

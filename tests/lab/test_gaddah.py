@@ -413,6 +413,13 @@ def test_r7_fails_if_another_pair_is_nearer() -> None:
     assert gaddah_movement.judge_r7(table[:2]).holds is None
 
 
+def test_the_calibration_has_a_row_for_each_pair_that_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = [replace(TINY, protocol=DURABLE, subscribers=10, costs=one) for one in (CALIBRATED[0], THESIS)]
+    monkeypatch.setattr(gaddah_movement, "calibration_jobs", lambda quick: tried)
+    (table,) = gaddah_movement.calibration(True, Sweep(1)).tables.values()
+    assert [(row["message_bytes"], row["frozen"]) for row in table] == [(4_000, False), (6_000, True)]
+
+
 def foretold(movement: str, **changed: float) -> Row:
     brokers = {broker: (100.0, changed.get(broker, 102.0)) for broker in BROKERS}
     totals = (sum(pair[at] for pair in brokers.values()) for at in (0, 1))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from roamcast.cli import build_app, run
-from roamcast.lab.learned_neighbours import LEARNED, ONLINE, GivenTrace, GraphJob, given_trace, jobs, replay
+from roamcast.lab.learned_neighbours import LEARNED, ONLINE, PUBLISHES, GraphJob, given_trace, jobs, replay
+from roamcast.lab.measure import GivenTrace
 from roamcast.simulator.trace_generator import TraceSettings, generate_trace, write_trace
 
 SIDE = 3
@@ -26,8 +27,8 @@ def trace(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_a_given_trace_is_cut_learned_from_and_replayed(trace: tuple[Path, Path]) -> None:
     given = given_trace(*trace)
-    assert given.clients == 8
-    assert 0.6 * 20_000 < given.cut_s < 0.8 * 20_000
+    assert given.publish_every_s == pytest.approx(8 * given.span_s / PUBLISHES)
+    assert 0.6 * 20_000 < given.from_s < 0.8 * 20_000
     rows = {graph: replay(GraphJob(graph, 2, 1, False, 1.0, given)) for graph in (ONLINE, LEARNED)}
     assert rows[ONLINE]["moves"] == rows[LEARNED]["moves"] > 20
     for row in rows.values():
@@ -37,7 +38,7 @@ def test_a_given_trace_is_cut_learned_from_and_replayed(trace: tuple[Path, Path]
 
 
 def test_of_a_given_trace_there_is_but_one() -> None:
-    given = GivenTrace("trace.csv", "overlay.txt", 100.0, 5)
+    given = GivenTrace("trace.csv", "overlay.txt", 70.0, 30.0, 5, 0.5, 1.0)
     assert {job.seed for job in jobs(False, given)} == {1}
     assert {job.given for job in jobs(False, given)} == {given}
     assert {job.seed for job in jobs(False)} == {1, 2, 3}

@@ -86,7 +86,7 @@ def test_a_copy_takes_the_place_of_the_queue_that_was_left_behind() -> None:
 
 
 def test_a_client_that_left_unnoticed_finds_a_copy_where_copies_begin_early() -> None:
-    story = EXPECTED.replace("at 3.0 m leave\n", "").replace('at 4.0 p publish {"x": 1}\n', "")
+    story = EXPECTED.replace("at 3.0 m leave\n", "").replace("at 4.0 p", "at 4.79 p")
     story = story.replace("at 6.0", "at 4.955").replace("link 0.1", "link 0.1\ncopies_after_s 2\nnotice 60")
     run = parse_story(story).run()
     assert figures_of(run)["served"] == 1
@@ -95,7 +95,12 @@ def test_a_client_that_left_unnoticed_finds_a_copy_where_copies_begin_early() ->
 
 def test_what_is_too_large_is_not_copied() -> None:
     story = EXPECTED.replace("link 0.1", "link 0.1\ncopy_bytes_max 1")
-    assert figures_of(parse_story(story).run()) == {"miss": 2, "copies": 1, "recalled": 1}
+    assert figures_of(parse_story(story).run()) == {"miss": 2}
+
+
+def test_a_client_for_whom_nothing_waits_has_no_copies() -> None:
+    story = EXPECTED.replace('at 4.0 p publish {"x": 1}\n', "")
+    assert figures_of(parse_story(story).run()) == {"miss": 2}
 
 
 def test_a_copy_has_the_head_of_a_long_queue_and_the_rest_is_pulled() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Connack, Disconnect, Packet, Publish, PublishProperties
 from roamcast.mqtt.codec.reading import cut, parse
 from roamcast.mqtt.codec.reasons import Reason
+from roamcast.mqtt.codec.user_properties import HAS
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.identities import NotificationIdentity, split_identity
 
@@ -186,6 +188,29 @@ def test_a_publish_is_acknowledged_only_where_it_was_sent() -> None:
     script.tell(*again)
     assert script.said() == [packets.Puback(1), packets.Pubrec(2)]
     assert not len(script.session.incoming)
+
+
+def test_what_was_taken_before_a_copy_repeats_it_counts_as_taken() -> None:
+    """The copy does not count in the end, and its packet ids are void then: this must not come again."""
+
+    def fresh(packet_id: int, qos: int) -> Publish:
+        return Publish("t", str(packet_id).encode(), qos, packet_id=packet_id)
+
+    def from_copy(packet_id: int, qos: int) -> Publish:
+        said = PublishProperties(user_properties=((HAS, f"session {packet_id}"),))
+        return msgspec.structs.replace(fresh(packet_id, qos), dup=True, properties=said)
+
+    script = Script(says_what_it_has=True)
+    script.begin(Connack(True, user_properties=((HAS, "first"),)))
+    script.tell(fresh(1, 1), fresh(2, 2))
+    assert [script.session.take().payload for _ in range(2)] == [b"1", b"2"]
+    script.begin(Connack(True, user_properties=((HAS, "second"),)))
+    script.tell(from_copy(1, 1), from_copy(2, 2))
+    assert [script.session.take().payload for _ in range(len(script.session.incoming))] == [b"1"]
+    script.session.begin(0.0)
+    (connect,) = script.said()
+    assert isinstance(connect, packets.Connect)
+    assert dict(connect.user_properties)[HAS] == "second session 2"
 
 
 def test_another_process_leaves_packet_ids_behind() -> None:

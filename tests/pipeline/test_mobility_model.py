@@ -14,7 +14,7 @@ from roamcast.mobility.neighbour_graph import parse_graph
 from roamcast.mobility.prediction import Predictor
 from roamcast.models.next_broker import count_moves, learned_document
 from roamcast.models.residence import exponential_test
-from roamcast.pipeline.mobility_figures import save_figures
+from roamcast.pipeline.figures import save_figures
 from roamcast.pipeline.mobility_model import (
     ModelSettings,
     contexts,

@@ -18,6 +18,7 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.daemon.brokers import BrokerProcess, MqttClient, free_port
 from tests.pipeline import stream_query
 from tests.pipeline.spark_cluster import standalone_cluster
@@ -25,6 +26,7 @@ from tests.pipeline.waiting import wait_until
 
 from roamcast.bench.process_tree import tree_of
 from roamcast.errors import InputError
+from roamcast.pipeline.source import SessionReader
 from roamcast.pipeline.source_format import parse_options
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -108,6 +110,39 @@ def test_a_batch_read_looks_and_a_stream_takes(
     # The same client publishes the same again, with the same number: it is another notification.
     publish(spark.createDataFrame([("road/1", "1"), ("road/2", "2")], "topic string, payload string"), broker)
     assert read_now(spark, tmp_path, options) == ["1", "1", "2", "2"], "a restarted query reads what is new"
+
+
+def test_queries_of_one_group_share_a_subscription(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Each has a session and an inbox of its own; each notification is read by one of them."""
+    readers = [
+        SessionReader(
+            parse_options(
+                {
+                    "brokers": f"127.0.0.1:{broker.port}",
+                    "clientId": f"part-{number}",
+                    "filter": "$share/parts/lane/#",
+                    "inbox": str(tmp_path / str(number)),
+                }
+            )
+        )
+        for number in range(2)
+    ]
+    starts = [reader.initialOffset() for reader in readers]
+    for reader, start in zip(readers, starts, strict=True):
+        reader.latestOffset(start, ReadAllAvailable())  # It has subscribed.
+    garage = MqttClient("garage of lanes", broker.port)
+    for number in range(40):
+        garage.publish(f"lane/{number % 4}", str(number).encode(), qos=1)
+    garage.leave()
+    read = []
+    for reader, start in zip(readers, starts, strict=True):
+        reader.prepareForTriggerAvailableNow()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        parts = reader.partitions(start, end)
+        read.append([int(bytes(row[1])) for part in parts for row in reader.read(part)])  # type: ignore[call-overload]
+        reader.stop()
+    assert sorted(read[0] + read[1]) == list(range(40))
+    assert min(map(len, read)) > 0
 
 
 def test_mistakes_are_told(spark: SparkSession, tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ def test_a_copy_that_is_given_out_too_early_is_found(monkeypatch: pytest.MonkeyP
             if handler.opened.copy_of is not None:
                 handler.source = None
 
-    real = ahead.Ahead._on_surround
-    monkeypatch.setattr(ahead.Ahead, "_on_surround", opened_complete)
+    real = ahead.Ahead.on_surround
+    monkeypatch.setattr(ahead.Ahead, "on_surround", opened_complete)
     assert any(told(seed, monkeypatch).lost for seed in range(30))
 
 

@@ -11,7 +11,7 @@ from roamcast.broker.endings import Endings
 from roamcast.broker.handoffs import Handoffs
 from roamcast.broker.session import ClientHere
 from roamcast.mobility.roam import DropCopy, FeedCopy, Replica, Roam
-from roamcast.mqtt.server import delivering, endpoint
+from roamcast.mqtt.server import delivering, session_front
 from roamcast.mqtt.server.connection import MqttConnection
 from roamcast.mqtt.server.endpoint import Endpoint
 from roamcast.mqtt.server.sessions import MqttSession
@@ -104,7 +104,7 @@ at 10.242668 c2 attach b02
 
 
 def every_qos_is_served(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(endpoint, "may_be_repeated", lambda *_: True)
+    patch.setattr(session_front, "may_be_repeated", lambda *_: True)
 
 
 def unfinished_qos_2_is_served(patch: pytest.MonkeyPatch) -> None:

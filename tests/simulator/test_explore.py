@@ -63,8 +63,8 @@ def test_a_barrier_that_does_not_wait_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_copy_that_is_not_fed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Roam, "send_feed", lambda self, *of, **what: None)
-    assert searched("roam", "an expected move").violation
+    monkeypatch.setattr(Roam, "on_feed_copy", lambda self, sender, message: None)
+    assert searched("roam", "two publishes").violation
 
 
 def test_a_session_that_is_sent_and_kept_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ the whole read, so the check costs less than the sockets do.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from roamcast.bench.processes import BenchFailed
 from roamcast.mqtt.codec.bursts import FrameWriter, acknowledged
@@ -43,9 +43,21 @@ class Cycle:
         return len(self.frames)
 
     def blanked(self, index: int) -> bytes:
-        """Return a frame without its packet id, for comparison."""
-        frame, place = self.frames[index], self.id_at[index]
-        return frame[:place] + b"\0\0" + frame[place + 2 :] if self.qos else frame
+        return blanked(self.frames[index], self.qos)
+
+
+def blanked(frame: bytes, qos: int) -> bytes:
+    """Return a frame without its packet id, for comparison."""
+    at = 4 + frame[3]
+    return frame[:at] + b"\0\0" + frame[at + 2 :] if qos else frame
+
+
+def frames_in(data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        end = at + 2 + data[at + 1]
+        yield data[at:end]
+        at = end
 
 
 class Acknowledged:
@@ -182,26 +194,20 @@ class MixedStream(FrameStream):
         """Raise Miscounted unless exactly `sent` messages of each publisher arrived, in order."""
         counts = [0] * len(self._cycles)
         for data in self.kept:
-            at = 0
-            while at < len(data):
-                end = at + 2 + data[at + 1]
-                self._check(data[at:end], counts)
-                at = end
+            for frame in frames_in(data):
+                self._check(frame, counts)
         for number, (count, wanted) in enumerate(zip(counts, sent, strict=True)):
             if count != wanted:
                 raise Miscounted(f"publisher {number} sent {wanted} messages, {count} came")
 
     def _check(self, frame: bytes, counts: list[int]) -> None:
-        id_at = 4 + frame[3]
-        payload = frame[id_at + (2 if self._qos else 0) :]
+        payload = frame[4 + frame[3] + (2 if self._qos else 0) :]
         publisher = int(payload[:2]) if payload[:2].isdigit() else -1
         if not 0 <= publisher < len(counts):
             raise Miscounted(f"{frame!r} comes from no known publisher")
         cycle = self._cycles[publisher]
         wanted = cycle.blanked(counts[publisher] % len(cycle))
-        if self._qos:
-            frame = frame[:id_at] + b"\0\0" + frame[id_at + 2 :]
-        if frame != wanted:
+        if blanked(frame, self._qos) != wanted:
             raise Miscounted(f"message {counts[publisher]}: {frame!r} arrived where {wanted!r} was expected")
         counts[publisher] += 1
 

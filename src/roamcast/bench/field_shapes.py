@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from roamcast.bench.accounting import Acknowledged, FrameStream, Miscounted
+from roamcast.bench.accounting import Acknowledged, FrameStream, Miscounted, blanked, frames_in
 from roamcast.bench.mqtt_load import PATIENCE_S, Figure, LoadConnection, Poller, connect_all
 from roamcast.bench.processes import BenchFailed, Process
 from roamcast.mqtt.codec.bursts import FrameWriter
@@ -91,13 +91,8 @@ class Sent:
         packet_id = self._ids[publisher] + 1
         self._ids[publisher] = packet_id % PACKET_ID_MAX
         frame = writer.write_one((b"%08d:" % number).ljust(PAYLOAD_BYTES, b"x"), packet_id)
-        self.messages.append((at_s, publisher, topic, _blanked(frame, self._qos)))
+        self.messages.append((at_s, publisher, topic, blanked(frame, self._qos)))
         return frame
-
-
-def _blanked(frame: bytes, qos: int) -> bytes:
-    at = 4 + frame[3]
-    return frame[:at] + b"\0\0" + frame[at + 2 :] if qos else frame
 
 
 class Subscriber:
@@ -119,25 +114,17 @@ class Subscriber:
         took_s: list[float] = []
         last: dict[int, int] = {}
         for arrived_s, data in zip(self._arrived_s, self.stream.kept, strict=True):
-            for frame in _frames(data):
+            for frame in frames_in(data):
                 at = 4 + frame[3] + (2 if self._qos else 0)
                 number = int(frame[at : at + 8])
                 due_s, publisher, topic, wanted = sent.messages[number]
-                if _blanked(frame, self._qos) != wanted or topic not in self._wanted:
+                if blanked(frame, self._qos) != wanted or topic not in self._wanted:
                     raise Miscounted(f"{frame!r} came, which nobody sent to this subscriber")
                 if last.get(publisher, -1) >= number:
                     raise Miscounted(f"message {number} arrived again, or after a later one")
                 last[publisher] = number
                 took_s.append(arrived_s - due_s)
         return took_s
-
-
-def _frames(data: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(data):
-        end = at + 2 + data[at + 1]
-        yield data[at:end]
-        at = end
 
 
 def paced(traffic: Traffic, qos: int, broker: Process, seconds: float) -> Figure:
@@ -283,7 +270,7 @@ def recall(broker: Process, seconds: float) -> Figure:
             data += connection.receive()
         took_s = time.perf_counter() - began_s
         connection.close()
-        if sorted(_frames(data)) != due:
+        if sorted(frames_in(data)) != due:
             raise Miscounted("other messages arrived than the retained ones")
         return took_s
 

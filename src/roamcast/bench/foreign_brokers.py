@@ -35,15 +35,13 @@ class ForeignNetwork:
     kind: str
     processes: list[Process] = field(default_factory=list)
     ports: dict[str, int] = field(default_factory=dict)
-    options: dict[str, object] = field(default_factory=dict)
-    """Options of the adapter."""
 
     def url(self, site: str, port: int | None = None) -> str:
         """Return the address of a site's broker; `port` is that of a relay in front of it."""
         return f"{SCHEMES[self.kind]}://{HOST}:{port or self.ports[site]}"
 
     def adapter(self, site: str, port: int | None = None) -> Adapter:
-        return open_adapter(self.kind, self.url(site, port), **self.options)
+        return open_adapter(self.kind, self.url(site, port))
 
     def process(self, site: str) -> Process:
         return next(process for process in self.processes if process.name == f"{self.kind} {site}")

@@ -40,12 +40,12 @@ GROWTH_MAX = 3.0
 Draw = Callable[[random.Random, int], str]
 
 
-def _box(ranges: Sequence[tuple[float, float]], topic: str = "bench/topic") -> str:
+def _box(ranges: Sequence[tuple[float, float]]) -> str:
     conditions = [
         f"{name} BETWEEN {low:.3f} AND {high:.3f}"
         for name, (low, high) in zip(ATTRIBUTES, ranges, strict=False)
     ]
-    return " AND ".join([f"topic = '{topic}'", *conditions])
+    return " AND ".join(["topic = 'bench/topic'", *conditions])
 
 
 def random_ranges(draw: random.Random, count: int) -> str:

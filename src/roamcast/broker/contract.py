@@ -69,8 +69,8 @@ class AnyMachine(Protocol):
     def links_may_cycle(self) -> bool:
         """True if connections between brokers may form cycles: the site finds its own tree in them."""
 
-    def is_guest(self, broker: str) -> bool:
-        """True if a broker of the network is one of another organisation."""
+    def reserves(self, client: str) -> bool:
+        """True if brokers use this name for something else than a client here."""
 
     @property
     def promise(self) -> str:

@@ -292,6 +292,8 @@ class Directory:
                     # The session has moved on from here, which the reporting broker did not know.
                     self.changed(client)
                 self._add(client, holder, told)
+            if (speaker, message.number) in holders:
+                self._broker.locator.fetch_for_stand_in(client)
         for client in message.brief:
             if (speaker, message.number) in self._holders.get(client, ()):
                 self._brief[client] = speaker

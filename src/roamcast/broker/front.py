@@ -60,5 +60,9 @@ class Front(Protocol):
     def not_located(self, client: str) -> None:
         """No broker that can be asked holds the session: a stand-in session may serve the client."""
 
+    def stand_in_of(self, client: str) -> str | None:
+        """Return the owner of a stand-in here that is to be merged into the client's session; None if there
+        is none."""
+
     def ended(self, client: str) -> None:
         """Forget an ended session."""

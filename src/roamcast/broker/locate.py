@@ -157,6 +157,16 @@ class Locator:
         else:
             self.ask_everyone(here)
 
+    def fetch_for_stand_in(self, client: str) -> None:
+        """Fetch a session that has been found elsewhere, though its client is not here: what a stand-in has
+        promised belongs to it."""
+        front = self._broker.front
+        owner = front.stand_in_of(client) if front is not None else None
+        if owner is not None:
+            here = self._clients.of(client)
+            if here.session is None and here.search is Search.IDLE and here.attachment is None:
+                self.ask(here, 0, Hello(client, owner=owner))
+
     def ask_everyone(self, here: ClientHere) -> None:
         request = here.request
         assert request is not None
@@ -260,8 +270,13 @@ class Locator:
         return [f"{peer} (never met)" if peer in self.unmet else peer for peer in waiting]
 
     def attached_again(self, here: ClientHere) -> None:
-        """Ask again for a client that attached again during the search; a session may have to stand in."""
-        if here.search is Search.ASKS_EVERYONE:
+        """Ask again for a client that attached again during the search; a session may have to stand in.
+
+        A question that may leave brokers out is answered soon. A client that tries again sooner must not
+        begin it anew each time.
+        """
+        question = self._gathering.get(self._own[here.client]) if here.client in self._own else None
+        if here.search is Search.ASKS_EVERYONE and (question is None or not question.may_leave_out):
             self.ask_everyone(here)
 
     def ask_again(self) -> None:

@@ -232,8 +232,11 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     def awaits_acknowledgement(self, client: str) -> bool:
         broker = self.broker
         attachment = broker.attachments.get(client)
-        queue = attachment.queue if attachment is not None else None
-        return queue is None or bool(queue.waiting) or broker.protocol.awaits_acknowledgement(client)
+        if attachment is None or attachment.queue is None:
+            return True
+        return attachment.queue.needs_room(attachment.window) or broker.protocol.awaits_acknowledgement(
+            client
+        )
 
     # --- for observers (see contract.AnyMachine) ---
 
@@ -276,8 +279,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
     def retained_refused(self) -> int:
         return self.retained.refused
 
-    def is_guest(self, broker: str) -> bool:
-        return self.broker.is_guest(broker)
+    def reserves(self, client: str) -> bool:
+        return self.border.reserves(client)
 
     def refused(self, peer: str) -> Mapping[str, int]:
         return self.border.refused.get(peer, {})

@@ -29,6 +29,7 @@ from roamcast.mqtt.server.sessions import Recall, client_of
 from roamcast.protocol.messages import Cause
 from roamcast.protocol.notification import Area, Burst, Command, Message, encode_attributes
 from roamcast.protocol.sizes import text_bytes
+from roamcast.routing.router import Owner
 from roamcast.state import State
 
 if TYPE_CHECKING:
@@ -344,7 +345,7 @@ class RetainedMessages:
         attachment = self._broker.attachments.get(client)
         if attachment is None or not attachment.connection or attachment.queue is None:
             return False
-        return not attachment.queue.waiting and self._broker.can_enqueue(client)
+        return not attachment.queue.waiting and self._broker.owner_of(client) is not None
 
     def _recall_more(self, client: str) -> None:
         waiting, visits, room = self.recalls.get(client), SLICE_VISITS, SLICE_BYTES
@@ -363,12 +364,14 @@ class RetainedMessages:
         """Send a slice of a recall; returns the rest, whether it is finished, and the remaining size of the
         slice."""
         filter = self._broker.as_it_is(parse(recall.filter), client)
+        owner = self._broker.owner_of(client)
+        assert owner is not None
         topics, onward, visits = self._candidates(filter.expression, recall.onward, visits)
         tests = None if isinstance(filter.expression, Matches) else filter
         for place, topic in enumerate(topics):
             one = self._kept[topic]
             if self._is_for(client, recall, one):
-                self._send(client, recall, one, tests)
+                self._send(owner, recall, one, tests)
                 room -= _size(one)
                 if room < 0 and place + 1 < len(topics):
                     onward = key_of(topics[place + 1])
@@ -394,7 +397,7 @@ class RetainedMessages:
             return False
         return not self._changed or self._changed.get(message.topic, 0) <= recall.since
 
-    def _send(self, client: str, recall: Recall, message: Retain, tests: Filter | None) -> None:
+    def _send(self, owner: Owner, recall: Recall, message: Retain, tests: Filter | None) -> None:
         broker, topic, marks = self._broker, message.topic, message.marks
         assert message.body is not None
         self._recalled += 1
@@ -411,7 +414,7 @@ class RetainedMessages:
                 wanted = dict(broker.front.contents(burst)[0])  # type: ignore[arg-type]
             if not tests.matches(wanted):
                 return
-        broker.enqueue(client, burst)
+        broker.protocol.on_notification(owner, "", burst)
 
 
 def _size(message: Retain) -> int:

@@ -10,7 +10,7 @@ from roamcast.broker.core import CoreSettings
 from roamcast.broker.links.rules import PeerRules
 from roamcast.mobility.moving.election import ElectionSettings
 from roamcast.mobility.moving.mobile import MobileSettings
-from roamcast.mqtt.server.endpoint import EndpointSettings
+from roamcast.mqtt.server.settings import EndpointSettings
 from roamcast.routing.location.earth import Earth
 from roamcast.routing.location.movement_graph import parse_movement_graph
 from roamcast.routing.location.settings import LocationSettings

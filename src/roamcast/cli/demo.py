@@ -160,8 +160,8 @@ CAPTIONS = {
 
 
 def write_report(out: Path, result: dict[str, Any]) -> Path:
+    from roamcast.pipeline.figures import draw_into
     from roamcast.pipeline.report import collect, page, write_page
-    from roamcast.pipeline.report_figures import draw_into
 
     part = collect(out)
     part.pictures += draw_into(part, out)

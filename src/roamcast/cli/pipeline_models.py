@@ -75,7 +75,7 @@ def neighbours(
     document["about"]["made_at_s"] = round(time.time())
     write_json(out, document)
     if figures is not None:
-        from roamcast.pipeline.mobility_figures import save_figures
+        from roamcast.pipeline.figures import save_figures
 
         save_figures(document["about"], figures)
     show(document, as_json)

@@ -32,8 +32,8 @@ def report(
 
     Several folders are shown side by side. The pictures are also copied, as PNG and SVG.
     """
+    from roamcast.pipeline.figures import draw_into
     from roamcast.pipeline.report import collect, page, write_page
-    from roamcast.pipeline.report_figures import draw_into
 
     parts = [collect(folder) for folder in log]
     prepare_out_folder(out)

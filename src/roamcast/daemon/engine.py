@@ -59,8 +59,8 @@ PACKETS_PER_TURN_MIN, PACKETS_PER_TURN_MAX = 8, 4096
 """Bounds of this number."""
 MARK_S = 0.02
 """How long the watermark of the journal may stay behind: moving it costs a block of the next sync."""
-ACKNOWLEDGED_S = 0.005
-"""Maximum time that a client's acknowledgement waits for another turn, if it has no effect."""
+ACKNOWLEDGED_S = 0.02
+"""Maximum time that a client's acknowledgement waits for others, if it has no effect."""
 TURN_BYTES_MAX = 4 << 20
 """A turn begins at once when this many bytes have been read: these bytes are held twice until the turn is
 over."""
@@ -172,11 +172,11 @@ def _nothing() -> None:
 
 class Engine:
     __slots__ = (
-        "_acknowledging", "_before_snapshot", "_context", "_deadline", "_endpoint", "_failure", "_gate",
-        "_has_failed", "_held", "_idle_since_s", "_inputs", "_is_scheduled", "_large_bytes", "_late",
-        "_look_at_bytes", "_look_at_memory", "_loop", "_marking", "_now", "_on_failure", "_output",
-        "_pending", "_poll", "_records", "_retry", "_timer", "_waiting", "_wanted_at", "clock", "journal",
-        "on_snapshot", "pressure", "site", "snapshots", "turns",
+        "_acknowledged", "_acknowledging", "_before_snapshot", "_context", "_deadline", "_endpoint",
+        "_failure", "_gate", "_has_failed", "_held", "_idle_since_s", "_inputs", "_is_scheduled",
+        "_large_bytes", "_late", "_look_at_bytes", "_look_at_memory", "_loop", "_marking", "_now",
+        "_on_failure", "_output", "_pending", "_poll", "_records", "_retry", "_timer", "_waiting",
+        "_wanted_at", "clock", "journal", "on_snapshot", "pressure", "site", "snapshots", "turns",
     )  # fmt: skip
 
     def __init__(
@@ -236,6 +236,8 @@ class Engine:
         self._poll: asyncio.TimerHandle | None = None
         self._marking: asyncio.TimerHandle | None = None
         self._acknowledging: asyncio.TimerHandle | None = None
+        self._acknowledged: dict[int, ClientFrames] = {}
+        """By connection: acknowledgements that wait for others, and precede what else comes from there."""
         self._is_scheduled = False
         self._idle_since_s = 0.0
         """When the last turn ended or was released, on the monotonic clock."""
@@ -259,6 +261,8 @@ class Engine:
 
     def push(self, item: MachineInput) -> None:
         """Queue an input for the next turn."""
+        if self._acknowledged:
+            self._take_acknowledged()
         self._pending.append(item)
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -268,30 +272,43 @@ class Engine:
         """Like `push`, but begin the turn at once if the loop was idle for a while: there is no other input
         to wait for.
 
-        A lone PUBACK without further effects waits for the next turn: a turn of its own would cost as much as
-        the message did, and with `sync = "group"` a sync. After a crash the message may be sent again.
+        A lone PUBACK without further effects waits for others: a turn of its own would cost as much as the
+        message did, and with `sync = "group"` a sync. A message that comes alone does not wait for it. After
+        a crash the acknowledged message may be sent again.
         """
+        connection, data = item.connection, item.data
+        size, is_scheduled = len(data), self._is_scheduled
+        if size == 4 and not is_scheduled and data[0] == PUBACK and not self._is_awaited(connection):
+            earlier = self._acknowledged.get(connection)
+            self._acknowledged[connection] = (
+                item if earlier is None else ClientFrames(connection, earlier.data + data)
+            )
+            if self._acknowledging is None:
+                self._acknowledging = self._loop.call_later(ACKNOWLEDGED_S, self._acknowledge)
+            return
+        is_alone = not is_scheduled and now_s - self._idle_since_s > PAUSE_S
+        if self._acknowledged and (not is_alone or connection in self._acknowledged):
+            self._take_acknowledged()
         self._pending.append(item)
-        data = item.data
-        size = len(data)
         if size > LARGE_READ_BYTES:
             self._large_bytes += size
             if self._large_bytes > TURN_BYTES_MAX:
                 self.turn()
                 return
-        if self._is_scheduled:
+        if is_scheduled:
             return
-        if size == 4 and data[0] == PUBACK and not self._is_awaited(item.connection):
-            if self._acknowledging is None:
-                self._acknowledging = self._loop.call_later(ACKNOWLEDGED_S, self._acknowledge)
-        elif self._gate is not None and size >= LONE_READ_BYTES:
+        if self._gate is not None and size >= LONE_READ_BYTES:
             self._is_scheduled = True
             self._gather(len(self._pending), GATHER_ROUNDS)
-        elif now_s - self._idle_since_s > PAUSE_S:
+        elif is_alone:
             self.turn()
         else:
             self._is_scheduled = True
             self._loop.call_soon(self.turn, context=self._context)
+
+    def _take_acknowledged(self) -> None:
+        self._pending += self._acknowledged.values()
+        self._acknowledged.clear()
 
     def _gather(self, pending: int, rounds: int) -> None:
         """Begin the turn when further input has been read, or after this number of rounds of the loop."""
@@ -307,6 +324,7 @@ class Engine:
 
     def _acknowledge(self) -> None:
         self._acknowledging = None
+        self._take_acknowledged()
         if self._pending and not self._is_scheduled:
             self.turn()
 
@@ -605,6 +623,7 @@ class Engine:
 
     def stop(self) -> None:
         """Finish pending turns and write a snapshot, so that the next start has nothing to replay."""
+        self._take_acknowledged()
         self.turn()
         for timer in (self._timer, self._retry, self._poll, self._marking, self._acknowledging):
             if timer is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Iterator
 from http import HTTPStatus
 
@@ -25,17 +26,30 @@ from roamcast.daemon.figures import BrokerFigures
 from roamcast.daemon.health import memory_bytes
 from roamcast.daemon.http import Answer
 
+LONG_S = 0.02
+"""CPU time of a page from which on it is shown again for a while: it grows with what the broker stores, and
+anyone who reaches the port may ask."""
+SHOWN_AGAIN = 9
+"""For how many times as long as it took, so that pages take a tenth of a core at most."""
+
 
 class Metrics(Collector):
     """A collector with a registry of its own."""
 
     def __init__(self, figures: BrokerFigures) -> None:
         self._figures = figures
+        self._page = b""
+        self._until_s = 0.0
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     def page(self) -> Answer:
-        return Answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry))
+        if time.monotonic() >= self._until_s:
+            began_s = time.thread_time()
+            self._page = generate_latest(self._registry)
+            took_s = time.thread_time() - began_s
+            self._until_s = time.monotonic() + SHOWN_AGAIN * took_s if took_s > LONG_S else 0.0
+        return Answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, self._page)
 
     def describe(self) -> list[Metric]:
         return []  # Registering names must not read the broker's state, which may not exist yet.

@@ -63,7 +63,7 @@ from roamcast.net.clients import (
     protocol_of,
 )
 from roamcast.net.complaints import Complaints
-from roamcast.net.doorway import Doorway
+from roamcast.net.doorway import Doorway, Entering
 from roamcast.net.flapping import Flapping
 from roamcast.net.handing_over import Handed, HandOver, client_id_of
 from roamcast.net.logs import fields, set_level
@@ -81,8 +81,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("roamcast")
 
-RESERVED = ("$broker", "$share")
-"""First levels of the names that brokers have as publishers, and share groups as subscribers."""
 SWEEP_S = 1.0
 START_BITS = 62
 DENIED_AGAIN_S, DENIED_PAUSE_MAX_S = 10.0, 3600.0
@@ -282,11 +280,17 @@ class Server:
             raise cannot_listen(f"listener {where}", error) from None
         self.ports += doorway.ports
 
-    async def _enter(self, number: int, one: socket.socket, stranger: Stranger) -> None:
-        """Admit a connection to the link listener after its first byte."""
+    def _enter(self, number: int, one: socket.socket, stranger: Stranger) -> Entering:
+        """Take over a connection to a listener after its first byte."""
+        listener = self.config.listeners[number]
+        if listener.kind != "tcp" or number in self._proxies:
+            return self._enter_covered(number, one, stranger)
+        is_handed_on = self._hand_on(number, one, stranger)
+        return None if is_handed_on else ClientConnection(self, listener, stranger)
+
+    async def _enter_covered(self, number: int, one: socket.socket, stranger: Stranger) -> None:
+        """Take over a connection with TLS, WebSocket or the header of a load balancer around it."""
         listener, proxies, source = self.config.listeners[number], self._proxies.get(number), None
-        if listener.kind == "tcp" and proxies is None and self._hand_on(number, one, stranger):
-            return
         if proxies is not None:
             try:
                 source = await proxies.source_of(one, stranger.host)
@@ -606,8 +610,8 @@ class Server:
 
     def _check_client_id(self, client_id: str) -> None:
         """Refuse a name that brokers use among each other for something else than this client."""
-        first, slash, _ = client_id.partition("/")
-        if slash and (first in RESERVED or self.site.is_guest(first)):
+        if self.site.reserves(client_id):
+            first = client_id.partition("/")[0]
             raise ConnectionRefused(
                 Reason.CLIENT_IDENTIFIER_NOT_VALID,
                 f"a client id that starts with {first}/: such names are used by brokers",

@@ -18,7 +18,7 @@ from roamcast.filters.geography import NamedZone, read_geojson
 from roamcast.mobility import MOBILE_PROTOCOLS
 from roamcast.mobility.base import Settings
 from roamcast.mobility.prediction import why_unusable
-from roamcast.mqtt.server.endpoint import EndpointSettings
+from roamcast.mqtt.server.settings import EndpointSettings
 from roamcast.mqtt.server.steering import SteeredBroker, Steering
 from roamcast.protocol.queues import QueueLimits
 from roamcast.routing.location.movement_graph import MovementGraph, parse_movement_graph

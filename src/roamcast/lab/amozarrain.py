@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roamcast.filters.filter import Filter
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Claim, Findings, Outcome, checks, claim
 from roamcast.lab.sweep import Sweep
 from roamcast.mobility.moving.mft import Bmig, Bquery, Bsub, Stamp
 from roamcast.mobility.moving.mobile import Rep
@@ -22,6 +22,8 @@ from roamcast.simulator.checkers import Result
 from roamcast.simulator.mobile_network import MobileNetwork
 from roamcast.simulator.mobile_run import run_mobile
 from roamcast.simulator.story import parse_story
+
+A1, A2, A3, A4, A5, A6 = map(claim, ("A1", "A2", "A3", "A4", "A5", "A6"))
 
 # --- A1: the tables of figure 2.1 ---
 
@@ -42,18 +44,13 @@ at 1.0 s4 subscribe f = 6
 at 1.0 s5 subscribe f = 1
 at 1.0 s6 subscribe f = 6
 """
-TABLE_2_2 = "f1 b2, f1 b3, f1 s1, f2 b2, f3 b3, f4 b2, f6 b2, f6 b3"
-"""Routing table of b1 in figure 2.1: filter and interface, with the entry of s4 for f6 corrected."""
-TABLE_2_3 = "f1 b2 s2, f1 b3 s5, f1 s1 s1, f2 b2 s2, f3 b3 s3, f4 b2 s4, f6 b2 s4, f6 b3 s6"
-"""Table 2.2 with the subscriber that each entry belongs to."""
-A1 = Claim(
-    "A1", "exact",
-    "the routing tables 2.2 and 2.3 of b1 in the network of figure 2.1; s4 is at b2, so its entry for f6 "
-    "leads there, and not to b3 as printed",
-    f"{TABLE_2_2}; {TABLE_2_3}",
-)  # fmt: skip
+TABLE_2_2, TABLE_2_3 = A1.paper.split("; ")
+"""Routing table of b1 in figure 2.1: filter and interface, with the entry of s4 for f6 corrected; the second
+one with the subscriber that each entry belongs to.
+"""
 
 
+@checks("amozarrain-tables", "Routing tables of figure 2.1", A1)
 def tables(quick: bool, sweep: Sweep) -> Findings:
     """Compare table 2.2 with simple routing, and table 2.3 with the tables of protocols that are based on
     Phoenix.
@@ -98,42 +95,6 @@ PUBLISHED = 'at 0 p attach b1\nat 10.5 p publish {"x": 6}\n' + "".join(
     f'at 11.0{n:02} p publish {{"x": 6}}\n' for n in range(0, 60, 3)
 )
 """Actions that keep publishing for s6 during the complex migration."""
-
-MESSAGES_OF_A2 = (
-    "b3→b2 BMIG [s3] b3, b2→b3 BTAB R2, b2→b1 BMIG [s3] b3, b3→b6 FMIG, b3→b7 FMIG, b6→b3 BMIG [s6] b6, "
-    "b7→b3 BMIG [s7] b7, b3→b6 BTAB R3, b3→b7 BTAB R3, b3→b2 BMIG [s6] b6, b3→b2 BMIG [s7] b7, "
-    "b2→b1 BMIG [s6] b6, b2→b1 BMIG [s7] b7"
-)
-MESSAGES_OF_A3 = (
-    "b6→b5 BMIG [s6] b6, b5→b6 BTAB R5, b5→b2 BMIG [s6] b6, b2→b1 BMIG [s6] b6, b3→b2 BMIG [s3] b3, "
-    "b2→b3 BTAB R2, b2→b1 BMIG [s3] b3, b3→b7 FMIG, b7→b3 BMIG [s7] b7, b3→b7 BTAB R3, b3→b2 BMIG [s7] b7, "
-    "b2→b1 BMIG [s7] b7"
-)
-_C = "(s3,1,1) (s6,1,2) (s7,1,2)"
-_B3 = f"BMIG C {_C} O (s1,1,2) (s2,1,3) (s4,1,4) (s5,1,4) h 0"
-MESSAGES_OF_A4 = f"b3→b2 {_B3}, b2→b1 BMIG C {_C} O h 1"
-MESSAGES_OF_A5 = (
-    "b6→b5 BMIG C (s6,1,1) O (s1,1,3) (s2,1,4) (s3,1,2) (s4,1,5) (s5,1,5) (s7,1,3) h 0, "
-    "b5→b2 BMIG C (s6,1,1) O h 1, b2→b1 BMIG C (s6,1,1) O h 2, "
-    f"b3→b2 {_B3}, b2→b1 BMIG C {_C} O h 1, b2→b5 BMIG C {_C} O h 1, b5→b6 BMIG C {_C} O h 2, "
-    "b6→b5 BSUB s6 [f6] (1,1) 0, b5→b2 BSUB s6 [f6] (1,1) 1, b2→b4 BSUB s6 [f6] (1,1) 2, "
-    "b2→b1 BSUB s6 [f6] (1,1) 2, b2→b3 BSUB s6 [f6] (1,1) 2, b3→b7 BSUB s6 [f6] (1,1) 3"
-)
-A2 = Claim(
-    "A2", "exact", "simple migration (figure 3.1), first approach: the 13 messages of section 3.4",
-    MESSAGES_OF_A2,
-)  # fmt: skip
-A3 = Claim(
-    "A3", "exact", "complex migration (figure 3.2), first approach: the 12 messages of section 3.4",
-    MESSAGES_OF_A3,
-)  # fmt: skip
-A4 = Claim("A4", "exact", "simple migration under MFT-PubSub: the 2 messages of section 4.4", MESSAGES_OF_A4)
-A5 = Claim(
-    "A5", "exact",
-    "complex migration under MFT-PubSub: the 13 messages of section 4.4; then every broker routes s6 "
-    "correctly, and nothing published meanwhile is lost",
-    MESSAGES_OF_A5,
-)  # fmt: skip
 
 
 def told(sender: str, message: Message) -> str:
@@ -226,6 +187,7 @@ def wrong_ways(network: MobileNetwork) -> list[str]:
     return wrong
 
 
+@checks("amozarrain-migrations", "Brokers migrate: figures 3.1, 3.2, 4.1 and 4.2", A2, A3, A4, A5)
 def migrations(quick: bool, sweep: Sweep) -> Findings:
     first, mft = "recursive_migration", "mft"
     outcomes = [
@@ -240,12 +202,6 @@ def migrations(quick: bool, sweep: Sweep) -> Findings:
 
 # --- A6: phantoms ---
 
-A6 = Claim(
-    "A6", "exact",
-    "a subscriber that left in one partition is gone after the merge under MFT-PubSub (4.6); under the first "
-    "approach it stays as a phantom (3.5)",
-    "gone under MFT, a phantom under the first approach",
-)  # fmt: skip
 LEAVES = """
 brokers b1-b2 b2-b3
 at 0 s attach {place}
@@ -256,6 +212,7 @@ at 12 b2 heal b1
 """
 
 
+@checks("amozarrain-phantoms", "Subscribers that left while a part was away", A6)
 def phantoms(quick: bool, sweep: Sweep) -> Findings:
     """Let s leave in either of the two parts, and list the brokers that still know it after the merge."""
     found: dict[str, list[str]] = {}
@@ -270,15 +227,3 @@ def phantoms(quick: bool, sweep: Sweep) -> Findings:
     }
     figures = {name: " ".join(have) or "nobody" for name, have in found.items()}
     return Findings([A6.judge(parts, figures)], {"phantoms": [{"claim": "A6", **figures}]})
-
-
-register(Experiment("amozarrain-tables", "Routing tables of figure 2.1", (A1,), tables))
-register(
-    Experiment(
-        "amozarrain-migrations",
-        "Brokers migrate: figures 3.1, 3.2, 4.1 and 4.2",
-        (A2, A3, A4, A5),
-        migrations,
-    )
-)
-register(Experiment("amozarrain-phantoms", "Subscribers that left while a part was away", (A6,), phantoms))

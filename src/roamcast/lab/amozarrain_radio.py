@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from roamcast.lab.charts import Chart, Panel, Pen, bars, curves, in_words, named, runs_of
 from roamcast.lab.curves import Curves, means_of, power
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, in_settings, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.figures import ARRIVED, LOST
 from roamcast.lab.rows import Row, distinct, mean_of, rounded, where
 from roamcast.lab.sweep import Job, Sweep
@@ -32,6 +32,8 @@ from roamcast.simulator.radio.mft_links import LinkSettings
 from roamcast.simulator.radio.parameters import CASTALIA_CSMA
 from roamcast.simulator.radio.scenario import RadioProtocol, RadioScenario
 from roamcast.simulator.radio.workload import SIDES_M, SPEEDS, Configuration, Publishing
+
+A7, A8, A9, A10 = map(claim, ("A7", "A8", "A9", "A10"))
 
 MFT: RadioProtocol = "mft"
 AODV: RadioProtocol = "aodv"
@@ -62,29 +64,6 @@ asked to connect again. Only the CSMA affects AODV. Our setting uses the medium 
 standard, with acknowledgements.
 """
 
-
-A7 = Claim(
-    "A7", "shape",
-    "delivery rate falls with network size for both MFT-PubSub and AODV; MFT-PubSub's improves with speed "
-    "(fig. 4.4)",
-    "both are strongly affected by the network's size; MFT-PubSub even improves with speed",
-)  # fmt: skip
-A8 = Claim(
-    "A8", "order",
-    "C16: MFT-PubSub delivers more messages than AODV at every speed (fig. 4.5b); C32 at 8 m/s: AODV "
-    "delivers more (fig. 4.5a)",
-    "C16: MFT-PubSub outperforms AODV at all speeds; C32 at 8 m/s: AODV has delivered more",
-)  # fmt: skip
-A9 = Claim(
-    "A9", "order",
-    "messages sent per node at 8 m/s: AODV fewer at C2, then explodes with size; MFT-PubSub barely changes "
-    "(fig. 4.8); its total is linear in nodes",
-    "smallest: AODV fewer; then an explosion of AODV's; MFT-PubSub's barely change, its total is linear",
-)  # fmt: skip
-A10 = Claim(
-    "A10", "shape", "nodes near the leader carry more load; brokers send more than clients",
-    "most of the work is done by brokers; nodes closer to the leader have a higher load",
-)  # fmt: skip
 
 LEVEL_MAX = 0.01
 """A rate does not fall if it rises by more than this from one size to the next; seeds differ by less."""
@@ -157,6 +136,7 @@ def jobs(quick: bool) -> list[RadioJob]:
     return made
 
 
+@checks("amozarrain-radio", "Amozarrain, figures 4.4 to 4.8: over the air", A7, A8, A9, A10)
 def experiment(quick: bool, sweep: Sweep) -> Findings:
     return findings_of(sweep.run(measure, jobs(quick)))
 
@@ -168,21 +148,12 @@ def findings_of(rows: Sequence[Row]) -> Findings:
     short = {TEXT: "thesis", CASTALIA: "csma", IEEE: "ours"}
     return Findings(
         [
-            in_settings(dict(zip(found, outcomes, strict=True)), WHY.get(outcomes[0].claim, ""))
+            claim(outcomes[0].claim).in_settings(dict(zip(found, outcomes, strict=True)))
             for outcomes in claims
         ],
         {f"{name}_{short[at]}": table for at, one in found.items() for name, table in one.tables.items()},
         {f"{name}_{short[at]}": draw for at, one in found.items() for name, draw in one.figures.items()},
     )
-
-
-WHY = {
-    "A7": "speed helps where frames are acknowledged and the network falls into parts, so that much is "
-    "stored; no other choice tried makes it help (R30)",
-    "A10": "the leader's neighbours send more than others if parents are kept while they bring the rounds, "
-    "and seldom if the first heartbeat of a round wins (R31)",
-}
-"""By claim: what decides the result where the claim does not hold, according to an experiment."""
 
 
 def rows_in(rows: Sequence[Row], setting: str) -> list[Row]:
@@ -390,12 +361,6 @@ def judge_a8(rows: Sequence[Row]) -> Outcome:
     return A8.judge(parts, figures, why=WHY_AODV_DELIVERS_LESS if is_above(aodv_more) is False else "")
 
 
-WHY_AODV_DELIVERS_LESS = (
-    "frames are acknowledged here, so MFT-PubSub knows which notifications have not arrived, and stores "
-    "them; with the CSMA of the thesis, which acknowledges nothing, AODV delivers more (R3)"
-)
-
-
 # --- A9: figure 4.8 ---
 
 
@@ -435,6 +400,10 @@ def judge_a9(rows: Sequence[Row]) -> Outcome:
     return A9.judge(parts, figures, notes=notes)
 
 
+WHY_AODV_DELIVERS_LESS = (
+    "frames are acknowledged here, so MFT-PubSub knows which notifications have not arrived, and stores "
+    "them; with the CSMA of the thesis, which acknowledges nothing, AODV delivers more (R3)"
+)
 WHY_AODV_SENDS_MORE = (
     "all stations send hellos, but only brokers forward heartbeats, both once a second: the thesis gives "
     "neither period, and they decide this order (R4)"
@@ -485,10 +454,3 @@ def judge_a10(rows: Sequence[Row]) -> Outcome:
         },
     }
     return A10.judge(parts, figures)
-
-
-register(
-    Experiment(
-        "amozarrain-radio", "Amozarrain, figures 4.4 to 4.8: over the air", (A7, A8, A9, A10), experiment
-    )
-)

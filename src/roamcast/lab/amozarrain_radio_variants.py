@@ -30,12 +30,13 @@ from roamcast.lab.amozarrain_radio import (
     PUBLISHING_S,
     SIZES,
     SPEED,
+    differences,
     figures_of,
     is_above,
     shown,
 )  # fmt: skip
 from roamcast.lab.charts import Chart, Panel
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.rows import Row, distinct, where
 from roamcast.lab.sweep import Job, Sweep
 from roamcast.mobility.moving.election import ElectionSettings
@@ -46,32 +47,13 @@ from roamcast.simulator.radio.parameters import CASTALIA_CSMA, RadioParameters
 from roamcast.simulator.radio.scenario import RadioProtocol, RadioScenario
 from roamcast.simulator.radio.workload import Publishing
 
+R3, R4, R5 = map(claim, ("R3", "R4", "R5"))
+
 SMALLEST = SIZES[0]
 SEEDS = {SMALLEST: 10, LARGEST: 4}
 """Number of seeds by size: runs of the smallest network are short."""
 SEEDS_QUICK = {SMALLEST: 10, LARGEST: 3}
 SEEDS_LONG = 3
-
-R3 = Claim(
-    "R3", "order",
-    "A8, C32 at 8 m/s, is decided by the medium access: MFT-PubSub delivers more if frames are acknowledged; "
-    "with Castalia's CSMA, which acknowledges nothing, AODV does",
-    "C32 at 8 m/s: AODV has delivered more (fig. 4.5a)",
-)  # fmt: skip
-R4 = Claim(
-    "R4", "order",
-    "A9, C2, is decided by the periods, and by which stations send heartbeats: AODV sends fewer messages "
-    "if heartbeats are four times as frequent as hellos, if hellos come every 5 s, if clients send "
-    "heartbeats as well, or if neither counts",
-    "for the smallest configuration AODV needs fewer",
-)  # fmt: skip
-R5 = Claim(
-    "R5", "shape",
-    "A9, growth of MFT-PubSub's messages: with every choice tried they grow by more than half from C2 to "
-    "C32, and only the cost of migrations grows; sending messages together saves a quarter or more of "
-    "them, and delivers no fewer notifications",
-    "the number of MFT-PubSub's messages barely changes",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -198,6 +180,7 @@ def scenario(
     return replace(changed, publishing=replace(changed.publishing, until_s=publishing_s))
 
 
+@checks("amozarrain-radio-variants", "What decides A8 and A9: other choices, over the air", R3, R4, R5)
 def experiment(quick: bool, sweep: Sweep) -> Findings:
     return findings_of(sweep.run(measure, jobs(quick)))
 
@@ -273,17 +256,12 @@ def runs_of(
     return {row["seed"]: y(row) if callable(y) else float(row[y]) for row in found}
 
 
-def more_of(these: Mapping[int, float], those: Mapping[int, float]) -> list[float]:
-    """Return the first values minus the second ones, seed by seed."""
-    return [these[seed] - those[seed] for seed in these if seed in those]
-
-
 def aodv_more(
     rows: Sequence[Row], variant: Variant, brokers: int, duration_s: float, y: str | Callable[[Row], float]
 ) -> list[float]:
     """Return AODV's values minus those of MFT-PubSub, seed by seed."""
     mft, aodv = (runs_of(rows, variant, protocol, brokers, duration_s, y) for protocol in BOTH)
-    return more_of(aodv, mft)
+    return [aodv[seed] - mft[seed] for seed in aodv if seed in mft]
 
 
 def compare(rows: Sequence[Row], variant: Variant) -> list[Row]:
@@ -349,20 +327,19 @@ REVERSED_BY = (
 
 def judge_r4(rows: Sequence[Row]) -> Outcome:
     duration_s = min(row["duration_s"] for row in rows)
-    differences = {
+    gaps = {
         variant.name: aodv_more(rows, variant, SMALLEST, duration_s, "messages_per_node")
         for variant in VARIANTS
     }
     parts: dict[str, bool | None] = {
-        f"{name}: AODV does not send fewer": is_above([-one for one in differences[name]])
-        for name in REVERSED_BY
+        f"{name}: AODV does not send fewer": is_above([-one for one in gaps[name]]) for name in REVERSED_BY
     }
-    parts["as set: AODV sends fewer"] = is_above(differences["as set"])
+    parts["as set: AODV sends fewer"] = is_above(gaps["as set"])
     bare = aodv_more(rows, BY_NAME["as set"], SMALLEST, duration_s, COUNTING[BARE])
     parts["without hellos and heartbeats AODV does not send fewer"] = is_above([-one for one in bare])
     figures = {
         f"C{SMALLEST}, messages per node, AODV minus MFT-PubSub (mean, low, high)": {
-            name: shown(values, 1) for name, values in differences.items() if values
+            name: shown(values, 1) for name, values in gaps.items() if values
         },
         "the same as set, by what counts as a message": {
             row["what counts"]: row["aodv_more"] for row in counted(rows)
@@ -417,15 +394,12 @@ def judge_r5(rows: Sequence[Row]) -> Outcome:
         for variant in VARIANTS
         if MFT in variant.of and (table := compare(rows, variant)) and table[0]["mft_growth"] is not None
     }
-    apart, together = (
-        {
-            y: runs_of(rows, BY_NAME[name], MFT, LARGEST, duration_s, y)
-            for y in ("messages_per_node", "delivered")
-        }
-        for name in ("as set", "MFT: sent together")
+    runs = where(rows, protocol=MFT, brokers=LARGEST, duration_s=duration_s)
+    apart, together = {"variant": "as set"}, {"variant": "MFT: sent together"}
+    more = differences(runs, "delivered", together, apart)
+    sent, grouped = (
+        {row["seed"]: row["messages_per_node"] for row in where(runs, **one)} for one in (apart, together)
     )
-    more = more_of(together["delivered"], apart["delivered"])
-    sent, grouped = apart["messages_per_node"], together["messages_per_node"]
     saved = [1.0 - grouped[seed] / sent[seed] for seed in grouped if seed in sent]
     barely = [name for name, (ratio, _) in growth.items() if ratio <= BARELY_MAX]
     steady = next(row["mft_growth"] for row in counted(rows) if row["what counts"] == STEADY)
@@ -451,13 +425,3 @@ def _exponent(row: Row) -> float | None:
     """Return the exponent of the growth from C2 (6 stations) to C32 (66 stations)."""
     growth = row["mft_growth"]
     return round(1.0 + math.log(growth) / math.log(66 / 6), 2) if growth else None
-
-
-register(
-    Experiment(
-        "amozarrain-radio-variants",
-        "What decides A8 and A9: other choices, over the air",
-        (R3, R4, R5),
-        experiment,
-    )
-)

@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from roamcast.lab.amozarrain_radio import (
@@ -20,19 +21,22 @@ from roamcast.lab.amozarrain_radio import (
     PUBLISHING_QUICK_S,
     PUBLISHING_S,
     SPEED,
+    differences,
     figures_of,
     is_above,
     shown,
 )  # fmt: skip
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
-from roamcast.lab.rows import Row, distinct, where
-from roamcast.lab.sweep import Job, Sweep
+from roamcast.lab.experiment import Claim, Findings, Outcome, checks, claim
+from roamcast.lab.rows import Row, distinct, values_of, where
+from roamcast.lab.sweep import Job, Sweep, grid, seeds
 from roamcast.mobility import find_mobile_protocol
 from roamcast.mobility.moving.election import TreeRule, settings_of
 from roamcast.simulator.radio.mft_links import LinkSettings
 from roamcast.simulator.radio.mft_program import MftBroker, MftClient
 from roamcast.simulator.radio.scenario import RadioScenario
 from roamcast.simulator.radio.workload import Publishing
+
+R21, R22, R24 = map(claim, ("R21", "R22", "R24"))
 
 SEEDS, SEEDS_QUICK = 10, 5
 
@@ -58,70 +62,39 @@ class RuleJob(Job):
             )
         return RadioScenario(
             self.brokers, SPEED, MFT, self.seed, duration_s, publishing=publishing,
-            election=settings_of(TREES[self.rule], 1.0, 0.25), slow_speed=SLOW,
+            election=settings_of("backbone" if self.rule == "backbone" else "stable", 1.0, 0.25),
+            slow_speed=SLOW,
             links=LinkSettings(clients_prefer_slow=self.rule == "backbone"),
         )  # fmt: skip
 
 
-def run_jobs(
-    sweep: Sweep,
-    measure: Callable[[RuleJob], Row],
-    rules: Sequence[str],
-    sizes: Sequence[int],
-    quick: bool,
-) -> list[Row]:
-    seeds = range(1, (SEEDS_QUICK if quick else SEEDS) + 1)
-    return sweep.run(
-        measure, [RuleJob(rule, size, seed, quick) for rule in rules for size in sizes for seed in seeds]
-    )
+def jobs(rules: Sequence[str], sizes: Sequence[int], quick: bool) -> list[RuleJob]:
+    one, each = partial(RuleJob, is_quick=quick), seeds(SEEDS_QUICK if quick else SEEDS)
+    return grid(one, rule=rules, brokers=sizes, seed=each)
 
 
-def judge(
-    claim: Claim,
-    rows: Sequence[Row],
-    rules: Sequence[str],
-    measures: Mapping[str, str],
-    sign: int,
-    why: str = "",
-) -> Outcome:
+def judge(claim: Claim, rows: Sequence[Row]) -> Outcome:
     """Judge whether the second rule has more of each measure (fewer, with sign -1) in every size, seed by
     seed.
     """
+    rules, measures, sign = JUDGED[claim]
     parts: dict[str, bool | None] = {} if rows else {"there are no runs": None}
     figures: dict[str, object] = {}
     for size in sorted(distinct(rows, "brokers")):
+        found = where(rows, brokers=size)
         for name, label in measures.items():
-            first, second = (
-                {row["seed"]: row[name] for row in where(rows, rule=rule, brokers=size)} for rule in rules
-            )
             figures[f"C{size}, {label}"] = {
-                rule: shown(list(values.values()), 3)
-                for rule, values in zip(rules, (first, second), strict=True)
+                rule: shown(values_of(where(found, rule=rule), name), 3) for rule in rules
             }
-            better = [sign * (second[seed] - first[seed]) for seed in second if seed in first]
+            more = differences(found, name, {"rule": rules[1]}, {"rule": rules[0]})
+            better = [sign * one for one in more]
             said = f"C{size}: {label}, how much better {rules[1]} is: {shown(better, 3)}"
             parts[said] = is_above(better)
-    return claim.judge(parts, figures, why=why)
+    return claim.judge(parts, figures, why=claim.why)
 
 
 # --- the first approach ---
 
-R21 = Claim(
-    "R21", "order",
-    "over the radio, at 8 m/s, MFT-PubSub delivers a larger share of what is owed than the first "
-    "approach, in which the age of an entry is unknown (section 3.5)",
-    "the first approach leaves inconsistent tables after partitions; MFT-PubSub repairs them",
-)  # fmt: skip
-R22 = Claim(
-    "R22", "order",
-    "over the radio, at 8 m/s, MFT-PubSub sends fewer messages for each migration than the first "
-    "approach, in which a migration forces all brokers below to migrate (sections 3.4 and 4.2)",
-    "13 messages against 2 for the simple migration (sections 3.4 and 4.4)",
-)  # fmt: skip
-WHY_MORE = (
-    "the sequences of the thesis assume that tables agree; over the radio they seldom do, and each "
-    "difference is repaired by a BSUB to every broker, while a migration seldom forces others"
-)
 APPROACHES = ("recursive_migration", "mft")
 CONTROL = ("bmig", "bquery", "bsub", "bmigoflocals", "btab", "fmig", "sub", "uns")
 
@@ -132,30 +105,16 @@ def measure_approach(job: RuleJob) -> Row:
     return {**figures, "rule": job.rule, "per_migration": control / max(figures["migrations"], 1)}
 
 
+@checks("amozarrain-first-approach", "Amozarrain, chapter 3 over the radio", R21, R22)
 def first_approach(quick: bool, sweep: Sweep) -> Findings:
-    rows = run_jobs(sweep, measure_approach, APPROACHES, (8, 16) if quick else (8, 16, 32), quick)
-    return Findings([judge_r21(rows), judge_r22(rows)], {"first_approach": rows}, {})
-
-
-def judge_r21(rows: Sequence[Row]) -> Outcome:
-    return judge(R21, rows, APPROACHES, {"delivery_rate": "delivery rate"}, +1)
-
-
-def judge_r22(rows: Sequence[Row]) -> Outcome:
-    return judge(R22, rows, APPROACHES, {"per_migration": "messages for a migration"}, -1, WHY_MORE)
+    rows = sweep.run(measure_approach, jobs(APPROACHES, (8, 16) if quick else (8, 16, 32), quick))
+    return Findings([judge(R21, rows), judge(R22, rows)], {"first_approach": rows})
 
 
 # --- a backbone of slow brokers ---
 
-R24 = Claim(
-    "R24", "order",
-    "where half of the nodes move at 0.5 m/s and half at 8 m/s, a backbone of slow brokers, which clients "
-    "prefer, has fewer migrations of its brokers and of clients than stable trees that do not know speeds",
-    "a backbone of slower nodes where links are more stable, and fewer migrations inside it (section 5.2)",
-)  # fmt: skip
-TREES: dict[str, TreeRule] = {"stable": "stable", "backbone": "backbone"}
+TREES: tuple[TreeRule, ...] = ("stable", "backbone")
 SLOW = 0.5
-MIGRATIONS = {"slow_brokers": "migrations of a slow broker", "clients": "migrations of a client"}
 
 
 def measure_backbone(job: RuleJob) -> Row:
@@ -175,18 +134,15 @@ def measure_backbone(job: RuleJob) -> Row:
     }
 
 
+@checks("amozarrain-backbone", "Amozarrain 5.2: a backbone of slow brokers", R24)
 def backbone(quick: bool, sweep: Sweep) -> Findings:
-    rows = run_jobs(sweep, measure_backbone, tuple(TREES), (16,) if quick else (16, 32), quick)
-    return Findings([judge_r24(rows)], {"backbone": rows}, {})
+    rows = sweep.run(measure_backbone, jobs(TREES, (16,) if quick else (16, 32), quick))
+    return Findings([judge(R24, rows)], {"backbone": rows})
 
 
-def judge_r24(rows: Sequence[Row]) -> Outcome:
-    return judge(R24, rows, tuple(TREES), MIGRATIONS, -1)
-
-
-register(Experiment("amozarrain-backbone", "Amozarrain 5.2: a backbone of slow brokers", (R24,), backbone))
-register(
-    Experiment(
-        "amozarrain-first-approach", "Amozarrain, chapter 3 over the radio", (R21, R22), first_approach
-    )
-)
+JUDGED: Mapping[Claim, tuple[Sequence[str], Mapping[str, str], int]] = {
+    R21: (APPROACHES, {"delivery_rate": "delivery rate"}, +1),
+    R22: (APPROACHES, {"per_migration": "messages for a migration"}, -1),
+    R24: (TREES, {"slow_brokers": "migrations of a slow broker", "clients": "migrations of a client"}, -1),
+}
+"""By claim: the two rules, what is measured, and the sign of what is better."""

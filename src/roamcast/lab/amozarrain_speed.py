@@ -27,7 +27,7 @@ from roamcast.lab.amozarrain_radio import (
     shown,
 )
 from roamcast.lab.amozarrain_radio_variants import VariantJob, measure
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.rows import Row, values_of, where
 from roamcast.lab.sweep import Sweep
 from roamcast.mobility.moving.election import ElectionSettings
@@ -36,6 +36,8 @@ from roamcast.simulator.radio.parameters import CASTALIA_CSMA, RadioParameters
 from roamcast.simulator.radio.scenario import RadioScenario
 from roamcast.simulator.radio.workload import Publishing
 
+R30, R31 = map(claim, ("R30", "R31"))
+
 SIZE = 16
 SLOW, FAST = 2.0, 10.0
 SEEDS, SEEDS_QUICK = 10, 4
@@ -43,19 +45,6 @@ EXPONENT_SHORT = 3.0
 """Path loss exponent at which frames are heard to about 20 m instead of 45. The network falls into parts, and
 notifications published in one part are stored for subscribers in another.
 """
-
-R30 = Claim(
-    "R30", "order",
-    "A7, speed: with one of the choices that the thesis leaves open MFT-PubSub's delivery rate at C16 is "
-    "higher at 10 m/s than at 2 m/s",
-    "MFT-PubSub's delivery rate improves as the speed goes up (fig. 4.4a)",
-)  # fmt: skip
-R31 = Claim(
-    "R31", "order",
-    "A10: the leader sends most with every choice; its neighbours send more than brokers farther away with "
-    "some choices only",
-    "nodes closer to the leader have a higher load (4.6)",
-)  # fmt: skip
 
 
 def _text(**changes: Any) -> dict[str, Any]:
@@ -93,6 +82,7 @@ def jobs(quick: bool) -> list[VariantJob]:
     return made
 
 
+@checks("amozarrain-speed", "What decides A7 and A10: speed and load, over the air", R30, R31)
 def experiment(quick: bool, sweep: Sweep) -> Findings:
     return findings_of(sweep.run(measure, jobs(quick)))
 
@@ -147,10 +137,3 @@ def judge_r31(table: Sequence[Row]) -> Outcome:
     figures = {row["variant"]: row["its neighbours send more by"] for row in table}
     said = f"its neighbours send more in: {', '.join(more)}" if more else ""
     return R31.judge(parts, figures, notes=[said])
-
-
-register(
-    Experiment(
-        "amozarrain-speed", "What decides A7 and A10: speed and load, over the air", (R30, R31), experiment
-    )
-)

@@ -29,10 +29,10 @@ from roamcast.lab.amozarrain_radio import (
     shown,
 )  # fmt: skip
 from roamcast.lab.charts import Chart, Panel, bars
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.figures import ARRIVED, LOST
 from roamcast.lab.rows import Row, distinct, mean_of, values_of, where
-from roamcast.lab.sweep import Job, Sweep
+from roamcast.lab.sweep import Job, Sweep, grid, seeds
 from roamcast.mobility.moving.election import TreeRule, settings_of
 from roamcast.protocol.effects import AttachTo, Input, PublishThis, SubscribeTo
 from roamcast.protocol.notification import encode_attributes
@@ -47,6 +47,8 @@ from roamcast.simulator.radio.workload import Publishing
 from roamcast.simulator.topology import from_edges
 from roamcast.simulator.tree_shape import TreeWatch
 
+R6 = claim("R6")
+
 RULES: tuple[TreeRule, ...] = ("plain", "stable", "balanced")
 AIR, LINKS = "over the air", "over links"
 SIZES = (8, 16, 32)
@@ -60,13 +62,6 @@ LINK_DELAY = Delay(0.001, 0.033)
 
 EVENTS_MAX = 2_000_000
 """Plain trees never come to rest, so a run is ended by this limit."""
-
-R6 = Claim(
-    "R6", "order",
-    "the largest number of children is smaller in balanced trees than in stable ones, and parents change "
-    "less often than in plain trees, as the thesis expects (4.6); but they change least in stable trees",
-    "trees are severely unbalanced, which leads to more migrations; balancing is future work",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,16 +78,11 @@ class TreeJob(Job):
 
 
 def jobs(quick: bool) -> list[TreeJob]:
-    seeds = range(1, (SEEDS_QUICK if quick else SEEDS) + 1)
+    each = seeds(SEEDS_QUICK if quick else SEEDS)
     sizes, speeds = ((16,), (8.0,)) if quick else (SIZES, SPEEDS_AIR)
-    return [
-        TreeJob(place, rule, size, speed, seed)
-        for place, brokers, moving in ((AIR, sizes, speeds), (LINKS, (BROKERS_LINKED,), SPEEDS_LINKS))
-        for rule in RULES
-        for size in brokers
-        for speed in moving
-        for seed in seeds
-    ]
+    air, links = partial(TreeJob, AIR), partial(TreeJob, LINKS, brokers=BROKERS_LINKED)
+    over_air = grid(air, rule=RULES, brokers=sizes, speed=speeds, seed=each)
+    return over_air + grid(links, rule=RULES, speed=SPEEDS_LINKS, seed=each)
 
 
 def measure(job: TreeJob) -> Row:
@@ -214,6 +204,7 @@ def _watch_until(network: MobileNetwork, watch: TreeWatch, until_s: float) -> di
 # --- the findings ---
 
 
+@checks("amozarrain-trees", "Trees of the election: plain, stable, balanced", R6)
 def experiment(quick: bool, sweep: Sweep) -> Findings:
     return findings_of(sweep.run(measure, jobs(quick)))
 
@@ -282,6 +273,3 @@ def judge_r6(rows: Sequence[Row]) -> Outcome:
         },
     }
     return R6.judge({text: is_above(values) for text, values in less.items()}, figures)
-
-
-register(Experiment("amozarrain-trees", "Trees of the election: plain, stable, balanced", (R6,), experiment))

@@ -15,9 +15,11 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from roamcast.bench.foreign_brokers import foreign_network, missing
 from roamcast.bench.processes import BenchFailed
@@ -32,42 +34,15 @@ from roamcast.lab.caporuscio_runs import (
     measure,
 )
 from roamcast.lab.caporuscio_size import sizes
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.rows import Row, grouped, mean_of, sums_of, where
-from roamcast.lab.sweep import Failure, Job, Sweep
+from roamcast.lab.sweep import Failure, Job, Sweep, grid, seeds
 from roamcast.models.intervals import bounds_of
 from roamcast.proxy.client import SyncOption
 from roamcast.slow_link.channel import HEADER_BYTES, PROFILES
 
-C1 = Claim(
-    "C1", "order", "without the service, everything published while away is lost (fig. 8, 9a)",
-    "everything is lost while away",
-)  # fmt: skip
-C2 = Claim(
-    "C2", "order",
-    "with the basic service nearly all arrives: systems that flood lose nothing, systems that propagate "
-    "subscriptions may lose a few at move-in (fig. 9b, table 3)",
-    "flooding systems lose 0; Siena 0, 2, 10 with s = 10, 50, 100",
-)  # fmt: skip
-C3 = Claim(
-    "C3", "exact", "with ping, nothing is lost on any system without cycles (table 3)", "0 lost with ping"
-)
-C4 = Claim(
-    "C4", "shape",
-    "wired: duplicates grow with s times p; ping adds few on flooding systems, more (45 % at worst) on "
-    "propagating ones (fig. 10)",
-    "proportional to s and p; ping adds up to 45 % on Siena",
-)  # fmt: skip
-C5 = Claim(
-    "C5", "shape", "move-in over the slow link takes longer with more subscriptions (table 3)",
-    "13.6, 48.6, 95.0 s on Elvin; 13.9, 40.5, 74.8 s on FioranoMQ; Siena 8.3, 11.0, 10.8 s (basic)",
-)  # fmt: skip
-C6 = Claim(
-    "C6", "order",
-    "all systems share the core; only the adapter depends on the broker, and it is small (table 4: 639 "
-    "lines of core, 755 to 936 for each system)",
-    "639 lines of core; 797, 936 and 755 for each system",
-)  # fmt: skip
+C1, C2, C3, C4, C5, C6, R10 = map(claim, ("C1", "C2", "C3", "C4", "C5", "C6", "R10"))
+
 
 MAIN = ("mosquitto", "nats", "activemq")
 """The three foreign systems; the fourth, our own broker, is used for the traces only."""
@@ -194,20 +169,18 @@ def trace_trips(quick: bool, systems: Sequence[str]) -> list[Trip]:
             short(Trip(system, option, s, p, link))
             for system in systems for option in OPTIONS for link, s, p in points
         ]  # fmt: skip
-    return [
-        Trip(system, option, s, p, link, number)
-        for system in systems for option in OPTIONS for link in ("wired", "gprs")
-        for s in FULL_S for p in FULL_P for number in range(1, TRACE_TIMES + 1)
-    ]  # fmt: skip
+    return grid(Trip, system=systems, option=OPTIONS, link=("wired", "gprs"), subscriptions=FULL_S,
+                per_s=FULL_P, number=seeds(TRACE_TIMES))  # fmt: skip
 
 
+@checks("caporuscio-traces", "Figures 8, 9 and 11: moves over real brokers", C1, C2)
 def run_traces(quick: bool, sweep: Sweep) -> Findings:
     systems, reasons = installed(MAIN if quick else (*MAIN, "roamcast"))
     trips = trace_trips(quick, systems)
     rows = travel(sweep, (trips, AT_ONCE))
     reasons += left_out(trips)
     return Findings(
-        [none_outcome(rows, reasons), basic_outcome(rows, reasons)],
+        [judges.judge_none(C1, rows, reasons), judges.judge_basic(C2, rows, reasons)],
         {"trips": table_of(rows)},
         {
             "fig-8": pictures.slow_traces(rows),
@@ -215,21 +188,6 @@ def run_traces(quick: bool, sweep: Sweep) -> Findings:
             "fig-11": pictures.traces(rows, "gprs", ("none", "basic")),
         },
     )
-
-
-def none_outcome(rows: Sequence[Row], reasons: Sequence[str]) -> Outcome:
-    figures, parts = judges.judge_none(rows)
-    return C1.judge(parts, figures, notes=reasons)
-
-
-def basic_outcome(rows: Sequence[Row], reasons: Sequence[str]) -> Outcome:
-    figures, parts = judges.judge_basic(rows)
-    return C2.judge(parts, figures, notes=reasons)
-
-
-register(
-    Experiment("caporuscio-traces", "Figures 8, 9 and 11: moves over real brokers", (C1, C2), run_traces)
-)
 
 
 # --- C3: many trips with ping ---
@@ -246,6 +204,7 @@ def ping_trips(quick: bool, systems: Sequence[str]) -> list[Trip]:
     return trips
 
 
+@checks("caporuscio-ping", "Many moves with ping: nothing is lost", C3)
 def run_ping(quick: bool, sweep: Sweep) -> Findings:
     systems, reasons = installed(MAIN)
     rows = travel(sweep, (ping_trips(quick, systems), PING_AT_ONCE))
@@ -264,9 +223,6 @@ def run_ping(quick: bool, sweep: Sweep) -> Findings:
     return Findings([C3.judge(parts, figures, notes=reasons)], {"trips": table_of(rows)})
 
 
-register(Experiment("caporuscio-ping", "Many moves with ping: nothing is lost", (C3,), run_ping))
-
-
 # --- C4: figure 10 ---
 
 
@@ -280,17 +236,11 @@ NARROW_P, NARROW_S = 20.0, (10, 50)
 
 def duplicate_trips(quick: bool, systems: Sequence[str]) -> tuple[list[Trip], list[Trip]]:
     """Return the trips of the paper (none if quick) and the dense trips."""
-    dense = [
-        short(Trip(system, option, s, DENSE_P, number=number))
-        for system in systems for option in SYNCHRONISED for s in ((1, 10) if quick else DENSE_S)
-        for number in range(1, 3 if quick else TIMES + 2)
-    ]  # fmt: skip
-    paper = [
-        Trip(system, option, s, p, number=number)
-        for system in systems for option in SYNCHRONISED for s in FULL_S for p in FULL_P
-        for number in range(1, TIMES + 1)
-    ]  # fmt: skip
-    return [] if quick else paper, dense
+    axes: dict[str, Any] = {"system": systems, "option": SYNCHRONISED}
+    s, times = ((1, 10), 2) if quick else (DENSE_S, TIMES + 1)
+    dense = grid(partial(Trip, per_s=DENSE_P), **axes, subscriptions=s, number=seeds(times))
+    paper = grid(Trip, **axes, subscriptions=FULL_S, per_s=FULL_P, number=seeds(TIMES))
+    return [] if quick else paper, [short(trip) for trip in dense]
 
 
 def narrow_trips(quick: bool, systems: Sequence[str]) -> list[Trip]:
@@ -304,6 +254,7 @@ def narrow_trips(quick: bool, systems: Sequence[str]) -> list[Trip]:
     ]  # fmt: skip
 
 
+@checks("caporuscio-duplicates", "Figure 10: duplicates by subscriptions and rate", C4)
 def run_duplicates(quick: bool, sweep: Sweep) -> Findings:
     systems, reasons = installed(MAIN)
     paper, dense = duplicate_trips(quick, systems)
@@ -318,13 +269,6 @@ def run_duplicates(quick: bool, sweep: Sweep) -> Findings:
         {"trips": table_of(rows), "narrow": table_of(narrowed)},
         {"fig-10": pictures.duplicates(rows), "fig-10-why": pictures.causes(narrowed)},
     )
-
-
-register(
-    Experiment(
-        "caporuscio-duplicates", "Figure 10: duplicates by subscriptions and rate", (C4,), run_duplicates
-    )
-)
 
 
 # --- C5: table 3 ---
@@ -346,6 +290,7 @@ def slow_trips(quick: bool, systems: Sequence[str]) -> list[Trip]:
     return [short(trip) for trip in trips] if quick else trips
 
 
+@checks("caporuscio-gprs", "Table 3: moves over a GPRS link", C5)
 def run_slow(quick: bool, sweep: Sweep) -> Findings:
     systems, reasons = installed(MAIN)
     rows = travel(sweep, (slow_trips(quick, systems), AT_ONCE))
@@ -378,19 +323,13 @@ def table3(rows: Sequence[Row]) -> list[Row]:
     return table
 
 
-register(Experiment("caporuscio-gprs", "Table 3: moves over a GPRS link", (C5,), run_slow))
-
-
 # --- C6: table 4 ---
 
 
 TABLE_4 = {"core": 639, "Elvin": 797, "FioranoMQ": 936, "Siena": 755}
-WHAT_LINES_SAY = (
-    "imports decide this: no module of the core knows a broker's library. Lines are those of our own source, "
-    "shown beside the paper's; they measure how code was divided, not how hard a new adapter is"
-)
 
 
+@checks("caporuscio-size", "Table 4: size of the core and the adapters", C6)
 def run_size(quick: bool, sweep: Sweep) -> Findings:
     found = sizes()
     adapters = found.adapters
@@ -407,20 +346,10 @@ def run_size(quick: bool, sweep: Sweep) -> Findings:
     rows = [{"whose": "paper", "part": name, "lines": lines} for name, lines in TABLE_4.items()]
     here = {"core": found.core, "around": found.around, **adapters}
     rows += [{"whose": "here", "part": name, "lines": lines} for name, lines in here.items()]
-    return Findings([C6.judge(parts, figures, notes=[WHAT_LINES_SAY])], {"table-4": rows})
-
-
-register(Experiment("caporuscio-size", "Table 4: size of the core and the adapters", (C6,), run_size))
+    return Findings([C6.judge(parts, figures, notes=[C6.why])], {"table-4": rows})
 
 
 # --- section 3.1 and 5: discovery, and subscriptions that are left out ---
-
-R10 = Claim(
-    "R10", "exact",
-    "a host finds the proxy in its vicinity (section 3.1); a subscription excluded from the service (sec. 5) "
-    "follows the client, and nothing is kept for it while away; the others miss nothing",
-    "a monitor discovers a proxy nearby; selective exclusion is named as an extension",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -436,6 +365,7 @@ def try_options(job: OptionsJob) -> Row:
         return asyncio.run(discover_and_exclude(network, Path(folder)))
 
 
+@checks("caporuscio-options", "Discovery of proxies, excluded subscriptions", R10)
 def run_options(quick: bool, sweep: Sweep) -> Findings:
     systems, reasons = installed(MAIN[:1] if quick else MAIN)
     rows = sweep.run(try_options, [OptionsJob(system) for system in systems])
@@ -453,8 +383,3 @@ def judge_r10(rows: Sequence[Row], reasons: Sequence[str] = ()) -> Outcome:
             row["after kept"] and row["after excluded"]
         )
     return R10.judge(parts, {row["system"]: row for row in rows}, notes=reasons)
-
-
-register(
-    Experiment("caporuscio-options", "Discovery of proxies, excluded subscriptions", (R10,), run_options)
-)

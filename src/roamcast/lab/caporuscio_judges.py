@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from roamcast.lab.curves import Slope, plane
+from roamcast.lab.experiment import Claim, Outcome
 from roamcast.lab.rows import Row, distinct, grouped, mean_of, rounded, sums_of, where
 from roamcast.models.intervals import Bounds, mean_interval, share_interval
 
@@ -36,7 +37,7 @@ def rare(counted: int, total: int) -> float:
 # --- C1 ---
 
 
-def judge_none(rows: Sequence[Row]) -> tuple[Figures, Parts]:
+def judge_none(claim: Claim, rows: Sequence[Row], notes: Sequence[str]) -> Outcome:
     figures: Figures = {}
     parts: Parts = {}
     for system in distinct(rows, "system"):
@@ -49,13 +50,13 @@ def judge_none(rows: Sequence[Row]) -> tuple[Figures, Parts]:
             "share of such trips, upper bound of the estimate": rare(arrived, len(found)),
         }  # fmt: skip
         parts[f"{system}: {away - lost} arrived that were published while the client was away"] = away == lost
-    return figures, parts
+    return claim.judge(parts, figures, notes=notes)
 
 
 # --- C2 ---
 
 
-def judge_basic(rows: Sequence[Row]) -> tuple[Figures, Parts]:
+def judge_basic(claim: Claim, rows: Sequence[Row], notes: Sequence[str]) -> Outcome:
     figures: Figures = {}
     parts: Parts = {}
     for system in distinct(rows, "system"):
@@ -77,7 +78,7 @@ def judge_basic(rows: Sequence[Row]) -> tuple[Figures, Parts]:
             text = f"{system} lost {lost} of {away}: {low:.1%} or more arrive, {min(high, 1):.1%} or less"
             parts[text] = True if low >= NEARLY_ALL else False if high < NEARLY_ALL else None
     figures["share that has to arrive"] = NEARLY_ALL
-    return figures, parts
+    return claim.judge(parts, figures, notes=notes)
 
 
 # --- C4 ---

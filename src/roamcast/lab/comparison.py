@@ -19,7 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -27,12 +27,12 @@ from statistics import fmean
 from matplotlib.axes import Axes
 
 from roamcast.lab.charts import Chart, Panel
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.figures import ARRIVED, INK, LOST, QUIET
-from roamcast.lab.measure import Window
+from roamcast.lab.measure import GivenTrace, Window, visits_before
 from roamcast.lab.rows import Row, grouped, mean_of, sums_of, values_of
 from roamcast.lab.summary import percentile
-from roamcast.lab.sweep import Job, Sweep
+from roamcast.lab.sweep import Job, Sweep, grid, seeds
 from roamcast.mobility import PROTOCOLS, Promise, Settings, find_protocol
 from roamcast.models.intervals import mean_interval
 from roamcast.models.next_broker import learned_document
@@ -41,25 +41,12 @@ from roamcast.protocol.effects import PublishThis
 from roamcast.protocol.messages import Message, Relayed, cause_of
 from roamcast.simulator.movement import from_file, part_of
 from roamcast.simulator.network import Action, Network, NetworkSettings
-from roamcast.simulator.run import Run, run_checked
+from roamcast.simulator.run import run_checked
 from roamcast.simulator.scenario import Scenario
 from roamcast.simulator.topology import Topology, parse_topology
 
-P1 = Claim(
-    "P1", "exact",
-    "(ours) the same scenario under every protocol: only such losses, duplicates and reorderings occur as "
-    "its promise excuses, and none at all if it excuses only full buffers",
-    "every protocol keeps its promise",
-)  # fmt: skip
+P1, P2 = map(claim, ("P1", "P2"))
 
-P2 = Claim(
-    "P2", "order",
-    "(ours) with neighbouring moves and on traces, roam has the lowest median delay to the first "
-    "notification of all protocols that lose nothing, and a 95th percentile and hops per handoff that are "
-    "bounded by those of multi_hop_handoff and proactive",
-    "lowest median; on a trace at most half of multi_hop_handoff's; p95 no worse; at most twice its hops; "
-    "fewer hops and copies than proactive",
-)  # fmt: skip
 
 ORDER = (
     "none", "durable", "reactive", "proactive", "home_broker", "sub_unsub", "multi_hop_handoff",
@@ -73,6 +60,7 @@ TRACE_WARM_UP_S = 60.0
 TRACE_SPAN_S = 3600.0
 """Maximum length of the replayed part of a trace, around the busiest time of its last third."""
 TRACE_CLIENTS_MAX = 300
+SELECTIVITY = 0.0625
 RECEIVED_PER_S = 0.2
 """Notifications per second for each client of a trace: enough that some wait although clients are away for
 only a second."""
@@ -85,36 +73,10 @@ def compared() -> list[str]:
     return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
-@dataclass(frozen=True)
-class ReplayedTrace:
-    """A trace from a file, an overlay of its brokers, and the part to replay."""
-
-    file: str
-    overlay: str
-    from_s: float
-    span_s: float
-    clients: int
-
-    def scenario(self) -> Scenario:
-        return Scenario(
-            topology=f"file:{self.overlay}",
-            clients=self.clients,
-            movement=f"trace:{self.file}",
-            trace_from_s=self.from_s,
-            duration_s=self.span_s,
-            selectivity=0.0625,
-            publish_every_s=0.0625 * self.clients / RECEIVED_PER_S,
-        )
-
-
 @cache
-def model_before(trace: ReplayedTrace) -> str:
+def model_before(trace: GivenTrace) -> str:
     """Return a model file learned from the part of a trace that is not replayed."""
-    visits = from_file(trace.file)
-    earlier = (
-        [(one.broker, one.attach_s) for one in of if one.attach_s < trace.from_s] for of in visits.values()
-    )
-    return json.dumps(learned_document(earlier, trace.from_s))
+    return json.dumps(learned_document(visits_before(trace.file, trace.from_s), trace.from_s))
 
 
 @dataclass(frozen=True)
@@ -123,7 +85,7 @@ class ComparisonJob(Job):
     movement: str
     seed: int
     quick: bool
-    trace: ReplayedTrace | None = None
+    trace: GivenTrace | None = None
 
     @property
     def cost(self) -> float:
@@ -147,7 +109,7 @@ class ComparisonJob(Job):
             connect_s=30.0,
             disconnect_s=30.0,
             publish_every_s=20.0,
-            selectivity=0.0625,
+            selectivity=SELECTIVITY,
             duration_s=duration_s,
             network=NetworkSettings(protocol=self.protocol, seed=self.seed),
         )
@@ -280,7 +242,7 @@ def compare(job: ComparisonJob) -> Row:
     run = run_checked(
         topology, scenario.network, actions, watch.observe, trace=watch.on_message, prepare=sampler.prepare
     )
-    figures: Counter[str] = Counter()
+    figures, result = Counter[str](), run.result
     for broker in run.network.brokers.values():
         figures.update(getattr(broker.protocol, "figures", {}))
     return {
@@ -288,16 +250,9 @@ def compare(job: ComparisonJob) -> Row:
         "movement": job.movement,
         "seed": job.seed,
         **watch.figures(),
-        "copies_per_handoff": figures["copies"] / max(run.result.handoffs, 1),
+        "copies_per_handoff": figures["copies"] / max(result.handoffs, 1),
         "stored_per_broker_mean": fmean(sampler.stored),
         "stored_per_broker_max": max(sampler.stored),
-        **counts_of(run),
-    }
-
-
-def counts_of(run: Run) -> Row:
-    result = run.result
-    return {
         **{name: getattr(result, name) for name in COUNTS[:-1]},
         "violations": result.violations_total,
         "first_violation": str(result.violations[0]) if result.violations else "",
@@ -319,29 +274,21 @@ WITH_INTERVAL = ("delay_p50_s", "delay_p95_s", "overhead_per_handoff_hops")
 
 
 def jobs(quick: bool) -> list[ComparisonJob]:
-    return [
-        ComparisonJob(protocol, movement, seed, quick)
-        for movement in MOVEMENTS
-        for protocol in compared()
-        for seed in range(1, 2 if quick else 4)
-    ]
+    one = partial(ComparisonJob, quick=quick)
+    return grid(one, movement=MOVEMENTS, protocol=compared(), seed=seeds(1 if quick else 3))
 
 
+def comparison_on(sweep: Sweep, trace: Path, overlay: Path) -> Findings:
+    one = partial(ComparisonJob, movement=trace.stem, quick=False, trace=replayed_trace(trace, overlay))
+    return findings_of(sweep.run(compare, grid(one, protocol=compared(), seed=seeds(3))))
+
+
+@checks("comparison", "Every protocol in the same scenario", P1, P2, on_trace=comparison_on)
 def comparison(quick: bool, sweep: Sweep) -> Findings:
     return findings_of(sweep.run(compare, jobs(quick)))
 
 
-def comparison_on(sweep: Sweep, trace: Path, overlay: Path) -> Findings:
-    replayed = replayed_trace(trace, overlay)
-    all_jobs = [
-        ComparisonJob(protocol, trace.stem, seed, False, replayed)
-        for protocol in compared()
-        for seed in range(1, 4)
-    ]
-    return findings_of(sweep.run(compare, all_jobs))
-
-
-def replayed_trace(file: Path, overlay: Path) -> ReplayedTrace:
+def replayed_trace(file: Path, overlay: Path) -> GivenTrace:
     """Return the hour of the trace's last third in which most visits begin."""
     visits = from_file(file, parse_topology(f"file:{overlay}", Random(0)))
     begins = sorted(one.attach_s for of_client in visits.values() for one in of_client)
@@ -352,7 +299,10 @@ def replayed_trace(file: Path, overlay: Path) -> ReplayedTrace:
     until_s = from_s + TRACE_SPAN_S
     present = sum(bool(part_of(of_client, from_s, until_s)) for of_client in visits.values())
     clients = min(present, TRACE_CLIENTS_MAX)
-    return ReplayedTrace(str(file.absolute()), str(overlay.absolute()), from_s, TRACE_SPAN_S, clients)
+    return GivenTrace(
+        str(file.absolute()), str(overlay.absolute()), from_s, TRACE_SPAN_S, clients, SELECTIVITY,
+        SELECTIVITY * clients / RECEIVED_PER_S,
+    )  # fmt: skip
 
 
 def findings_of(rows: Sequence[Row]) -> Findings:
@@ -529,7 +479,3 @@ def judge_p2(rows: Sequence[Row]) -> Outcome:
             shown = ("delay_p50_s", "delay_p95_s", hops, all_hops, copies)
             figures[f"{where_}{row['protocol']}"] = {name: row[name] for name in shown}
     return P2.judge(parts, figures) if parts else P2.open("no runs of the three protocols")
-
-
-TITLE = "Every protocol in the same scenario"
-register(Experiment("comparison", TITLE, (P1, P2), comparison, comparison_on))

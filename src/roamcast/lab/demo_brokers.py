@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from roamcast.bench.broker_network import BrokerNetwork
-from roamcast.bench.processes import HOST
+from roamcast.bench.processes import HOST, wait_until
 from roamcast.client import connect
 from roamcast.lab.figures import ARRIVED, AWAY, LOST
 
@@ -117,7 +117,10 @@ async def travel(folder: Path, log: Path, progress: Callable[[float], None]) -> 
             await asyncio.sleep(STAY_S)
             is_over.set()
             await asyncio.wait_for(publishing, DRAIN_S)
-            await _wait_for(lambda: len({n for n, _ in trip.arrived}) >= len(trip.published))
+            # What is missing then is counted as lost.
+            await asyncio.to_thread(
+                wait_until, lambda: len({n for n, _ in trip.arrived}) >= len(trip.published), DRAIN_S
+            )
             receiving.cancel()
         for broker in network.brokers:
             await asyncio.to_thread(broker.stop)  # It closes its log.
@@ -133,13 +136,6 @@ async def _kill(network: BrokerNetwork, trip: Trip) -> None:
     network.restart(1)
     await asyncio.to_thread(middle.wait_listening)
     trip.back_s = trip.now_s()
-
-
-async def _wait_for(is_so: Callable[[], bool]) -> None:
-    """Wait until the condition holds, or for too long: missing deliveries are then counted as lost."""
-    deadline = time.monotonic() + DRAIN_S
-    while not is_so() and time.monotonic() < deadline:
-        await asyncio.sleep(0.02)
 
 
 def violations_of(figures: dict[str, Any]) -> list[str]:

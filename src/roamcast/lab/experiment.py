@@ -1,18 +1,20 @@
 """Claims, the experiments that check them, and what an experiment finds.
 
-A claim is a sentence of a published document that can be checked. An experiment checks one or more claims:
-a `Sweep` runs its jobs, and the experiment returns `Findings` with one outcome for each claim. A claim that
-does not hold is a valid finding.
+A claim is a sentence of a published document that can be checked; `claims.csv` has all of them. An experiment
+checks one or more claims: a `Sweep` runs its jobs, and the experiment returns `Findings` with one outcome for
+each claim. A claim that does not hold is a valid finding.
 
-A new experiment has a module of its own, which ends with `register`, and a line in `catalogue`.
+A new experiment is a function marked with `checks`, in a module that has a line in `catalogue`.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from roamcast.errors import InputError, did_you_mean
 from roamcast.lab.rows import Row
@@ -36,6 +38,8 @@ class Claim:
     text: str
     paper: str = ""
     """Value in the document, for comparison with the measurement."""
+    why: str = ""
+    """What decides it where it does not hold, or what is to be known about its figures."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -62,6 +66,32 @@ class Claim:
         note = "; ".join(unclear) + (f" ({why})" if unclear and why else "")
         return self.outcome(holds, figures, "; ".join(filter(None, [note, *notes])))
 
+    def in_settings(self, outcomes: Mapping[str, Outcome]) -> Outcome:
+        """Judge the claim in several settings: the document's own setting, the first, decides."""
+        notes = [
+            f"setting {name}: {one.verdict}" + (f", {one.note}" if one.note else "")
+            for name, one in outcomes.items()
+        ]
+        if any(one.holds is not True for one in outcomes.values()):
+            notes.append(self.why)
+        return replace(
+            next(iter(outcomes.values())),
+            figures={f"setting {name}": one.figures for name, one in outcomes.items()},
+            note="; ".join(filter(None, notes)),
+            by_setting={name: one.verdict for name, one in outcomes.items()},
+        )
+
+
+@cache
+def known_claims() -> dict[str, Claim]:
+    with Path(__file__).with_name("claims.csv").open(encoding="utf-8", newline="") as file:
+        return {row["id"]: Claim(**row) for row in csv.DictReader(file)}  # type: ignore[arg-type]
+
+
+def claim(id: str) -> Claim:
+    """Return a claim of `claims.csv`."""
+    return known_claims()[id]
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -84,27 +114,6 @@ class Outcome:
         return {True: "holds", False: "does not hold", None: "open"}[self.holds]
 
 
-def in_settings(outcomes: Mapping[str, Outcome], why: str = "") -> Outcome:
-    """Combine the outcomes of a claim that was judged in several settings. The first setting, which is the
-    document's own, decides.
-
-    `why` explains why the claim does not hold in some of the settings.
-    """
-    first = next(iter(outcomes.values()))
-    notes = [
-        f"setting {name}: {one.verdict}" + (f", {one.note}" if one.note else "")
-        for name, one in outcomes.items()
-    ]
-    if why and any(one.holds is not True for one in outcomes.values()):
-        notes.append(why)
-    return replace(
-        first,
-        figures={f"setting {name}": one.figures for name, one in outcomes.items()},
-        note="; ".join(notes),
-        by_setting={name: one.verdict for name, one in outcomes.items()},
-    )
-
-
 @dataclass
 class Findings:
     """Everything that an experiment returns."""
@@ -116,12 +125,16 @@ class Findings:
     """Name to a function that draws on an empty figure, usually a `Chart`."""
 
 
+Run = Callable[[bool, "Sweep"], Findings]
+R = TypeVar("R", bound=Run)
+
+
 @dataclass(frozen=True)
 class Experiment:
     id: str
     title: str
     claims: tuple[Claim, ...]
-    run: Callable[[bool, Sweep], Findings]
+    run: Run
     """Called with True for a smaller setting."""
     run_on_trace: Callable[[Sweep, Path, Path], Findings] | None = None
     """Runs on a user's trace: called with the trace file and the file with an overlay of its brokers."""
@@ -131,14 +144,23 @@ EXPERIMENTS: dict[str, Experiment] = {}
 """Registered experiments by id; `catalogue` fills it."""
 
 
-def register(experiment: Experiment) -> Experiment:
-    """Add an experiment. Every claim belongs to one experiment, and every id is unique."""
-    taken = {name for known in EXPERIMENTS.values() for name in names_of(known)}
-    for name in names_of(experiment):
-        if name in taken:
-            raise InputError(f"experiment {experiment.id}: the id {name!r} is taken; give it another")
-    EXPERIMENTS[experiment.id] = experiment
-    return experiment
+def checks(
+    id: str, title: str, *claims: Claim, on_trace: Callable[[Sweep, Path, Path], Findings] | None = None
+) -> Callable[[R], R]:
+    """Register the decorated function as the experiment that checks these claims. Every claim belongs to one
+    experiment, and every id is unique.
+    """
+
+    def register(run: R) -> R:
+        experiment = Experiment(id, title, claims, run, on_trace)
+        taken = {name for known in EXPERIMENTS.values() for name in names_of(known)}
+        for name in names_of(experiment):
+            if name in taken:
+                raise InputError(f"experiment {id}: the id {name!r} is taken; give it another")
+        EXPERIMENTS[id] = experiment
+        return run
+
+    return register
 
 
 def names_of(experiment: Experiment) -> list[str]:

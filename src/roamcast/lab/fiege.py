@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
 
 from roamcast.filters.selector import parse
 from roamcast.lab.charts import Chart, Panel, bars, named
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Claim, Findings, Outcome, checks, claim
 from roamcast.lab.figures import ARRIVED, QUIET
 from roamcast.lab.rows import Row, distinct, grouped, sums_of, where
-from roamcast.lab.sweep import Job, Sweep
+from roamcast.lab.sweep import Job, Sweep, grid, seeds
 from roamcast.mobility import Settings
 from roamcast.mobility.relocation import Relocation, Replay, Resubscribe
 from roamcast.protocol import records
@@ -31,20 +32,10 @@ from roamcast.simulator.run import Run, run_checked
 from roamcast.simulator.scenario import Scenario
 from roamcast.simulator.story import Story, parse_story
 
+F1, F2, F7, F8, R20 = map(claim, ("F1", "F2", "F7", "F8", "R20"))
+
 # --- figure 5 (section 4.1) ---
 
-F1 = Claim(
-    "F1", "exact",
-    "figure 5 with one producer (section 4.1): the entries lead from the producer over the junction B4 to "
-    "B1; B5 and B6 hold nothing of C",
-    "(C, F) leads to B1; B5 and B6 hold nothing of C",
-)  # fmt: skip
-F2 = Claim(
-    "F2", "exact",
-    "figure 5 with several producers (section 4.1): B5 keeps its entry, which now points to B4; B6 holds "
-    "nothing of C",
-    "(C, F) at B5 is kept and points to B4; B6 holds nothing",
-)  # fmt: skip
 
 FILTER = "x > 1"
 ONE_PRODUCER = f"""
@@ -174,6 +165,7 @@ def judge_figure_5(claim: Claim, text: str) -> Outcome:
     return claim.judge(parts, figures)
 
 
+@checks("fiege-fig5", "Fiege et al., figure 5: a client relocates", F1, F2)
 def figure_5(quick: bool, sweep: Sweep) -> Findings:
     outcomes = [judge_figure_5(F1, ONE_PRODUCER), judge_figure_5(F2, SEVERAL_PRODUCERS)]
     rows = [{"claim": one.claim, "holds": one.holds, **one.figures} for one in outcomes]
@@ -182,12 +174,6 @@ def figure_5(quick: bool, sweep: Sweep) -> Findings:
 
 # --- F7: the promise, and what a cache cannot hold (sections 4.1 and A.2) ---
 
-F7 = Claim(
-    "F7", "exact",
-    "relocation: no loss, no duplicate, sender FIFO, old broker freed, with caches large enough; with a ring "
-    "buffer of n and a time to live, exactly the expected ones are missing",
-    "complete, no duplicates, sender FIFO, resources freed; caches bounded by size and age",
-)  # fmt: skip
 
 AWAY_FROM_S, EVERY_S, BACK_S = 2.0, 0.5, 8.0
 PUBLISHED_AWAY = 10
@@ -286,10 +272,9 @@ def caches() -> list[Row]:
     return rows
 
 
+@checks("fiege-relocation", "Fiege et al., section 4: promise and caches", F7)
 def relocation(quick: bool, sweep: Sweep) -> Findings:
-    seeds = 40 if quick else 1000
-    jobs = [RelocationJob(seed, limited) for limited in (False, True) for seed in range(seeds)]
-    rows = sweep.run(relocate, jobs)
+    rows = sweep.run(relocate, grid(RelocationJob, limited=(False, True), seed=range(40 if quick else 1000)))
     tried = caches()
     return Findings([judge_f7(rows, tried)], {"relocation_runs": rows, "relocation_caches": tried})
 
@@ -320,12 +305,6 @@ def judge_f7(rows: Sequence[Row], tried: Sequence[Row]) -> Outcome:
 
 # --- F8: routing strategies ---
 
-F8 = Claim(
-    "F8", "order",
-    "(ours) simple, identity, covering and merging routing deliver the same notifications; table sizes and "
-    "control traffic fall in that order",
-    "the same deliveries; simple, identity, covering, merging in falling order",
-)  # fmt: skip
 
 STRATEGIES = ("simple", "identity", "covering", "merging")
 WORKLOADS = ("nested", "ranges", "groups")
@@ -338,11 +317,6 @@ MEASURES = {
     "control_hops": "hops of subscribing and unsubscribing",
 }
 DESCRIBED = {"nested": "ranges within ranges", "ranges": "they overlap", "groups": "equal or apart"}
-
-WHY_MERGING_COSTS_MORE = (
-    "a merged filter changes with each of its parts and is then said anew, where an equal filter of someone "
-    "else leaves identity and covering nothing to say; merging that takes it back later turns that (R20)"
-)
 
 
 @dataclass(frozen=True)
@@ -423,9 +397,10 @@ def route(job: RoutingJob) -> Row:
     }
 
 
+@checks("fiege-routing", "Routing strategies side by side", F8)
 def routing(quick: bool, sweep: Sweep) -> Findings:
-    side, seeds = (3, 1) if quick else (5, 3)
-    jobs = [RoutingJob(workload, seed, side) for workload in WORKLOADS for seed in range(1, seeds + 1)]
+    side, count = (3, 1) if quick else (5, 3)
+    jobs = grid(partial(RoutingJob, side=side), workload=WORKLOADS, seed=seeds(count))
     # That all strategies deliver the same must not depend on how handoffs are made.
     jobs += [RoutingJob(workload, 1, 3, "multi_hop_handoff") for workload in WORKLOADS]
     rows = sweep.run(route, jobs)
@@ -439,25 +414,15 @@ def routing(quick: bool, sweep: Sweep) -> Findings:
 
 # --- R20: what decides the last step of F8 ---
 
-R20 = Claim(
-    "R20", "order",
-    "(ours) what merging costs in F8 is that merged filters are said anew at every change: if what nobody "
-    "wants is taken back later (lazy merging), control traffic is below that of covering and of perfect "
-    "merging in every workload once clients have moved for a while, and notifications cross links for nobody",
-    "control traffic of lazy merging below covering's and merging's; more hops of notifications",
-)  # fmt: skip
 
 LAZY = ("covering", "merging", "lazy_merging")
 
 
+@checks("fiege-lazy", "Merged filters that are said anew later", R20)
 def lazy(quick: bool, sweep: Sweep) -> Findings:
-    seeds, duration_s = (1, 600.0) if quick else (3, 1800.0)
-    jobs = [
-        RoutingJob(workload, seed, 3, strategies=LAZY, duration_s=duration_s)
-        for workload in WORKLOADS
-        for seed in range(1, seeds + 1)
-    ]
-    rows = sweep.run(route, jobs)
+    count, duration_s = (1, 600.0) if quick else (3, 1800.0)
+    one = partial(RoutingJob, side=3, strategies=LAZY, duration_s=duration_s)
+    rows = sweep.run(route, grid(one, workload=WORKLOADS, seed=seeds(count)))
     return Findings([judge_r20(rows)], {"lazy_runs": rows}, {})
 
 
@@ -542,11 +507,5 @@ def judge_f8(rows: Sequence[Row], means: Sequence[Row]) -> Outcome:
                 parts[f"{name}, {workload}: {better} is {ratio:.3f} of {worse}"] = ratio <= 1
             parts[f"{name}: {better} is never below {worse}"] = any(one < 1 for one in ratios.values())
             if (measure, better) == ("control_hops", "merging") and max(ratios.values(), default=0) > 1:
-                why = WHY_MERGING_COSTS_MORE
+                why = F8.why
     return F8.judge(parts, figures, why=why)
-
-
-register(Experiment("fiege-fig5", "Fiege et al., figure 5: a client relocates", (F1, F2), figure_5))
-register(Experiment("fiege-relocation", "Fiege et al., section 4: promise and caches", (F7,), relocation))
-register(Experiment("fiege-routing", "Routing strategies side by side", (F8,), routing))
-register(Experiment("fiege-lazy", "Merged filters that are said anew later", (R20,), lazy))

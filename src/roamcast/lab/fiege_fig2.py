@@ -9,21 +9,16 @@ that reaches B1 before the move and B2 after it is received twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.fiege import Witness
 from roamcast.lab.rows import Row, where
 from roamcast.lab.sweep import Job, Sweep
 from roamcast.simulator.story import parse_story
 
-R23 = Claim(
-    "R23", "exact",
-    "figure 2 (section 3.2): with flooding, a client that moves in an instant misses notifications that "
-    "have passed the new broker but not reached the old one, and gets those twice that pass them in the "
-    "other order; under relocation it gets everything once",
-    "the client might miss several notifications or get duplicates",
-)  # fmt: skip
+R23 = claim("R23")
+
 
 SHORT_S, LONG_S, ACCESS_S = 0.05, 0.25, 0.02
 PUBLISHED_S = 10.0
@@ -99,15 +94,11 @@ class MoveJob(Job):
 def move(job: MoveJob) -> Row:
     witness = Witness()
     parse_story(job.story(), job.name).run(witness.on_rows)
-    return {
-        "how": job.how,
-        "nearer": job.nearer,
-        "moves_s": job.moves_s,
-        "got": sum(map(len, witness.delivered.values())),
-        "expected": job.expected(),
-    }
+    got = sum(map(len, witness.delivered.values()))
+    return {**asdict(job), "got": got, "expected": job.expected()}
 
 
+@checks("fiege-fig2", "Fiege et al., figure 2: moving without support", R23)
 def experiment(quick: bool, sweep: Sweep) -> Findings:
     step = 0.02 if quick else 0.005
     # Between two instants at which anything happens, never at one.
@@ -130,6 +121,3 @@ def judge(rows: Sequence[Row]) -> Outcome:
     parts["without support nothing comes twice"] = any(row["got"] == 2 for row in naive)
     parts["relocation does not deliver once"] = all(row["got"] == 1 for row in supported)
     return R23.judge(parts, figures)
-
-
-register(Experiment("fiege-fig2", "Fiege et al., figure 2: moving without support", (R23,), experiment))

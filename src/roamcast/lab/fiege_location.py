@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from roamcast.lab.charts import Chart, Panel
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.figures import ARRIVED, LOST, QUIET
 from roamcast.lab.rows import Row, rounded, sums_of, where
 from roamcast.lab.sweep import Job, Sweep
@@ -32,15 +32,10 @@ from roamcast.simulator.location_fuzz import ANY
 from roamcast.simulator.network import Network
 from roamcast.simulator.story import Story, parse_story
 
+F3, F6 = map(claim, ("F3", "F6"))
+
 # --- tables 1 to 4 (sections 5.2 and 5.3) ---
 
-F3 = Claim(
-    "F3", "exact",
-    "tables 1 to 4 (sections 5.2, 5.3): ploc on the movement graph of figure 7, the filters along the way "
-    "while the client goes from a to b to d, sub/unsub and flooding as limits, and the steps for concrete "
-    "times",
-    "tables 1 to 4; sums of 120, 170, 220 ms with stays of 100 ms take 1, 1, 2 steps",
-)  # fmt: skip
 
 GRAPH = "graph a-b a-c b-d c-d"
 LOCATIONS = "abcd"
@@ -137,6 +132,7 @@ def crossing(settings: str, start: str) -> tuple[str, ...]:
     return tuple("".join(sorted(found)) for found in seen.values())
 
 
+@checks("fiege-tables", "Fiege et al., section 5: tables 1 to 4", F3)
 def tables(quick: bool, sweep: Sweep) -> Findings:
     """Compare the tables: one stay per link, so that each link adds one step; then the limits, and the times
     of figure 8.
@@ -188,23 +184,11 @@ def judge_f3(found: dict[str, Sets]) -> Outcome:
     parts["table 4 is not 1, 1, 2 steps"] = steps["rounded down, one way (table 4)"] == [1, 1, 2]
     parts["figure 13 does not give 2, 2, 3 steps"] = steps["rounded up, one way (figure 13)"] == [2, 2, 3]
     printed = sum(found[name] == expected for name, expected in PRINTED.items())
-    return F3.judge(parts, {"tables as printed": printed, **steps}, notes=[PUBLISHED])
-
-
-PUBLISHED = (
-    "the last row of table 3 is the producer's own broker, which has no filter: the row shows what is "
-    "published, and cannot be different"
-)
+    return F3.judge(parts, {"tables as printed": printed, **steps}, notes=[F3.why])
 
 
 # --- the promise (section 3.3, figure 4), and what the naive solution misses (figure 3) ---
 
-F6 = Claim(
-    "F6", "exact",
-    "logical mobility delivers as if everything were flooded (section 3.3): none missing and none extra in "
-    "any epoch while clients keep to the times; one that is too fast misses exactly what the timing predicts",
-    "as if flooding; sub/unsub is silent for 2 t_d after a move, and starves at shorter stays",
-)  # fmt: skip
 
 SEEDS_PER_JOB = 10
 FIRST_SEED = 100
@@ -294,6 +278,7 @@ def shares(got: Mapping[Identity, float], owed: Mapping[Identity, float], stay_s
     }
 
 
+@checks("fiege-logical", "Fiege et al., section 3.3: as if flooding", F6)
 def logical(quick: bool, sweep: Sweep) -> Findings:
     seeds = 40 if quick else 1000
     firsts = range(FIRST_SEED, FIRST_SEED + seeds, SEEDS_PER_JOB)
@@ -362,7 +347,3 @@ def judge_f6(rows: Sequence[Row], walks: Sequence[Row]) -> Outcome:
         "share of the algorithm": rounded((row["share"] for row in adaptive), 3),
     }
     return F6.judge(parts, figures)
-
-
-register(Experiment("fiege-tables", "Fiege et al., section 5: tables 1 to 4", (F3,), tables))
-register(Experiment("fiege-logical", "Fiege et al., section 3.3: as if flooding", (F6,), logical))

@@ -26,7 +26,7 @@ from roamcast.errors import InputError
 from roamcast.filters.expression import Value
 from roamcast.filters.own import Possible, Values
 from roamcast.lab.charts import Chart, Panel
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.figures import ARRIVED, LOST, QUIET
 from roamcast.lab.rows import Row, rounded
 from roamcast.lab.sweep import Job, Sweep
@@ -43,18 +43,8 @@ from roamcast.simulator.network import Action, Network, NetworkSettings
 from roamcast.simulator.run import run_checked
 from roamcast.simulator.topology import Topology, from_edges
 
-F4 = Claim(
-    "F4", "exact",
-    "figure 9's formulas (appendix B.2): flooding 882,090 messages/s; stays of 10 s: 35,283.6 t + "
-    "363·floor(t/10); stays of 1 s: 106,506.4 t",
-    "882,090; 35,283.6 t + 363·floor(t/10); 106,506.4 t",
-)  # fmt: skip
-F5 = Claim(
-    "F5", "order",
-    "a simulation of the same setting: the algorithm stays below flooding for both speeds, and slower "
-    "movement saves more; what the links let through is what the formulas say, within 2 %",
-    "below flooding, and slower movement saves more",
-)  # fmt: skip
+F4, F5 = map(claim, ("F4", "F5"))
+
 
 DEGREE, LEVELS, PRODUCERS_PER_BROKER = 3, 5, 10
 FAST_S, SLOW_S = 0.010, 0.600
@@ -131,11 +121,7 @@ def judge_f4() -> Outcome:
         "the same, round trips": [steps_at(level, 1, Rule()) for level in levels],
         "stays of 1 s, per second, round trips": round(formula(1, 1, Rule()), 1),
     }
-    note = (
-        "the document counts links (363) for a control message at stays of 10 s and brokers (364) at stays "
-        "of 1 s; counted alike, the second formula gives one message per second less"
-    )
-    return F4.judge(parts, figures, notes=[note])
+    return F4.judge(parts, figures, notes=[F4.why])
 
 
 # --- the simulation ---
@@ -311,6 +297,7 @@ def measure(job: TrafficJob) -> Row:
     }
 
 
+@checks("fiege-traffic", "Fiege et al., appendix B.2 and figure 9: messages", F4, F5)
 def traffic(quick: bool, sweep: Sweep) -> Findings:
     duration_s = 10.0 if quick else 60.0
     modes = ("reverse path", "broadcast")
@@ -429,14 +416,4 @@ def judge_f5(rows: Sequence[Row]) -> Outcome:
         "reverse path": rounded(measured),
         "reverse path, round trips": rounded(corrected),
     }
-    return F5.judge(parts, figures, notes=[WHY_BELOW] if all(parts.values()) else [])
-
-
-WHY_BELOW = (
-    "reverse paths lead to the consumer only, so they cost far less than the formulas; and no forwarding "
-    "costs as much as the second formula says: a notification from two steps away crosses the link of its "
-    "own producer and ends at the next broker, but the formula counts it on the links of all producers"
-)
-
-
-register(Experiment("fiege-traffic", "Fiege et al., appendix B.2 and figure 9: messages", (F4, F5), traffic))
+    return F5.judge(parts, figures, notes=[F5.why] if all(parts.values()) else [])

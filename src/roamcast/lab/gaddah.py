@@ -21,13 +21,15 @@ from matplotlib.ticker import LogLocator
 
 from roamcast.lab.charts import Chart, Panel, Pen, bars, curves, in_words, named, with_printed
 from roamcast.lab.curves import Curve, Curves, means_of
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, in_settings, register
+from roamcast.lab.experiment import Claim, Findings, Outcome, checks, claim
 from roamcast.lab.figures import ARRIVED, LOST, QUIET
 from roamcast.lab.gaddah_models import TIMES
 from roamcast.lab.gaddah_testbed import BROKERS, NEIGHBOURS, PERCENTS, SETTINGS, BuildingJob, simulate
 from roamcast.lab.rows import Row, distinct, rounded, where
-from roamcast.lab.sweep import Sweep
+from roamcast.lab.sweep import Sweep, grid, seeds
 from roamcast.models.ctmc import movement_chain, presence
+
+G7, G8, G9, G10, G11, G12, G15 = map(claim, ("G7", "G8", "G9", "G10", "G11", "G12", "G15"))
 
 DURABLE, REACTIVE, PROACTIVE = "durable", "reactive", "proactive"
 PROTOCOLS = (DURABLE, REACTIVE, PROACTIVE)
@@ -63,12 +65,8 @@ class Size:
         subscribers = int(changes.pop("subscribers", self.subscribers))
         warm_up_s = max(self.warm_up_s, LEARNING_S / subscribers)
         one = BuildingJob("", movement, subscribers, warm_up_s=warm_up_s, window_s=self.window_s)
-        return [
-            replace(one, protocol=protocol, costs=costs, seed=seed, **changes)  # type: ignore[arg-type]
-            for costs in SETTINGS.values()
-            for protocol in PROTOCOLS
-            for seed in range(1, self.seeds + 1)
-        ]
+        changed = partial(replace, one, **changes)
+        return grid(changed, costs=SETTINGS.values(), protocol=PROTOCOLS, seed=seeds(self.seeds))
 
 
 FULL = Size((10, 50, 100, 150, 200), (10, 100, 200), (0.0, 0.5, 1.0, 1.5, 2.0), (1, 2, 3, 4), 5, 120.0, 240.0)
@@ -99,9 +97,9 @@ def is_order(curves: ByProtocol, names: Sequence[str], xs: Sequence[float]) -> b
     )
 
 
-def in_both(judge: Callable[[Sequence[Row]], Outcome], rows: Sequence[Row], why: str = "") -> Outcome:
+def in_both(claim: Claim, judge: Callable[[Sequence[Row]], Outcome], rows: Sequence[Row]) -> Outcome:
     """Judge a claim in both settings."""
-    return in_settings({name: judge(where(rows, setting=name)) for name in SETTINGS}, why)
+    return claim.in_settings({name: judge(where(rows, setting=name)) for name in SETTINGS})
 
 
 def missing(rows: Sequence[Row]) -> str:
@@ -140,12 +138,12 @@ def chart(title: str, setting: str, rows: Sequence[Row], *panels: Panel) -> Char
     return Chart(title, about, panels)
 
 
-def panel(rows: Sequence[Row], x: str, y: str, *, scale: float = 1.0, has_legend: bool = True,
+def panel(rows: Sequence[Row], x: str, y: str, *, title: str = "", has_legend: bool = True,
           **wanted: object) -> Panel:  # fmt: skip
     """Return a panel with curves of y against x from 0 upwards, with space for a legend."""
     said = {"xlabel": LABELS[x], "ylabel": LABELS[y]}
-    drawn = curves(over(rows, x, y, **wanted), PENS, scale)
-    return Panel(drawn, said, legend=SMALL if has_legend else None, room=1.3 if has_legend else 1.05)
+    drawn = curves(over(rows, x, y, **wanted), PENS)
+    return Panel(drawn, said, title, legend=SMALL if has_legend else None, room=1.3 if has_legend else 1.05)
 
 
 def sweep_chart(title: str, rows: Sequence[Row], x: str) -> Chart:
@@ -157,17 +155,13 @@ def sweep_chart(title: str, rows: Sequence[Row], x: str) -> Chart:
     for number, setting in enumerate(SETTINGS):
         found = where(rows, setting=setting)
         for y in THREE:
-            has_legend = not number and y == THREE[0]
+            one = panel(found, x, y, title=f"setting {setting}", has_legend=not number and y == THREE[0])
             if x in DRAWN_AS_CURVES:
-                one = panel(found, x, y, has_legend=has_legend)
-                one = replace(one, ticks={value: f"{value:g}" for value in values})
+                panels.append(replace(one, ticks={value: f"{value:g}" for value in values}))
             else:
-                one = Panel(
-                    bars(_bars_of(over(found, x, y)), [pen.colour for pen in PENS.values()]),
-                    {"xlabel": LABELS[x], "ylabel": LABELS[y]}, "", named([f"{value:g}" for value in values]),
-                    SMALL if has_legend else None, 1.3 if has_legend else 1.05, "y",
-                )  # fmt: skip
-            panels.append(replace(one, title=f"setting {setting}"))
+                drawn = bars(_bars_of(over(found, x, y)), [pen.colour for pen in PENS.values()])
+                ticks = named([f"{value:g}" for value in values])
+                panels.append(replace(one, draw=drawn, ticks=ticks, grid="y"))
     made = chart(f"Loss, duplicates and throughput{title}", "random movement", rows, *panels)
     return replace(made, columns=len(THREE), size=(13.5, 8.2))
 
@@ -192,29 +186,6 @@ def plain_numbers(axis: Axis) -> None:
 
 # --- tables 5.1 to 5.4, figures 5.1, 5.2 and 5.8: how many subscribers ---
 
-G7 = Claim(
-    "G7", "order",
-    "handoff latency (table 5.1, fig. 5.2): reactive far above pro-active; pro-active above durable from "
-    "50 subscribers up, and below it with 10",
-    "at 200 subscribers: reactive 1.141 s, pro-active 0.259 s, durable 0.049 s",
-)  # fmt: skip
-G8 = Claim(
-    "G8", "order",
-    "loss (table 5.3): reactive > durable > pro-active with 100 and 200 subscribers; pro-active's falls as "
-    "subscribers grow",
-    "at 200 subscribers (RND): reactive 9.62 %, durable 4.56 %, pro-active 0.58 %; at 10: 2.25 %",
-)  # fmt: skip
-G9 = Claim(
-    "G9", "order",
-    "duplicates (table 5.4): durable > reactive > pro-active, which has exactly none",
-    "durable 11 to 17 %, reactive 0.8 to 2.1 %, pro-active 0.0 %",
-)  # fmt: skip
-G10 = Claim(
-    "G10", "order",
-    "throughput (table 5.2): pro-active > reactive > durable; NBR above RND for pro-active and not for the "
-    "others; by broker it follows the number of neighbours (fig. 5.8)",
-    "at 200 (RND, NBR): pro-active 1173, 1420; reactive 981, 953; durable 807, 792 messages/s",
-)  # fmt: skip
 
 FAR_MIN = 2.0
 """"Far above" means at least twice. The thesis's tables have factors of four to twenty."""
@@ -272,13 +243,14 @@ TABLES = {
 }
 
 
+@checks("gaddah-population", "Gaddah, tables 5.1 to 5.4: subscribers", G7, G8, G9, G10)
 def population(quick: bool, sweep: Sweep) -> Findings:
     rows = sweep.run(simulate, population_jobs(size_of(quick)))
     most = max(row["subscribers"] for row in rows)
     crowd = where(rows, subscribers=most)
     latency = [
-        replace(panel(where(rows, movement=RND, setting=setting), "subscribers", y, has_legend=not number),
-                title=f"setting {setting}")
+        panel(rows, "subscribers", y, title=f"setting {setting}", has_legend=not number, movement=RND,
+              setting=setting)
         for setting in SETTINGS for number, y in enumerate(("latency_s", "useful_per_s"))
     ]  # fmt: skip
     distribution = [
@@ -291,18 +263,17 @@ def population(quick: bool, sweep: Sweep) -> Findings:
         for setting in SETTINGS
     ]  # fmt: skip
     brokers = [
-        replace(by_broker(where(crowd, protocol=PROACTIVE, setting=setting), column, label),
-                title=f"setting {setting}")
+        by_broker(where(crowd, protocol=PROACTIVE, setting=setting), column, label, f"setting {setting}")
         for setting in SETTINGS
         for column, label in (("broker_per_s", "messages/s to subscribers"),
                               ("processing_ms", "processing of a message, ms"))
     ]  # fmt: skip
     return Findings(
         [
-            in_both(judge_g7, rows, WHY_HANDOFF),
-            in_both(judge_g8, rows, WHY_LOSS),
-            in_both(judge_g9, rows),
-            in_both(judge_g10, rows, WHY_THROUGHPUT),
+            in_both(G7, judge_g7, rows),
+            in_both(G8, judge_g8, rows),
+            in_both(G9, judge_g9, rows),
+            in_both(G10, judge_g10, rows),
         ],
         {
             **{name: beside_printed(rows, y) for name, (_, y) in TABLES.items()},
@@ -363,15 +334,15 @@ def table_chart(title: str, rows: Sequence[Row], y: str) -> Chart:
     """Draw a panel for each movement and setting: measured curves, and dotted the printed ones."""
     panels: list[Panel] = []
     for movement, setting in itertools.product(PRINTED[y], SETTINGS):
-        one = panel(where(rows, setting=setting), "subscribers", y, movement=movement, has_legend=not panels)
+        one = panel(rows, "subscribers", y, title=f"{movement}, setting {setting}", has_legend=not panels,
+                    movement=movement, setting=setting)  # fmt: skip
         draw = with_printed(one.draw, PENS, PRINTED[y][movement])
-        one = replace(one, draw=draw, title=f"{movement}, setting {setting}", room=one.room and 1.25)
         if y == "handoff_mean_s":
-            one = replace(
-                one, draw=_logarithmic(draw), room=0, legend=one.legend and {"fontsize": 7, "ncols": 2}
-            )
-            one = replace(one, said={**one.said, "ylabel": "attach to first message, s", "ylim": (0.02, 10)})
-        panels.append(one)
+            said = {**one.said, "ylabel": "attach to first message, s", "ylim": (0.02, 10)}
+            legend = one.legend and {"fontsize": 7, "ncols": 2}
+            panels.append(replace(one, draw=_logarithmic(draw), said=said, legend=legend, room=0))
+        else:
+            panels.append(replace(one, draw=draw, room=1.25))
     made = chart(title, "solid: measured here; dotted: printed in the thesis", rows, *panels)
     return replace(made, columns=2, size=(11.0, 4.1 * len(PRINTED[y]) + 0.7))
 
@@ -396,7 +367,7 @@ def draw_distribution(axes: Axes, rows: Sequence[Row]) -> None:
     plain_numbers(axes.xaxis)
 
 
-def by_broker(rows: Sequence[Row], column: str, label: str) -> Panel:
+def by_broker(rows: Sequence[Row], column: str, label: str, title: str) -> Panel:
     points = [
         {"movement": row["movement"], "at": number, "y": value}
         for row in rows
@@ -406,7 +377,7 @@ def by_broker(rows: Sequence[Row], column: str, label: str) -> Panel:
     ticks: dict[float, str] = {number: f"B{number}" for number in range(1, 7)}
     said = {"xlabel": "broker", "ylabel": label}
     drawn = curves(Curves(points, "movement", "at", "y"), pens)
-    return Panel(drawn, said, ticks=ticks, legend={**SMALL, "ncols": 2}, room=1.15)
+    return Panel(drawn, said, title, ticks, {**SMALL, "ncols": 2}, 1.15)
 
 
 def judge_g7(rows: Sequence[Row]) -> Outcome:
@@ -439,12 +410,6 @@ def judge_g7(rows: Sequence[Row]) -> Outcome:
     return G7.judge(parts, figures)
 
 
-WHY_HANDOFF = (
-    "durable's place depends on whether deliveries wait for caching: if they do not, the order is as printed "
-    "at 100 subscribers (R27)"
-)
-
-
 def busiest_load(rows: Sequence[Row], protocol: str) -> float:
     """Return the mean over seeds with the most subscribers that were run."""
     chosen = where(rows, protocol=protocol, movement=RND)
@@ -472,14 +437,6 @@ def judge_g8(rows: Sequence[Row]) -> Outcome:
 def away_share() -> float:
     found = presence(movement_chain(RND, NEIGHBOURS, TIMES))
     return found.disconnect + found.handoff
-
-
-WHY_LOSS = (
-    "pro-active's place depends on who shares the 1 MB: if each virtual subscriber has its own queue, it "
-    "loses least, and less the more subscribers there are (R26). If all share 1 MB, the neighbours of an "
-    "absent subscriber store nearly everything that is published, as with durable. With 100 subscribers, "
-    "reactive loses more than durable in none of the settings tried"
-)
 
 
 def judge_g9(rows: Sequence[Row]) -> Outcome:
@@ -548,13 +505,6 @@ def judge_g10(rows: Sequence[Row]) -> Outcome:
     return G10.judge(parts, figures)
 
 
-WHY_THROUGHPUT = (
-    "durable is last, by at least a fifth if caching goes on beside deliveries and the publisher waits for "
-    "its end; otherwise the three differ by little (R28). Telling five neighbours instead of two or three "
-    "costs pro-active hardly any load"
-)
-
-
 def broker_figures(rows: Sequence[Row], movement: str, column: str) -> dict[str, float]:
     """Return pro-active's throughput by broker, with the most subscribers that were run."""
     chosen = where(rows, protocol=PROACTIVE, movement=movement)
@@ -565,12 +515,6 @@ def broker_figures(rows: Sequence[Row], movement: str, column: str) -> dict[str,
 
 # --- figure 5.4: buffers ---
 
-G11 = Claim(
-    "G11", "shape",
-    "buffers of 1 to 4 MB (fig. 5.4): reactive's and durable's loss falls, pro-active's is almost "
-    "constant; durable's and reactive's duplicates grow",
-    "loss falls with the queue for reactive and durable; almost constant for pro-active; duplicates grow",
-)  # fmt: skip
 
 CONSTANT_MAX = 0.5
 """Largest difference, in percentage points, at which loss counts as constant: about pro-active's loss at 1 MB
@@ -580,11 +524,12 @@ GROWS_MIN = 1.25
 """Minimum growth from the smallest buffer to the largest: more than the scatter between seeds."""
 
 
+@checks("gaddah-buffers", "Gaddah, figure 5.4: buffers", G11)
 def buffers(quick: bool, sweep: Sweep) -> Findings:
     size = size_of(quick)
     rows = sweep.run(simulate, [job for mb in size.buffers_mb for job in size.jobs(buffer_mb=mb)])
     return Findings(
-        [in_both(judge_g11, rows, WHY_BUFFERS)],
+        [in_both(G11, judge_g11, rows)],
         {"buffer_runs": rows},
         {"fig5_4_buffers": sweep_chart(", figure 5.4", rows, "buffer_mb")},
     )
@@ -611,29 +556,19 @@ def judge_g11(rows: Sequence[Row]) -> Outcome:
     return G11.judge(parts, figures)
 
 
-WHY_BUFFERS = (
-    "pro-active loses little at 1 MB, and nothing if the buffer holds all messages of a long absence; "
-    "reactive's duplicates are published within a propagation delay of a move-in, whatever the buffer holds"
-)
-
-
 # --- figure 5.5: how long disconnected ---
 
-G12 = Claim(
-    "G12", "shape",
-    "twice the disconnect time about triples durable's and pro-active's loss (fig. 5.5)",
-    "almost by a factor of three for durable and pro-active, less for reactive",
-)  # fmt: skip
 
 TRIPLE = (2.0, 4.5)
 """Bounds of "about three times": clearly more than the time itself (2) and less than its square (4)."""
 
 
+@checks("gaddah-disconnection", "Gaddah, figure 5.5: disconnection", G12)
 def disconnection(quick: bool, sweep: Sweep) -> Findings:
     size = size_of(quick)
     rows = sweep.run(simulate, [job for s in (12.0, 24.0) for job in size.jobs(disconnect_s=s)])
     return Findings(
-        [in_both(judge_g12, rows, WHY_STEEP)],
+        [in_both(G12, judge_g12, rows)],
         {"disconnection_runs": rows},
         {"fig5_5_disconnection": sweep_chart(", figure 5.5", rows, "disconnect_s")},
     )
@@ -659,14 +594,6 @@ def judge_g12(rows: Sequence[Row]) -> Outcome:
     return G12.judge(parts, figures)
 
 
-WHY_STEEP = (
-    "messages are lost in the part of an absence that exceeds the R seconds which the buffer can hold: "
-    "twice the mean time makes the loss about 2 exp(R / 24 s) times larger, three times for R of 10 s and "
-    "seven for 30 s; a protocol that stores fewer messages can hold more seconds, loses less, and its loss "
-    "grows more steeply"
-)
-
-
 def ratio(after: float, before: float) -> float | None:
     return after / before if before > 0 else None
 
@@ -677,13 +604,6 @@ def show(value: float | None) -> str:
 
 # --- figures 5.1, 5.3, 5.6 and 5.7: latency, rate, frequency of handoffs, bandwidth ---
 
-G15 = Claim(
-    "G15", "shape",
-    "what reactive transfers is a large part of all that is consumed (37 to 42 % at 200 subscribers, "
-    "fig. 5.1); the order of the three over latency, rate (fig. 5.3), frequency of handoffs (fig. 5.6) and "
-    "bandwidth (fig. 5.7)",
-    "37 to 42 % transferred; latency reactive > pro-active > durable; the rest as in tables 5.2 to 5.4",
-)  # fmt: skip
 
 LARGE_MIN = 30.0
 """Minimum percentage that counts as large; the thesis has 37 to 42."""
@@ -711,6 +631,7 @@ def sweep_jobs(size: Size) -> dict[str, list[BuildingJob]]:
     return {x: [job for value in at for job in size.jobs(**{x: value})] for x, at in values.items()}
 
 
+@checks("gaddah-sweeps", "Gaddah, figures 5.1, 5.3, 5.6, 5.7: sweeps", G15)
 def sweeps(quick: bool, sweep: Sweep) -> Findings:
     size = size_of(quick)
     jobs = sweep_jobs(size)
@@ -726,7 +647,7 @@ def sweeps(quick: bool, sweep: Sweep) -> Findings:
         )
         for name in SETTINGS
     }
-    outcome = in_settings(verdicts, WHY_SWEEPS)
+    outcome = G15.in_settings(verdicts)
     return Findings(
         [outcome],
         {f"{SWEEPS[x][0]}_runs": of_it for x, of_it in rows.items()},
@@ -759,18 +680,3 @@ def judge_g15(population_rows: Sequence[Row], rows: Mapping[str, Sequence[Row]])
             if x in SAID_OF:
                 parts[f"{y} over {x} is otherwise"] = is_order(curves, said, curves[PROACTIVE].xs)
     return G15.judge(parts, figures)
-
-
-WHY_SWEEPS = (
-    "latency is mostly the time for which messages waited for absent subscribers, and durable's duplicates "
-    "are old when they come; with a pause of a second or more nothing overflows, and nothing is lost; loss "
-    "and throughput as for G8 and G10"
-)
-
-
-register(
-    Experiment("gaddah-population", "Gaddah, tables 5.1 to 5.4: subscribers", (G7, G8, G9, G10), population)
-)
-register(Experiment("gaddah-buffers", "Gaddah, figure 5.4: buffers", (G11,), buffers))
-register(Experiment("gaddah-disconnection", "Gaddah, figure 5.5: disconnection", (G12,), disconnection))
-register(Experiment("gaddah-sweeps", "Gaddah, figures 5.1, 5.3, 5.6, 5.7: sweeps", (G15,), sweeps))

@@ -38,7 +38,7 @@ import msgspec
 from roamcast.bench.foreign_brokers import ForeignNetwork, foreign_network, missing
 from roamcast.bench.processes import HOST, free_port
 from roamcast.lab.caporuscio_runs import proxy_config
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.gaddah import DURABLE, PRINTED, PROACTIVE, REACTIVE, RND, size_of
 from roamcast.lab.gaddah_testbed import simulate
 from roamcast.lab.rows import Row, distinct, mean_of, sums_of, where
@@ -50,13 +50,8 @@ from roamcast.proxy.driver import ProxyServer
 from roamcast.simulator.movement import plan
 from roamcast.simulator.topology import from_edges
 
-R25 = Claim(
-    "R25", "order",
-    "on real ActiveMQ brokers: handoff takes reactive longest, pro-active and durable far less; durable "
-    "repeats most, pro-active nothing; reactive and pro-active lose nothing at moves, and pro-active's "
-    "copies serve nearly all of them",
-    "tables 5.1, 5.3 and 5.4: the same order of the three; losses there are of full buffers",
-)  # fmt: skip
+R25 = claim("R25")
+
 
 APPROACHES = (DURABLE, REACTIVE, PROACTIVE)
 CONNECT_S, DISCONNECT_S, HANDOFF_S = 6.0, 1.2, 0.3
@@ -111,14 +106,13 @@ def measure(together: Together) -> Row:
         TemporaryDirectory(prefix="roamcast-gaddah-") as folder,
         foreign_network("activemq", Path(folder) / "brokers", sites) as network,
     ):
-        return {"rows": asyncio.run(_measure_all(together.jobs, network, Path(folder)))}
 
+        async def all_of_them() -> list[Row]:
+            return await asyncio.gather(
+                *(_measure(job, network, Path(folder, job.approach)) for job in together.jobs)
+            )
 
-async def _measure_all(jobs: Sequence[RealJob], network: ForeignNetwork, folder: Path) -> list[Row]:
-    places = [folder / job.approach for job in jobs]
-    return await asyncio.gather(
-        *(_measure(job, network, place) for job, place in zip(jobs, places, strict=True))
-    )
+        return {"rows": asyncio.run(all_of_them())}
 
 
 async def _measure(job: RealJob, network: ForeignNetwork, folder: Path) -> Row:
@@ -334,6 +328,7 @@ def real(job: RealJob) -> Row:
     raise RuntimeError(f"{job.name}: made together with others")
 
 
+@checks("gaddah-activemq", "Gaddah on ActiveMQ: tables 5.1 to 5.4", R25)
 def experiment(quick: bool, sweep: Sweep) -> Findings:
     reason = missing("activemq")
     asked = [together for together in groups(quick) if sweep.takes(together.jobs[0])]
@@ -403,6 +398,3 @@ def judge(rows: Sequence[Row]) -> Outcome:
         figures[f"{at}duplicates, %"] = {name: round(one, 2) for name, one in repeated.items()}
         figures[f"{at}handoffs served by a copy"] = round(share, 3)
     return R25.judge(parts, figures)
-
-
-register(Experiment("gaddah-activemq", "Gaddah on ActiveMQ: tables 5.1 to 5.4", (R25,), experiment))

@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.gaddah import PROACTIVE
 from roamcast.lab.rows import Row, distinct, sums_of, where
-from roamcast.lab.sweep import Job, Sweep
+from roamcast.lab.sweep import Job, Sweep, grid, seeds
 from roamcast.mobility.proactive_messages import ActivateCopy, PassiveCopy
 from roamcast.protocol.messages import Message, Relayed, Update, cause_of
 from roamcast.protocol.notification import Burst
@@ -26,13 +27,8 @@ from roamcast.simulator.network import Network, NetworkSettings
 from roamcast.simulator.run import run_checked
 from roamcast.simulator.scenario import Scenario
 
-R29 = Claim(
-    "R29", "order",
-    "covering across subscribers (eq. 3.3, 3.4) needs no mechanism of pro-active's own: under covering "
-    "routing fewer subscriptions of copies are propagated than under simple routing, with the same "
-    "deliveries, and what copies and their holders store takes less room than a copy for each subscriber",
-    "if a subscription is covered by another one, it is not propagated (3.3.3, 7.2.2)",
-)  # fmt: skip
+R29 = claim("R29")
+
 ROUTINGS = ("simple", "covering")
 WORKLOADS = ("nested", "groups")
 SAMPLE_EVERY = 200
@@ -103,17 +99,11 @@ def measure(job: CoveringJob) -> Row:
     }  # fmt: skip
 
 
+@checks("gaddah-covering", "Gaddah, 3.3.3: covering across subscribers", R29)
 def experiment(quick: bool, sweep: Sweep) -> Findings:
-    side, seeds = (3, 2) if quick else (5, 5)
-    rows = sweep.run(
-        measure,
-        [
-            CoveringJob(routing, workload, side, seed)
-            for routing in ROUTINGS
-            for workload in WORKLOADS
-            for seed in range(1, seeds + 1)
-        ],
-    )
+    side, count = (3, 2) if quick else (5, 5)
+    one = partial(CoveringJob, side=side)
+    rows = sweep.run(measure, grid(one, routing=ROUTINGS, workload=WORKLOADS, seed=seeds(count)))
     return Findings([judge(rows)], {"covering": rows})
 
 
@@ -144,6 +134,3 @@ def judge(rows: Sequence[Row]) -> Outcome:
             covering["stored_once"] / max(covering["stored"], 1), 3
         )
     return R29.judge(parts, figures)
-
-
-register(Experiment("gaddah-covering", "Gaddah, 3.3.3: covering across subscribers", (R29,), experiment))

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from scipy.optimize import brentq
 
 from roamcast.lab.charts import Chart, Panel, bars, named
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.figures import ARRIVED, QUIET
 from roamcast.lab.gaddah_testbed import BROKERS, NEIGHBOURS
 from roamcast.lab.rows import Row, rounded
@@ -29,37 +29,8 @@ from roamcast.models.cost import (
 from roamcast.models.ctmc import MeanTimes, Presence, expected_clients, movement_chain, presence
 from roamcast.models.fit import THROUGHPUT_PUBLISHED
 
-G1 = Claim(
-    "G1", "exact",
-    "random mobility (eq. 6.4 to 6.12), 6 brokers, 200 subscribers: 0.147679 connected to each broker, "
-    "0.025316 handing off, 0.088608 disconnected, 29.5358 subscribers per broker",
-    "0.147679, 0.025316, 0.088608; 29.5358 subscribers per broker",
-)  # fmt: skip
-G2 = Claim(
-    "G2", "exact",
-    "neighbouring mobility (table 6.1): 0.1099, 0.1648, 0.2198, 0.1099, 0.0549, 0.2198 connected to the "
-    "brokers, 0.1209 disconnected or handing off",
-    "0.1099, 0.1648, 0.2198, 0.1099, 0.0549, 0.2198; 0.1209",
-)  # fmt: skip
-G3 = Claim(
-    "G3", "exact", "the fitted curve (eq. 6.18) gives 218.983 messages/s at 29.5358 subscribers", "218.983"
-)
-G4 = Claim(
-    "G4", "exact",
-    "table 3.2: N1 times 3.29 over the disconnect time; up to 1.7 sends, pro-active costs less than "
-    "reactive in all five cases",
-    "20 values; up to 1.7 sends below reactive in all five cases",
-)  # fmt: skip
-G5 = Claim(
-    "G5", "exact", "R1 (eq. 3.16) at 600 s and 30 s: 0.808 in case 1, 0.191 in case 5",
-    "0.80 (case 1), 0.19 (case 5)",
-)  # fmt: skip
-G6 = Claim(
-    "G6", "erratum",
-    "R2 (eq. 3.17) at 60 s and 30 s: printed 13.95 and 5.51 (ratio 1), 21.10 and 6.02 (ratio 0); by table "
-    "3.1 it is 17.18, 5.78, 21.32 and 6.07",
-    "13.95, 5.51 (ratio 1); 21.10, 6.02 (ratio 0)",
-)  # fmt: skip
+G1, G2, G3, G4, G5, G6 = map(claim, ("G1", "G2", "G3", "G4", "G5", "G6"))
+
 
 SUBSCRIBERS = 200
 TIMES = MeanTimes(60.0, 12.0, 3.0)
@@ -81,6 +52,7 @@ def near(found: float, printed: float, digits: int) -> bool:
     return abs(found - printed) <= 0.5 * 10.0**-digits + ROUNDED
 
 
+@checks("gaddah-models", "Gaddah, chapters 3 and 6: formulas", G1, G2, G3, G4, G5, G6)
 def models(quick: bool, sweep: Sweep) -> Findings:
     table_3_2: list[Row] = [
         {"sends": sends, "disconnect_s": disconnect_s, "found": found, "printed": printed}
@@ -178,8 +150,7 @@ def judge_g1(published: Presence, forks: Presence) -> Outcome:
                 "subscribers per broker": round(expected_clients(forks.connect["b1"], SUBSCRIBERS), 3),
             },
         },
-        "in the thesis's matrix 1/7 of the disconnected clients hand off, in figure 6.1 and in the "
-        "simulation 1/2: compare the simulation with figure 6.1",
+        G1.why,
     )
 
 
@@ -219,7 +190,7 @@ def judge_g4(table: Sequence[Row]) -> Outcome:
             "cases in which pro-active costs more, at 600 s": by_sends(dearer),
             "the same at 60 s": by_sends(at_60_s),
         },
-        "for the connect time of 600 s that the text uses; at 60 s, 1.7 sends are too many in case 5",
+        G4.why,
     )
 
 
@@ -240,7 +211,7 @@ def judge_g5() -> Outcome:
     return G5.outcome(
         near(found[1], 0.808, 3) and near(found[5], 0.191, 3),
         {f"case {case}": round(value, 4) for case, value in found.items()},
-        "0.808 is printed as 0.80: truncated, not rounded",
+        G5.why,
     )
 
 
@@ -268,11 +239,7 @@ def judge_g6() -> Outcome:
         parts[f"ratio {ratio:g}: one other time does not explain both cases"] = (
             low - 0.005 <= cases[5][0] <= high + 0.005
         )
-    note = (
-        "the printed values do not follow from table 3.1; one other time of a handoff elsewhere for each "
-        "figure, solved from its case 1, gives its case 5 as well, but the thesis gives these times nowhere"
-    )
-    return G6.judge(parts, figures, notes=[note])
+    return G6.judge(parts, figures, notes=[G6.why])
 
 
 PROACTIVE_S = HANDOFFS["proactive"].neighbour_s
@@ -285,6 +252,3 @@ def solve_elsewhere(ratio: float, printed: float) -> float:
 def r2(case: int, ratio: float, handoffs: Handoffs) -> float:
     setting = Setting(CASES[case], 60.0, 30.0)
     return bound_against_durable(replace(setting, handoffs={**HANDOFFS, "proactive": handoffs}), ratio)
-
-
-register(Experiment("gaddah-models", "Gaddah, chapters 3 and 6: formulas", (G1, G2, G3, G4, G5, G6), models))

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from statistics import fmean
 
 from matplotlib.axes import Axes
 
 from roamcast.lab.charts import Chart, Panel, Pen, bars, curves, in_words, named, runs_of
 from roamcast.lab.curves import Curve, Curves
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.figures import ARRIVED, INK, LOST, QUIET
 from roamcast.lab.gaddah import DURABLE, NBR, PRINTED, PROACTIVE, RND, population_jobs, size_of
 from roamcast.lab.gaddah_models import TIMES
@@ -31,22 +32,18 @@ from roamcast.lab.gaddah_testbed import (
     simulate,
 )
 from roamcast.lab.rows import Row, distinct, grouped, rounded, where
-from roamcast.lab.sweep import Sweep
+from roamcast.lab.sweep import Sweep, grid, seeds
 from roamcast.models.ctmc import expected_clients, movement_chain, presence
 from roamcast.models.fit import THROUGHPUT_PUBLISHED, Fit, fit
 from roamcast.models.intervals import bounds_of
+
+G13, G14, R7, R8, R9 = map(claim, ("G13", "G14", "R7", "R8", "R9"))
 
 TESTBED = "testbed of Gaddah 2008, section 4.4, simulated"
 
 
 # --- equations 3.5 and 3.6: the neighbour graph ---
 
-G13 = Claim(
-    "G13", "shape",
-    "the probability of a neighbour-graph miss (eq. 3.5) starts near 1 and goes to 0; the LRU rule "
-    "removes unused edges, and F_pos (eq. 3.6) shows their cost",
-    "F_neg about 1 in the initial phase, closer to 0 in the steady state; F_pos > 0: unnecessary edges",
-)  # fmt: skip
 
 GRAPH_SUBSCRIBERS = 20
 """Number of subscribers; so few that learning is visible: 200 would make all possible moves within
@@ -65,9 +62,10 @@ def graph_jobs(quick: bool) -> list[BuildingJob]:
         "proactive", CHANGING, GRAPH_SUBSCRIBERS, publishing=False, neighbour_timeout_s=GRAPH_TIMEOUT_S,
         warm_up_s=0.0, window_s=GRAPH_S,
     )  # fmt: skip
-    return [replace(one, seed=seed) for seed in range(1, (5 if quick else 20) + 1)]
+    return grid(partial(replace, one), seed=seeds(5 if quick else 20))
 
 
+@checks("gaddah-neighbours", "Gaddah, section 3.3: neighbour graph", G13)
 def neighbour_graph(quick: bool, sweep: Sweep) -> Findings:
     rows = [point for row in sweep.run(simulate, graph_jobs(quick)) for point in row["graph"]]
     for row in rows:
@@ -133,12 +131,6 @@ def judge_g13(curves: Mapping[str, Curve]) -> Outcome:
 
 # --- figures 6.5 and 6.8: where subscribers are ---
 
-G14 = Claim(
-    "G14", "shape",
-    "simulated subscribers per broker agree with the Markov chain of the same forks within the 95 % "
-    "interval (fig. 6.5, 6.8)",
-    "the simulation lies within the bounds of the model",
-)  # fmt: skip
 
 OUTSIDE_MAX = 2
 """Of twelve 95 % intervals, 0.6 miss the true value on average; three or more do so by chance in 2 % of
@@ -147,13 +139,12 @@ cases.
 
 
 def place_jobs(quick: bool) -> list[BuildingJob]:
-    window_s, seeds = (2400.0, 5) if quick else (10_000.0, 10)
+    window_s, count = (2400.0, 5) if quick else (10_000.0, 10)
     one = BuildingJob("durable", publishing=False, warm_up_s=900.0, window_s=window_s)
-    return [
-        replace(one, movement=movement, seed=seed) for movement in (RND, NBR) for seed in range(1, seeds + 1)
-    ]
+    return grid(partial(replace, one), movement=(RND, NBR), seed=seeds(count))
 
 
+@checks("gaddah-places", "Gaddah, figures 6.5 and 6.8: where subscribers are", G14)
 def places(quick: bool, sweep: Sweep) -> Findings:
     rows = place_rows(sweep.run(simulate, place_jobs(quick)))
     about = f"200 subscribers; {in_words(max(row['runs'] for row in rows))}; {TESTBED}"
@@ -224,40 +215,33 @@ def judge_g14(rows: Sequence[Row]) -> Outcome:
 
 # --- table 5.3, durable column: the calibration ---
 
-R7 = Claim(
-    "R7", "exact",
-    "(ours) of all message sizes and costs of an entry tried, the thesis's setting of the testbed is the "
-    "one that comes nearest to the durable column of table 5.3; no other value of the thesis was used",
-    "durable, RND: 4.78, 5.14, 4.56 % lost with 10, 100, 200 subscribers",
-)  # fmt: skip
 
 CALIBRATED_ON = PRINTED["loss_percent"][RND][DURABLE]
 
 
 def calibration_jobs(quick: bool) -> list[BuildingJob]:
     one = BuildingJob(DURABLE, warm_up_s=60.0, window_s=120.0)
-    tried = [THESIS, CALIBRATED[0]] if quick else CALIBRATED
-    return [
-        replace(one, subscribers=subscribers, costs=costs, seed=seed)
-        for costs in tried
-        for subscribers in (tuple(CALIBRATED_ON)[:2] if quick else CALIBRATED_ON)
-        for seed in range(1, 2 if quick else 3)
-    ]
+    tried, crowds = (
+        ([THESIS, CALIBRATED[0]], tuple(CALIBRATED_ON)[:2]) if quick else (CALIBRATED, tuple(CALIBRATED_ON))
+    )
+    return grid(partial(replace, one), costs=tried, subscribers=crowds, seed=seeds(1 if quick else 2))
 
 
+@checks("gaddah-calibration", "Gaddah, table 5.3: calibration of the testbed", R7)
 def calibration(quick: bool, sweep: Sweep) -> Findings:
     rows = sweep.run(simulate, calibration_jobs(quick))
     table: list[Row] = []
-    for costs in distinct(rows, "costs"):
-        of_it = where(rows, costs=costs)
+    for costs in CALIBRATED:
+        of_it = where(rows, costs=asdict(costs))
         found = {x: fmean(row["loss_percent"] for row in where(of_it, subscribers=x)) for x in CALIBRATED_ON
                  if where(of_it, subscribers=x)}  # fmt: skip
-        table.append(
-            {"message_bytes": costs["message_bytes"], "entry_ms": 1000 * costs["entry_s"],
-             **{f"{x} subscribers": round(loss, 2) for x, loss in found.items()},
-             "squared difference": round(sum((CALIBRATED_ON[x] - loss) ** 2 for x, loss in found.items()), 2),
-             "frozen": costs == asdict(THESIS)}
-        )  # fmt: skip
+        if found:
+            off = sum((CALIBRATED_ON[x] - loss) ** 2 for x, loss in found.items())
+            table.append(
+                {"message_bytes": costs.message_bytes, "entry_ms": 1000 * costs.entry_s,
+                 **{f"{x} subscribers": round(loss, 2) for x, loss in found.items()},
+                 "squared difference": round(off, 2), "frozen": costs == THESIS}
+            )  # fmt: skip
     return Findings([judge_r7(table)], {"calibration": table})
 
 
@@ -276,18 +260,12 @@ def judge_r7(table: Sequence[Row]) -> Outcome:
 
 # --- figures 6.4, 6.6, 6.7, 6.9 and 6.10: throughput foretold ---
 
-R8 = Claim(
-    "R8", "shape",
-    "throughput of a broker by the Markov chain and a cubic curve fitted to random movement (section 6.5): "
-    "close to what is measured with it (fig. 6.6, 6.7); with neighbouring movement lower than measured "
-    "at the central brokers b3 and b6 (fig. 6.9) and, with many subscribers, in total (fig. 6.10)",
-    "close for most brokers; lower for B3 and B6 and, with many subscribers, in total",
-)  # fmt: skip
 
 CLOSE = 0.15
 """Largest difference that counts as close, as a share of the measured value."""
 
 
+@checks("gaddah-throughput", "Gaddah, figures 6.4 to 6.10: throughput", R8)
 def throughput(quick: bool, sweep: Sweep) -> Findings:
     rows = sweep.run(simulate, population_jobs(size_of(quick)))
     rows = where(rows, setting=next(iter(SETTINGS)), protocol=PROACTIVE)
@@ -395,26 +373,15 @@ def throughput_chart(table: Sequence[Row]) -> Chart:
 
 # --- section 7.2.1: choosing a broker by its load ---
 
-R9 = Claim(
-    "R9", "order",
-    "(ours, section 7.2.1) a subscriber is served by the least occupied broker among the one where it "
-    "arrives and that one's neighbours: brokers are more evenly occupied, messages wait less at the "
-    "slowest broker, and throughput is no lower",
-    "a selection policy by hosted subscribers should improve throughput and message processing time",
-)  # fmt: skip
-
 
 def balance_jobs(quick: bool) -> list[BuildingJob]:
     size = size_of(quick)
     one = BuildingJob(PROACTIVE, NBR, size.subscribers, warm_up_s=size.warm_up_s, window_s=size.window_s,
                       costs=THESIS)  # fmt: skip
-    return [
-        replace(one, selects=selects, seed=seed)
-        for selects in (False, True)
-        for seed in range(1, size.seeds + 1)
-    ]
+    return grid(partial(replace, one), selects=(False, True), seed=seeds(size.seeds))
 
 
+@checks("gaddah-balance", "Gaddah, section 7.2.1: load balancing among brokers", R9)
 def balance(quick: bool, sweep: Sweep) -> Findings:
     rows: list[Row] = [
         {"selects": row["selects"], "seed": row["seed"], "useful_per_s": row["useful_per_s"],
@@ -441,12 +408,3 @@ def judge_r9(rows: Sequence[Row]) -> Outcome:
     }
     figures = {f"{name}, without and with selection": rounded(one.values(), 2) for name, one in found.items()}
     return R9.judge(parts, figures)
-
-
-register(Experiment("gaddah-neighbours", "Gaddah, section 3.3: neighbour graph", (G13,), neighbour_graph))
-register(Experiment("gaddah-places", "Gaddah, figures 6.5 and 6.8: where subscribers are", (G14,), places))
-register(
-    Experiment("gaddah-calibration", "Gaddah, table 5.3: calibration of the testbed", (R7,), calibration)
-)
-register(Experiment("gaddah-throughput", "Gaddah, figures 6.4 to 6.10: throughput", (R8,), throughput))
-register(Experiment("gaddah-balance", "Gaddah, section 7.2.1: load balancing among brokers", (R9,), balance))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.gaddah import (
     DURABLE,
     FAR_MIN,
@@ -29,6 +29,8 @@ from roamcast.lab.gaddah import (
 from roamcast.lab.gaddah_testbed import THESIS, BuildingJob, Choices, simulate
 from roamcast.lab.rows import Row, mean_of, where
 from roamcast.lab.sweep import Sweep
+
+R26, R27, R28 = map(claim, ("R26", "R27", "R28"))
 
 MOST = 2 * MANY
 
@@ -88,29 +90,10 @@ MEASURED = (
     "loss_percent", "duplicate_percent", "useful_per_s", "handoff_mean_s", "published_per_s", "miss_percent",
 )  # fmt: skip
 
-R26 = Claim(
-    "R26", "order",
-    "G8: pro-active's rank depends on who has the buffer of 1 MB. If each virtual subscriber has its own,"
-    " pro-active's loss is the lowest and at least halves from 10 to 100 subscribers; with no other "
-    "choice tried it is. With no choice does reactive lose more than durable at 100 subscribers",
-    "pro-active's loss far below durable's, and falling (table 5.3), with 1 MB for each broker (4.4.1)",
-)  # fmt: skip
-R27 = Claim(
-    "R27", "order",
-    "G7 at 100 subscribers or more depends on whether deliveries wait for caching. If caching runs beside"
-    " deliveries, reactive is far above pro-active, and pro-active above durable; in the unchanged "
-    "setting they are not",
-    "durable 0.049 s at 200 subscribers: its handoffs hardly wait for anything (table 5.1)",
-)  # fmt: skip
-R28 = Claim(
-    "R28", "order",
-    "G10 at 100 subscribers or more: durable is last, by at least a fifth, and pro-active first, if caching "
-    "runs beside deliveries and the publisher waits for its end; with no other choice tried",
-    "pro-active 810, reactive 664, durable 589 messages/s at 100 subscribers (table 5.2, RND)",
-)  # fmt: skip
 HALF, FIFTH = 0.5, 0.8
 
 
+@checks("gaddah-variants", "Gaddah: what decides G7, G8 and G10", R26, R27, R28)
 def experiment(quick: bool, sweep: Sweep) -> Findings:
     return findings_of(sweep.run(measure, jobs(quick)))
 
@@ -191,6 +174,3 @@ def judge_r27(held: Held) -> Outcome:
 def judge_r28(held: Held) -> Outcome:
     found = names_where(held, DURABLE_LAST)
     return R28.judge(only_in(held, DURABLE_LAST, (ASIDE, BOTH)), {DURABLE_LAST: found})
-
-
-register(Experiment("gaddah-variants", "Gaddah: what decides G7, G8 and G10", (R26, R27, R28), experiment))

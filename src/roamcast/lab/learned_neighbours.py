@@ -20,8 +20,9 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from roamcast.lab.charts import Chart, Panel, Pen
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.figures import ARRIVED, INK, LOST, QUIET
+from roamcast.lab.measure import GivenTrace, visits_before
 from roamcast.lab.rows import Row, distinct, grouped, where
 from roamcast.lab.summary import neighbour_figures
 from roamcast.lab.sweep import Job, Sweep
@@ -34,12 +35,8 @@ from roamcast.simulator.scenario import Scenario
 from roamcast.simulator.topology import Topology, parse_topology
 from roamcast.simulator.trace_generator import TraceSettings, generate_trace, write_trace
 
-N1 = Claim(
-    "N1", "order",
-    "(ours) on moves that it has not seen, a learned neighbour graph of bounded degree has the same hit rate "
-    "as the online graph, or a better one, with fewer copies: whatever the bound of the online one",
-    "(ours) same or better hit rate, fewer copies",
-)  # fmt: skip
+N1 = claim("N1")
+
 
 ONLINE, DIRECTED, LEARNED = "online", "online, directed", "learned"
 WAYS, OVERLAY = "learned, third order", "overlay"
@@ -65,36 +62,14 @@ PUBLISHES = 2_000
 """Publications of all clients in the replay of a given trace: enough to show that nothing is lost."""
 
 
-@dataclass(frozen=True)
-class GivenTrace:
-    """A trace from a file instead of a generated one, and an overlay of its brokers."""
-
-    file: str
-    overlay: str
-    end_s: float
-    clients: int
-
-    @property
-    def cut_s(self) -> float:
-        return LEARN_SHARE * self.end_s
-
-    def scenario(self) -> Scenario:
-        replayed_s = self.end_s - self.cut_s
-        return Scenario(
-            topology=f"file:{self.overlay}",
-            clients=CLIENTS_MAX,
-            movement=f"trace:{self.file}",
-            trace_from_s=self.cut_s,
-            duration_s=replayed_s,
-            selectivity=0.005,
-            publish_every_s=self.clients * replayed_s / PUBLISHES,
-        )
-
-
 def given_trace(file: Path, overlay: Path) -> GivenTrace:
     visits = from_file(file, parse_topology(f"file:{overlay}", Random(0)))
-    ends = [one.leave_s or one.attach_s for of_client in visits.values() for one in of_client]
-    return GivenTrace(str(file.absolute()), str(overlay.absolute()), max(ends), len(visits))
+    end_s = max(one.leave_s or one.attach_s for of_client in visits.values() for one in of_client)
+    cut_s = LEARN_SHARE * end_s
+    return GivenTrace(
+        str(file.absolute()), str(overlay.absolute()), cut_s, end_s - cut_s, CLIENTS_MAX, 0.005,
+        len(visits) * (end_s - cut_s) / PUBLISHES,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,7 +98,7 @@ class GraphJob(Job):
     @property
     def cut_s(self) -> float:
         """Return when learning ends and the replay begins."""
-        return self.given.cut_s if self.given is not None else self.part_s
+        return self.given.from_s if self.given is not None else self.part_s
 
     def made_up(self, file: Path) -> Scenario:
         """Return a scenario with a generated trace, which is written to the file."""
@@ -177,10 +152,7 @@ def model(job: GraphJob, trace: Path, topology: Topology) -> dict[str, Any]:
         return graph_document(
             {one: {to: {"probability": 1 / len(row)} for to in row} for one, row in rows.items()}
         )
-    earlier = (
-        [(visit.broker, visit.attach_s) for visit in visits if visit.attach_s < job.cut_s]
-        for visits in from_file(trace).values()
-    )
+    earlier = visits_before(trace, job.cut_s)
     if job.graph == WAYS:
         return learned_document(earlier, job.cut_s)
     return graph_document(bounded_graph(count_moves(earlier), job.cut_s, job.degree, job.mass))
@@ -200,14 +172,15 @@ def jobs(quick: bool, given: GivenTrace | None = None) -> list[GraphJob]:
 FIGURES = ("hit_rate", "copies_per_move", "activated_per_move", "overhead_hops_per_handoff")
 
 
+def experiment_on(sweep: Sweep, trace: Path, overlay: Path) -> Findings:
+    return experiment(False, sweep, given_trace(trace, overlay))
+
+
+@checks("learned-neighbours", "A learned neighbour graph in proactive", N1, on_trace=experiment_on)
 def experiment(quick: bool, sweep: Sweep, given: GivenTrace | None = None) -> Findings:
     rows = sweep.run(replay, jobs(quick, given))
     means = mean_rows(rows)
     return Findings([judge(means)], {"runs": rows, "means": means}, {"learned_neighbours": chart(means)})
-
-
-def experiment_on(sweep: Sweep, trace: Path, overlay: Path) -> Findings:
-    return experiment(False, sweep, given_trace(trace, overlay))
 
 
 def mean_rows(rows: Sequence[Row]) -> list[Row]:
@@ -282,7 +255,3 @@ def chart(means: Sequence[Row]) -> Chart:
     return Chart(
         "Benefit of a learned neighbour graph", "proactive, on moves that were not learned from", panels
     )
-
-
-TITLE = "A learned neighbour graph in proactive"
-register(Experiment("learned-neighbours", TITLE, (N1,), experiment, experiment_on))

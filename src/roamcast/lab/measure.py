@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +20,41 @@ from roamcast.lab.summary import percentile, summarise
 from roamcast.protocol import records
 from roamcast.protocol.messages import Message, cause_of
 from roamcast.records.parquet import LogWriter
+from roamcast.simulator.movement import from_file
 from roamcast.simulator.run import run_checked
 from roamcast.simulator.scenario import Scenario
 
 Label = str | int | float
+
+
+@dataclass(frozen=True)
+class GivenTrace:
+    """The part of a user's trace that is replayed, over an overlay of its brokers."""
+
+    file: str
+    overlay: str
+    from_s: float
+    span_s: float
+    clients: int
+    selectivity: float
+    publish_every_s: float
+
+    def scenario(self) -> Scenario:
+        return Scenario(
+            topology=f"file:{self.overlay}",
+            clients=self.clients,
+            movement=f"trace:{self.file}",
+            trace_from_s=self.from_s,
+            duration_s=self.span_s,
+            selectivity=self.selectivity,
+            publish_every_s=self.publish_every_s,
+        )
+
+
+def visits_before(file: Path | str, until_s: float) -> Iterator[list[tuple[str, float]]]:
+    """Yield, for each client of a trace, the brokers that it visited before this time, and when it came."""
+    for visits in from_file(file).values():
+        yield [(one.broker, one.attach_s) for one in visits if one.attach_s < until_s]
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from matplotlib.axes import Axes
 
 from roamcast.lab.charts import Chart, Panel, Pen, curves
 from roamcast.lab.curves import Curves
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.figures import ARRIVED, AWAY, INK, LOST, QUIET
 from roamcast.lab.rows import Row, distinct, mean_of, where
-from roamcast.lab.sweep import Job, Sweep
+from roamcast.lab.sweep import Job, Sweep, grid, seeds
 from roamcast.models.intervals import mean_interval
 from roamcast.simulator.radio.channel import EVERYONE, Channel
 from roamcast.simulator.radio.movement import Movement, RandomWalk, RandomWaypoint
@@ -36,6 +36,8 @@ from roamcast.simulator.radio.reception import (
 )
 from roamcast.simulator.radio.workload import SIDES_M
 
+R1, R2 = map(claim, ("R1", "R2"))
+
 PARAMETERS = RadioParameters()
 FRAME_BYTES = 51
 """Frame size of a notification with 32 bytes of content."""
@@ -43,18 +45,6 @@ BIN_M = 5.0
 SIDE_M = 110.0
 STATIONS = 60
 
-R1 = Claim(
-    "R1", "shape",
-    "(ours) packet reception over distance: the simulated channel agrees with the published formulas for the "
-    "CC2420, and has their three regions: connected, transitional, disconnected",
-    "sensitivity -95 dBm at 1 % loss (datasheet); a transitional region from path loss and shadowing",
-)  # fmt: skip
-R2 = Claim(
-    "R2", "order",
-    "random walk does not let nodes cover the whole area, and leaves them in a few clusters; random waypoint "
-    "does (Amozarrain 2021, section 4.5.2)",
-    "random walk created a few clusters and did not allow nodes to cover the whole area",
-)  # fmt: skip
 
 FLAT = replace(PARAMETERS, shadowing_db=0.0, asymmetry_db=0.0)
 
@@ -159,14 +149,12 @@ def measure_coverage(job: CoverageJob) -> Row:
     }
 
 
+@checks("radio-reception", "The radio model, and random walk", R1, R2)
 def experiment(quick: bool, sweep: Sweep) -> Findings:
-    seeds = range(1, 4 if quick else 11)
-    reception = sweep.run(measure_reception, [ReceptionJob(seed, 12 if quick else 60) for seed in seeds])
+    each = seeds(3 if quick else 10)
+    reception = sweep.run(measure_reception, [ReceptionJob(seed, 12 if quick else 60) for seed in each])
     speeds = (2.0, 10.0) if quick else (2.0, 4.0, 6.0, 8.0, 10.0)
-    coverage = sweep.run(
-        measure_coverage,
-        [CoverageJob(model, speed, seed) for model in MODELS for speed in speeds for seed in seeds],
-    )
+    coverage = sweep.run(measure_coverage, grid(CoverageJob, model=MODELS, speed=speeds, seed=each))
     curve = reception_curve(reception)
     return Findings(
         [judge_r1(curve), judge_r2(coverage)],
@@ -300,6 +288,3 @@ def judge_r2(rows: Sequence[Row]) -> Outcome:
         "mean distance from where it started, second half, m": away,
     }
     return R2.judge(parts, figures)
-
-
-register(Experiment("radio-reception", "The radio model, and random walk", (R1, R2), experiment))

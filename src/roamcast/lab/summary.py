@@ -17,9 +17,6 @@ from roamcast.simulator.network import Network
 from roamcast.simulator.run import Run
 from roamcast.simulator.scenario import Scenario
 
-CLOCK_KEYS = ("wall_s", "hops_per_wall_s")
-"""Figures that depend on the machine and its load; all others follow from the scenario and its seed."""
-
 
 def summarise(scenario: Scenario, run: Run, wall_s: float, records: int = 0) -> dict[str, Any]:
     """Summarise a run; `records` is the number of rows written to its log."""

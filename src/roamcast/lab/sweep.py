@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import (
     BrokenExecutor,
     Executor,
@@ -20,6 +20,7 @@ from concurrent.futures import (
     as_completed,
 )
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -45,6 +46,18 @@ class Job(Protocol):
 
 
 J = TypeVar("J", bound=Job)
+T = TypeVar("T")
+
+
+def grid(make: Callable[..., T], **axes: Iterable[Any]) -> list[T]:
+    """Return a job for each combination of these values; the last axis changes fastest."""
+    return [make(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+
+
+def seeds(count: int) -> range:
+    """Return the seeds of this number of runs that differ by nothing else."""
+    return range(1, count + 1)
+
 
 TRIES = 2
 """How often a job is tried before it is listed as failed."""

@@ -20,16 +20,17 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from matplotlib.axes import Axes
 
 from roamcast.lab.charts import Chart, Panel, Pen, curves, runs_of
 from roamcast.lab.curves import Curve, Curves, means_of, plane, power
-from roamcast.lab.experiment import Claim, Experiment, Findings, Outcome, register
+from roamcast.lab.experiment import Findings, Outcome, checks, claim
 from roamcast.lab.figures import ARRIVED, LOST, QUIET
 from roamcast.lab.measure import ScenarioJob, measure
 from roamcast.lab.rows import Row, distinct, rounded, sums_of, where
-from roamcast.lab.sweep import Job, Sweep
+from roamcast.lab.sweep import Job, Sweep, grid, seeds
 from roamcast.mobility import PROTOCOLS
 from roamcast.mobility.multi_hop_handoff import MultiHopHandoff, Reference
 from roamcast.protocol import records
@@ -41,6 +42,8 @@ from roamcast.simulator.scenario import Scenario
 from roamcast.simulator.story import parse_story
 from roamcast.simulator.topology import Topology, parse_topology
 from roamcast.simulator.workload import make_workload
+
+W1, W2, W3, W4, W5, W6, W7 = map(claim, ("W1", "W2", "W3", "W4", "W5", "W6", "W7"))
 
 MHH, SUB_UNSUB, HOME = "multi_hop_handoff", "sub_unsub", "home_broker"
 LABELS = {MHH: "MHH", SUB_UNSUB: "sub-unsub", HOME: "home broker"}
@@ -99,18 +102,6 @@ def missing(curves: Mapping[str, Curve], needed: Sequence[str]) -> str:
 
 # --- figure 5: the length of connection periods ---
 
-W1 = Claim(
-    "W1", "shape",
-    "overhead per handoff against the connection period (fig. 5a): sub-unsub climbs below 100 s, home "
-    "broker above 100 s linearly in the period, multi-hop handoff stays low throughout",
-    "sub-unsub sharply up below 100 s; home broker linear above 100 s; MHH always low",
-)  # fmt: skip
-W2 = Claim(
-    "W2", "order",
-    "handoff delay against the connection period (fig. 5b): sub-unsub far above the others; multi-hop "
-    "handoff and home broker nearly equal, and flat",
-    "sub-unsub much higher; MHH and home broker almost the same, not changing with the period",
-)  # fmt: skip
 
 CLIMB_MIN = 1.25
 """A climb is at least a quarter, several times the scatter between seeds."""
@@ -135,15 +126,11 @@ PERIODS_QUICK_S = (1.0, 10.0, 100.0, 1000.0, 3000.0)
 
 
 def fig5_jobs(quick: bool) -> list[ScenarioJob]:
-    side, seeds, periods_s = (5, 2, PERIODS_QUICK_S) if quick else (10, 2, PERIODS_S)
-    return [
-        job(side, protocol, connect_s, seed)
-        for protocol in compared()
-        for connect_s in periods_s
-        for seed in range(1, seeds + 1)
-    ]
+    side, periods_s = (5, PERIODS_QUICK_S) if quick else (10, PERIODS_S)
+    return grid(partial(job, side), protocol=compared(), connect_s=periods_s, seed=seeds(2))
 
 
+@checks("wang-fig5", "Wang et al., figure 5: connection periods", W1, W2)
 def fig5(quick: bool, sweep: Sweep) -> Findings:
     rows = sweep.run(measure, fig5_jobs(quick))
     overhead = Curves(rows, "case", "connect_s", "overhead_per_handoff_hops")
@@ -247,18 +234,6 @@ def judge_w2(curves: Mapping[str, Curve]) -> Outcome:
 
 # --- figure 6: the size of the network ---
 
-W3 = Claim(
-    "W3", "shape",
-    "overhead per handoff against the number of brokers (fig. 6a): all grow, home broker fastest, "
-    "sub-unsub slower when covering is on",
-    "all increase with the network; home broker faster than the others; covering slows sub-unsub",
-)  # fmt: skip
-W4 = Claim(
-    "W4", "shape",
-    "handoff delay against the number of brokers (fig. 6b): multi-hop handoff and home broker follow the "
-    "mean distance, sub-unsub the diameter",
-    "MHH and home broker: the mean distance; sub-unsub: the maximum distance, and much longer",
-)  # fmt: skip
 
 CONNECT_S = 300.0
 PLAIN, COVERING = f"{SUB_UNSUB} identity nested", f"{SUB_UNSUB} covering nested"
@@ -276,24 +251,17 @@ FOLLOWS_NOT_MAX_S = 0.003
 
 
 def fig6_jobs(quick: bool) -> list[ScenarioJob]:
-    sides, seeds = ((4, 5, 6), 4) if quick else ((5, 7, 10, 12, 14), 5)
-    jobs = [
-        job(side, protocol, CONNECT_S, seed)
-        for protocol in compared()
-        for side in sides
-        for seed in range(1, seeds + 1)
-    ]
+    sides, count = ((4, 5, 6), 4) if quick else ((5, 7, 10, 12, 14), 5)
+    of_network = partial(job, connect_s=CONNECT_S)
+    jobs = grid(of_network, protocol=compared(), side=sides, seed=seeds(count))
     # Nested filters, because equal ones leave covering nothing to do. The tables are large where every
     # client's filter is another one: fewer sizes and seeds.
-    nested_sides, nested_seeds = ((4, 5), 1) if quick else ((5, 7, 10), 3)
-    return jobs + [
-        job(side, SUB_UNSUB, CONNECT_S, seed, routing=routing, workload="nested")
-        for routing in ("identity", "covering")
-        for side in nested_sides
-        for seed in range(1, nested_seeds + 1)
-    ]
+    fewer, count = ((4, 5), 1) if quick else ((5, 7, 10), 3)
+    nested = partial(of_network, protocol=SUB_UNSUB, workload="nested")
+    return jobs + grid(nested, routing=("identity", "covering"), side=fewer, seed=seeds(count))
 
 
+@checks("wang-fig6", "Wang et al., figure 6: network sizes", W3, W4)
 def fig6(quick: bool, sweep: Sweep) -> Findings:
     rows = sweep.run(measure, fig6_jobs(quick))
     overhead, signalling, delay = (
@@ -386,16 +354,11 @@ def judge_w4(rows: Sequence[Row], curves: Mapping[str, Curve]) -> Outcome:
 
 # --- nothing lost, nothing twice, nothing out of order ---
 
-W5 = Claim(
-    "W5", "exact",
-    "over every run of figures 5 and 6, multi-hop handoff and sub-unsub: zero lost, zero duplicate, zero "
-    "out of order; home broker may lose messages, but only those in transit",
-    "MHH and sub-unsub reliable; home broker not",
-)  # fmt: skip
 
 RELIABLE = (MHH, SUB_UNSUB)
 
 
+@checks("wang-delivery", "Wang et al.: deliveries of figures 5 and 6", W5)
 def reliability(quick: bool, sweep: Sweep) -> Findings:
     failures_before = len(sweep.failures)
     rows = sweep.run(measure, [*fig5_jobs(quick), *fig6_jobs(quick)])
@@ -422,8 +385,7 @@ def judge_w5(rows: Sequence[Row], crashed: int) -> Outcome:
 
 # --- 4.3: the PQlist ---
 
-PQ_LISTS = ("PQ3→PQ1→PQ2", "PQ5→PQ3→PQ1→PQ2→PQ4")
-W6 = Claim("W6", "exact", f"the PQlists of section 4.3: {', then '.join(PQ_LISTS)}", ", then ".join(PQ_LISTS))
+PQ_LISTS = tuple(W6.paper.split(", then "))
 PQ_NAMES = {
     ("bo", "in"): "PQ1", ("bn", "own"): "PQ2", ("bn", "in"): "PQ3", ("b2", "own"): "PQ4", ("b2", "in"): "PQ5",
 }  # fmt: skip
@@ -472,6 +434,7 @@ def pq_list_after(moves: str) -> str:
     return "→".join(PQ_NAMES.get(queue, "?") for queue in pq_list(network, "c1"))
 
 
+@checks("wang-pqlist", "Wang et al., section 4.3: frequent moving", W6)
 def pq_lists(quick: bool, sweep: Sweep) -> Findings:
     lists = (pq_list_after(ONE_STAY), pq_list_after(TWO_STAYS))
     # Afterwards the client comes home, and whatever the lists name has to arrive, once and in order.
@@ -489,11 +452,6 @@ def pq_lists(quick: bool, sweep: Sweep) -> Findings:
 
 # --- clients that move at once ---
 
-W7 = Claim(
-    "W7", "exact",
-    "several clients with equal or covered filters move at once and nobody else's delivery changes",
-    "the handoff of a client does not affect the event delivery of other clients",
-)  # fmt: skip
 
 FIXED_PER_BROKER = 2
 MOVERS_PER_BROKER = 2
@@ -585,17 +543,12 @@ def moves_at_once(movers: Sequence[str], topology: Topology, rng: random.Random)
         at_s += AWAY_S + stay_s
 
 
+@checks("wang-together", "Wang et al., section 2: concurrent moving", W7)
 def together(quick: bool, sweep: Sweep) -> Findings:
-    side, seeds = (3, 2) if quick else (5, 5)
-    rows = sweep.run(
-        move_together,
-        [
-            TogetherJob(MHH, routing, workload, side, seed)
-            for routing in ("simple", "identity", "covering", "merging")
-            for workload in ("groups", "nested")
-            for seed in range(1, seeds + 1)
-        ],
-    )
+    side, count = (3, 2) if quick else (5, 5)
+    strategies, workloads = ("simple", "identity", "covering", "merging"), ("groups", "nested")
+    one = partial(TogetherJob, MHH, side=side)
+    rows = sweep.run(move_together, grid(one, routing=strategies, workload=workloads, seed=seeds(count)))
     return Findings([judge_w7(rows)], {"together_runs": rows})
 
 
@@ -604,10 +557,3 @@ def judge_w7(rows: Sequence[Row]) -> Outcome:
     wrong = sums_of(rows, ("clients_changed", "lost", "duplicates", "out_of_order", "violations"))
     parts = {f"{count} {name.replace('_', ' ')}": count == 0 for name, count in wrong.items()}
     return W7.judge(parts if rows else {}, {"runs": len(rows), **sums, **wrong})
-
-
-register(Experiment("wang-fig5", "Wang et al., figure 5: connection periods", (W1, W2), fig5))
-register(Experiment("wang-fig6", "Wang et al., figure 6: network sizes", (W3, W4), fig6))
-register(Experiment("wang-delivery", "Wang et al.: deliveries of figures 5 and 6", (W5,), reliability))
-register(Experiment("wang-pqlist", "Wang et al., section 4.3: frequent moving", (W6,), pq_lists))
-register(Experiment("wang-together", "Wang et al., section 2: concurrent moving", (W7,), together))

@@ -285,6 +285,8 @@ class MobilityProtocol:
     keeps_sessions: ClassVar[bool] = True
     """True if the protocol keeps the session of a client that is away; otherwise only the client's name, and
     the broker stores the session as bytes."""
+    luggage_type: ClassVar[object] = None
+    """Type of the luggage of a session that comes from another broker; None if sessions have none."""
     own_state: ClassVar[bool] = True
     """True if the protocol works with filters on the client's own state: except during a handoff, the broker
     that holds the session must be the one that matches notifications for the client."""
@@ -402,6 +404,15 @@ class MobilityProtocol:
     def has_handler(self, kind: type[Message]) -> bool:
         """Whether messages of this type are among the protocol's own."""
         return hasattr(self, _handler_of(kind))
+
+    def can_unpack(self, session: Session) -> bool:
+        """True if the luggage of a session that comes from another broker can be read."""
+        try:
+            if self.luggage_type is not None:
+                msgspec.msgpack.decode(session.luggage, type=self.luggage_type)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return False
+        return True
 
     def expects(self, sender: str, message: Message) -> bool:
         """True if one of the protocol's own messages is plausible, given what is known here.

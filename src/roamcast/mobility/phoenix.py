@@ -218,6 +218,7 @@ class Phoenix(MobilityProtocol):
     name = "phoenix"
     assumes = frozenset({"honest_peers"})
     summary = "exactly once and in order; subscriptions turn round hop by hop, stored events are replayed"
+    luggage_type = Luggage
     promise = Promise(lost=frozenset({"overflow"}))
     strategies = ("simple", "identity", "covering", "merging")
     locates = True

@@ -19,26 +19,13 @@ that spoke last: late messages of an earlier holder are ignored (the races of se
 
 What is completed:
 
-- A store begins with holes: where the virtual subscriber is not known yet, a notification goes to the old
-  broker only. The copy acknowledges its activation behind its subscriptions, and until that arrives the old
-  broker forwards what it receives. Links do not overtake, and whatever has to go to both brokers branches off
-  on the way between them; there the acknowledgement passes behind the subscriptions and behind all that
-  missed them. For the same reason nothing that the old broker received before the activation arrives at the
-  new broker after it. Notifications that arrived at both are recognised by the last forwarded number of each
-  publisher. (The published rule has one for all, which is enough for one publisher: see
-  `proactive:one_counter`.)
+- A store begins with holes: `proactive_stores.py`.
 - The old broker remains in charge of what it stored until the broker where the client is has acknowledged.
   If the new broker had no active copy (unknown edge, or the client was faster than the notice of its
   leaving), the activation takes place at departure: the reactive fallback is the same exchange, later.
 - Notifications that the client had not received when it left go ahead of the session to the broker where
   the client attaches, and not to every neighbour.
-- A copy that has everything serves the client at once, and control is transferred behind that
-  (`serve_ahead`). Each store has an order of its own, so what a client reads there is numbered in a separate
-  stream, and the request for the session names the copy. If the client moves on first, only that copy knows
-  which notifications the client still lacks: the next holder of the session fetches them from that copy
-  (`SendServed`).
-- A client may leave while its store is still being completed: then the store forwards later notifications to
-  the next store.
+- A copy that has everything serves the client at once: `proactive_ahead.py`.
 - Copies are activated only when a handoff is complete and the client's own changes
   have settled, so that old and new broker always speak of the same context.
 - The old broker decides which passive copies stay in place at a move, and tells the new broker with the
@@ -61,43 +48,35 @@ from roamcast.filters.selector import parse
 from roamcast.mobility.base import (
     STREAM,
     Host,
-    MobilityProtocol,
     OwnToken,
     Promise,
     Settings,
-    newer_part,
     queue_of,
     register,
 )
 from roamcast.mobility.neighbour_graph import NeighbourGraph, neighbours_of, parse_graph
 from roamcast.mobility.prediction import Predictor, read_contexts
+from roamcast.mobility.proactive_ahead import ReadingAhead
 from roamcast.mobility.proactive_failure import Failures
 from roamcast.mobility.proactive_messages import (
     ActivateCopy,
     ClientGone,
-    CopyActivated,
     DeactivateCopy,
     DeleteCopy,
-    ForwardStored,
     NeighbourList,
     PassiveCopy,
-    SendServed,
     ServeFromCopy,
-    StoredAside,
     StoredBefore,
     Subscriptions,
 )
-from roamcast.mobility.proactive_state import Copy, Reader, Remote, Stay, Store, uncovered
+from roamcast.mobility.proactive_state import Copy, Remote, Stay, Store, uncovered
 from roamcast.mobility.shared_buffer import SharedBuffer
-from roamcast.protocol.messages import Hello, Message
+from roamcast.protocol.messages import Message
 from roamcast.protocol.notification import Burst
 from roamcast.protocol.queues import DeliveryQueue
 from roamcast.protocol.session import Session
 from roamcast.routing.router import Owner, Token
 from roamcast.state import State
-
-SERVES = "#"
-"""Follows a broker's id in an attach request: the copy at that broker serves the client."""
 
 __all__ = ["Proactive", "ProactiveOneCounter", "Stay", "Store"]
 
@@ -119,9 +98,10 @@ class Luggage(msgspec.Struct, frozen=True, array_like=True):
     """See `Stay.lent`."""
 
 
-class Proactive(MobilityProtocol):
+class Proactive(ReadingAhead):
     name = "proactive"
     summary = "exactly once and in order; neighbours store for clients that are away and may come to them"
+    luggage_type = Luggage
     promise = Promise(lost=frozenset({"overflow"}))
     has_heartbeats = True
 
@@ -149,15 +129,8 @@ class Proactive(MobilityProtocol):
         `served_nearer`, `timeout`; contexts copied to neighbours (`copies`) and `activated` there; filters
         `propagated` to neighbours, and filters `covered` by others; neighbours `suspected` and `recovered`;
         contexts `missing`; copies `expired`."""
-        self.current: dict[str, Stay] = {}
-        self.copies: dict[str, Copy] = {}
-        self.stores: dict[int, Store] = {}
-        """All stores at this broker, by serial number."""
-        self.fed: dict[tuple[str, int], Store] = {}
-        """Incomplete stores, by the broker that forwards to them and the number of the activation."""
-        self.activations: dict[int, Store] = {}
-        """Unfinished activations at other brokers: activation number to the store that forwards to the
-        copy."""
+        self.current, self.copies = {}, {}
+        self.stores, self.fed, self.activations = {}, {}, {}
         self.neighbour_lists: dict[str, tuple[str, ...]] = {}
         self.failures = Failures(self)
         self._serial = 0
@@ -328,31 +301,6 @@ class Proactive(MobilityProtocol):
                 stay.lent[broker] = session.moves
         self.failures.watch()
 
-    def send_activation(
-        self,
-        store: Store,
-        broker: str,
-        number: int,
-        context: Subscriptions | None,
-        late: bool,
-        session: Session | None = None,
-    ) -> int:
-        """Have a copy store; the session tells the copy whose it is and who may read it."""
-        self._serial += 1
-        activation, queue = self._serial, store.queue
-        store.readers[activation] = Reader(broker, number)
-        self.activations[activation] = store
-        bursts = tuple(queue.bursts()) if late else ()
-        base = queue.base if late else queue.base + len(queue)
-        moves, owner = (session.moves, session.owner) if session is not None else (-1, "")
-        self.host.send(
-            broker,
-            ActivateCopy(
-                store.client, number, activation, base, context, bursts, late, moves, owner, queue.stream
-            ),
-        )
-        return activation
-
     def deactivate(self, stay: Stay) -> None:
         stay.is_active = False
         for broker, remote in stay.copies.items():
@@ -367,11 +315,6 @@ class Proactive(MobilityProtocol):
         for broker in brokers:
             self.forget_reader(stay.store, stay.copies.pop(broker))
             self.host.send(broker, DeleteCopy(stay.session.client, number, stay.session.moves))
-
-    def forget_reader(self, store: Store, remote: Remote) -> None:
-        store.readers.pop(remote.activation, None)
-        self.activations.pop(remote.activation, None)
-        remote.activation, remote.complete = 0, False
 
     # --- case 4: the client moves out ---
 
@@ -407,118 +350,6 @@ class Proactive(MobilityProtocol):
         self.delete(stay, list(stay.copies), number)
         store.departed = True
         self.serve_readers(store)
-
-    # --- the client reads at a neighbour before its session arrives there ---
-
-    def serve_ahead(self, hello: Hello, is_asked: bool) -> Mapping[str, int]:
-        """Deliver from an active copy at once, while the session is fetched behind it.
-
-        This requires that the copy has everything the client has not received: the copy is complete, the
-        client received all that came before it, and has attached nowhere else since. The order of the copy
-        differs from the holder's, so it numbers a separate stream. The request for the session tells the
-        holder that the copy serves.
-        """
-        copy = self.copies.get(hello.client)
-        if copy is None or copy.store is None or copy.late or not copy.store.complete:
-            return hello.received
-        queue = copy.store.queue
-        is_next = hello.moves == copy.moves_served + 1 and copy.client_owner == hello.owner
-        if copy.moves < 0 or not is_next:
-            return hello.received
-        if not copy.is_served:
-            if is_asked or hello.received.get(queue.stream, 0) < queue.base:
-                return hello.received
-            self.figures["served_ahead"] += 1
-            copy.is_served = copy.is_expected = True
-            first, second = self.streams_of(self.host.id)
-            queue.stream = second if queue.stream == first else first
-        copy.moves_served = hello.moves
-        queue.rewind(hello.received.get(queue.stream, 0))
-        self.host.read_ahead(hello.client, queue)
-        return {**hello.received, self.host.id + SERVES: 1}
-
-    def streams_of(self, broker: str) -> tuple[str, str]:
-        """Return the two stream names of copies at a broker, used in turn; sequences only grow, so two are
-        enough."""
-        return f"{broker}#0", f"{broker}#1"
-
-    def read_there(self, stay: Stay, broker: str, received: Mapping[str, int]) -> tuple[int, str]:
-        """Return how far the client has read the copy at that broker since it left, and the stream it
-        read."""
-        queue = stay.store.queue
-        names = [name for name in self.streams_of(broker) if name != queue.stream]
-        return max((received.get(name, 0), name) for name in names)
-
-    def read_elsewhere(self, stay: Stay, received: Mapping[str, int]) -> str:
-        """Return the broker whose copy serves or has served the client; "" if there is none."""
-        for broker in stay.lent:
-            if self.host.is_reachable(broker) and (
-                broker + SERVES in received
-                or self.read_there(stay, broker, received)[0] > stay.store.queue.base
-            ):
-                return broker
-        return ""
-
-    def serve_reader(self, stay: Stay, destination: str) -> None:
-        """Leave the client to the copy at the destination; send only what was picked for this client."""
-        self.forget_copy(stay, destination)
-        picked = _picked(stay.store.queue)
-        if picked:
-            self.host.send(destination, StoredAside(stay.session.client, picked))
-
-    def on_stored_aside(self, sender: str, message: StoredAside) -> None:
-        copy = self.copies.get(message.client)
-        if copy is not None and copy.store is not None:
-            for burst in message.bursts:
-                self.append(copy.store, burst)
-
-    def send_served(
-        self, stay: Stay, source: str, destination: str, number: int, received: Mapping[str, int]
-    ) -> None:
-        """Have the copy that served the client send the rest; only this copy knows what the client has
-        received."""
-        self.figures["served_elsewhere"] += 1
-        self.forget_copy(stay, source)
-        last, _ = self.read_there(stay, source, received)
-        picked = _picked(stay.store.queue)
-        self.host.send(source, SendServed(stay.session.client, destination, number, last, picked))
-
-    def on_send_served(self, sender: str, message: SendServed) -> None:
-        copy = self.copies.get(message.client)
-        if copy is None or copy.store is None or not copy.is_served:
-            return
-        del self.copies[message.client]
-        store = copy.store
-        store.queue.rewind(message.received)
-        for burst in message.bursts:
-            self.append(store, burst)
-        store.departed = True
-        self.send_activation(store, message.destination, message.number, copy.subscriptions, late=True)
-
-    def follow_reader(self, stay: Stay, received: Mapping[str, int]) -> None:
-        """Fetch what the client misses from the copy elsewhere that it has read from."""
-        session, former = stay.session, stay.store
-        source = self.read_elsewhere(stay, received)
-        if source:
-            base, stream = self.read_there(stay, source, received)
-            self.send_served(stay, source, self.host.id, session.number, received)
-            stay.store = self.failures.await_context(session.client, session.number, base, stream, source)
-            former.departed = True
-            self.serve_readers(former)
-        self.end_lent(stay, session.number, (source,))
-
-    def end_lent(self, stay: Stay, number: int, spared: Collection[str]) -> None:
-        """Delete copies that the holder no longer tracks; the client has attached since they were lent."""
-        session = stay.session
-        for broker in stay.lent:
-            if broker not in stay.copies and broker not in spared and self.host.is_reachable(broker):
-                self.host.send(broker, DeleteCopy(session.client, number, session.moves))
-        stay.lent = {}
-
-    def forget_copy(self, stay: Stay, broker: str) -> None:
-        remote = stay.copies.pop(broker, None)
-        if remote is not None:
-            self.forget_reader(stay.store, remote)
 
     # --- what the destination of a move needs ---
 
@@ -601,15 +432,6 @@ class Proactive(MobilityProtocol):
         )
         self.failures.watch()
 
-    def subscribe_store(self, store: Store, context: Subscriptions) -> None:
-        """Subscribe the virtual subscriber; the acknowledgement must travel behind these subscriptions."""
-        store.subscriptions = dict(context)
-        self.subscribe_all(store.owner, context)
-        if self.host.is_reachable(store.source):
-            self.host.send(store.source, CopyActivated(store.client, store.activation))
-        else:
-            self.complete(store)  # The sender is gone since it asked for this, and forwards nothing more.
-
     def on_deactivate_copy(self, sender: str, message: DeactivateCopy) -> None:
         copy = self.copies.get(message.client)
         if copy is not None and self.is_controlled(message.client, message.number, message.moves):
@@ -640,49 +462,8 @@ class Proactive(MobilityProtocol):
         if copy.store is not None:
             self.end(copy.store)
 
-    # --- completing a store that begins with holes ---
-
-    def on_copy_activated(self, sender: str, message: CopyActivated) -> None:
-        store = self.activations.get(message.activation)
-        if store is not None:
-            store.readers[message.activation].acknowledged = True
-            self.serve_readers(store)
-
-    def serve_readers(self, store: Store) -> None:
-        """Tell the readers that have acknowledged that they are complete: they miss nothing more."""
-        if not store.complete:
-            return
-        stay = self.current.get(store.client)
-        for activation, reader in list(store.readers.items()):
-            if reader.acknowledged:
-                del store.readers[activation], self.activations[activation]
-                self.host.send(reader.broker, ForwardStored(store.client, activation, (), last=True))
-                if stay is not None and stay.store is store:
-                    stay.copies[reader.broker].complete = True
-        if store.departed and not store.readers and not store.is_entrusted:
-            self.end(store)
-
-    def on_forward_stored(self, sender: str, message: ForwardStored) -> None:
-        store = self.fed.get((sender, message.activation))
-        if store is None:
-            return
-        for burst in message.bursts:
-            if not burst.is_picked:
-                store.forwarded[self.counter_of(burst)] = (burst.incarnation, burst.last)
-            self.append(store, burst)
-        if message.last:
-            self.complete(store)
-
     def complete(self, store: Store) -> None:
-        del self.fed[store.source, store.activation]
-        store.complete = True
-        early, store.early = store.early, []
-        for burst in early:
-            rest = self.not_forwarded(store, burst)
-            if rest is not None:
-                self.append(store, rest)
-        store.forwarded = {}
-        self.serve_readers(store)
+        super().complete(store)
         stay = self.current.get(store.client)
         if stay is not None and stay.store is store:
             self.try_finish(stay)
@@ -704,14 +485,6 @@ class Proactive(MobilityProtocol):
             if copy.holder in brokers:
                 copy.number = 0  # If the session was lost too, a new session counts from the beginning.
 
-    def counter_of(self, burst: Burst) -> str:
-        """Return which notifications share one counter."""
-        return burst.publisher
-
-    def not_forwarded(self, store: Store, burst: Burst) -> Burst | None:
-        """Return the part of a burst that was not forwarded; the rest went to both brokers."""
-        return newer_part(burst, store.forwarded.get(self.counter_of(burst)))
-
     # --- notifications ---
 
     def on_notification(self, owner: Owner, source: str, burst: Burst) -> None:
@@ -726,29 +499,6 @@ class Proactive(MobilityProtocol):
             self.surround(stay)
         else:
             self.append(store, burst)
-
-    def append(self, store: Store, burst: Burst) -> None:
-        self.keep(store.queue, store.client, burst)
-        for activation, reader in store.readers.items():
-            self.host.send(reader.broker, ForwardStored(store.client, activation, (burst,), last=False))
-        if self.host.is_read(store.client, store.queue):
-            self.host.pump(store.client)
-
-    def open_store(
-        self, client: str, base: int, source: str = "", activation: int = 0, stream: str = STREAM
-    ) -> Store:
-        self._serial += 1
-        queue = DeliveryQueue(stream, base, self.buffer)
-        store = self.stores[self._serial] = Store(client, self._serial, queue, source, activation)
-        if activation:
-            self.fed[source, activation] = store
-        return store
-
-    def end(self, store: Store) -> None:
-        del self.stores[store.owner[1]]
-        self.fed.pop((store.source, store.activation), None)
-        store.queue.drain()
-        self.unsubscribe_all(store.owner, store.subscriptions)
 
     # --- case 6: the client subscribes and unsubscribes ---
 
@@ -837,11 +587,6 @@ class Proactive(MobilityProtocol):
             yield store.client, store.queue
             if store.early:
                 yield store.client, queue_of(store.early)
-
-
-def _picked(queue: DeliveryQueue) -> tuple[Burst, ...]:
-    """Return the notifications picked for this client alone; they reached the holder and no copy."""
-    return tuple(burst for burst in queue.bursts() if burst.is_picked)
 
 
 def _first(bursts: Iterable[Burst], count: int) -> tuple[Burst, ...]:

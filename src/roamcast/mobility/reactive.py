@@ -127,6 +127,7 @@ class ProxyObject:
 class Reactive(MobilityProtocol):
     name = "reactive"
     summary = "fetched after attach; loses and repeats what is published within one delay of a move-in"
+    luggage_type = MoveIn
     promise = Promise(lost=frozenset({"move_in", "overflow"}), duplicate=frozenset({"move_in"}))
 
     __state__ = State("reactive", saved=("proxies", "current", "ahead"))

@@ -160,6 +160,7 @@ class Relocation(MobilityProtocol):
     name = "relocation"
     assumes = frozenset({"honest_peers"})
     summary = "exactly once and in order within cache size and age; the old broker is found along the routes"
+    luggage_type = int
     promise = Promise(lost=frozenset({"overflow", "expired"}))
     strategies = ("simple", "identity", "covering", "merging")
     locates = True

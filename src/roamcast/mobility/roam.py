@@ -1,10 +1,10 @@
 """Roam: a multi-hop handoff that is over before it begins, where the client was expected. See docs/roam.md.
 
 The holder of a session keeps copies of the head of the client's queue at the few brokers where the client is
-likely to appear next (`prediction.py`). A copy begins when the client leaves (or has stayed for
-`copies_after_s`). The holder sends it the notifications that it queues, in the same order, until all copies
-together have `HEAD_MAX` notifications. So every copy is a prefix of one sequence, and the sequence numbers
-that a client reports mean the same at every broker.
+likely to appear next (`prediction.py`). These are chosen when the client leaves (or has stayed for
+`copies_after_s`). A copy begins when it has something to serve. The holder sends it the notifications that it
+queues, in the same order, until all copies together have `HEAD_MAX` notifications. So every copy is a prefix
+of one sequence, and the sequence numbers that a client reports mean the same at every broker.
 
 A client that attaches at a broker with its copy reads at once, after what it has received: zero round trips.
 Then the session arrives by a plain multi-hop handoff. The list of segments to read begins with the copy,
@@ -145,33 +145,37 @@ def _lift_spread_1(fields: dict[str, Any]) -> None:
     fields["base"] = fields["copied"]
 
 
+def _lift_spread_2(fields: dict[str, Any]) -> None:
+    fields["is_begun"] = True
+
+
 class Spread:
     """The copies of a session, as its holder knows them."""
 
     __state__ = State(
         "roam-spread",
-        2,
-        saved=("number", "brokers", "is_wide", "base", "copied", "end", "is_trimmed_soon"),
-        lifts={1: _lift_spread_1},
+        3,
+        saved=("number", "brokers", "is_wide", "base", "copied", "end", "is_trimmed_soon", "is_begun"),
+        lifts={1: _lift_spread_1, 2: _lift_spread_2},
     )
 
-    def __init__(
-        self, number: int, brokers: Collection[str], is_wide: bool, base: int, copied: int, end: int
-    ) -> None:
+    def __init__(self, number: int, brokers: Collection[str], is_wide: bool, queue: DeliveryQueue) -> None:
         self.number = number
         self.brokers = dict.fromkeys(brokers)
         self.is_wide = is_wide
         """True if brokers on the way to the copies keep copies, too."""
-        self.base = base
+        self.base = queue.base
         """Last sequence that the client has acknowledged. Notifications that a full queue dropped since stay
         in the copies: if the copies forgot them at different times, a client reading two copies could receive
         them too late."""
-        self.copied = copied
+        self.copied = queue.base
         """Last sequence that the copies have."""
-        self.end = end
+        self.end = queue.base + len(queue)
         """Last sequence of the queue, as long as only its front is dropped."""
         self.is_trimmed_soon = False
         """True if the copies are about to be told what the client has acknowledged."""
+        self.is_begun = False
+        """True when the copies have been sent: they begin with something to serve."""
 
 
 def _lift_replica_1(fields: dict[str, Any]) -> None:
@@ -289,6 +293,8 @@ class Roam(MultiHopHandoff):
         capsule = self.capsule_of(session, spread) if spread is not None else b""
         if spread is not None and capsule:
             self.send_feed(client, spread, (), capsule)
+        elif session.moves < 0:
+            self.recall(client)
         self.spread(session)
         if self.settings.copies_for_s is not None:
             timeout_at = self.host.now + self.settings.copies_for_s
@@ -314,21 +320,17 @@ class Roam(MultiHopHandoff):
         likely = [
             broker for broker in predicted if broker != self.host.id and self.host.is_reachable(broker)
         ][: self.settings.copies_max]  # fmt: skip
-        is_wide = len(predicted) > len(likely)
         bursts = self.head_of(queue, queue.base, head_max(len(likely)))
         if not likely or (queue and not bursts):
             return
-        copied = queue.base + count_of(bursts)
-        spread = self.spreads[client] = Spread(
-            session.number, likely, is_wide, queue.base, copied, queue.base + len(queue)
-        )
+        spread = Spread(session.number, likely, len(predicted) > len(likely), queue)
+        spread.copied += count_of(bursts)
         capsule = self.capsule_of(session, spread)
-        self.send_on(
-            StoreCopy(
-                client, self.host.id, session.number, tuple(likely), session.moves, session.owner,
-                queue.base, bursts, is_wide, capsule,
-            )
-        )  # fmt: skip
+        if session.moves < 0 and not capsule and not self.host.is_attached(client):
+            return  # Copies could not serve the client.
+        self.spreads[client] = spread
+        if bursts or capsule:
+            self.send_feed(client, spread, bursts, capsule)
 
     def capsule_of(self, session: Session, spread: Spread) -> bytes:
         """Return the capsule with which copies may serve a client that does not count its attaches."""
@@ -390,9 +392,19 @@ class Roam(MultiHopHandoff):
         return bool(lacking)
 
     def send_feed(self, client: str, spread: Spread, bursts: tuple[Burst, ...], capsule: bytes = b"") -> None:
-        session, brokers = self.held[client], tuple(spread.brokers)
+        """Send this to the copies; the first of it begins them."""
+        session, brokers, here = self.held[client], tuple(spread.brokers), self.host.id
         session.copied = max(session.copied, spread.copied) if session.is_copied else session.copied
-        self.send_on(FeedCopy(client, self.host.id, spread.number, brokers, spread.base, bursts, capsule))
+        if spread.is_begun:
+            self.send_on(FeedCopy(client, here, spread.number, brokers, spread.base, bursts, capsule))
+            return
+        spread.is_begun = True
+        self.send_on(
+            StoreCopy(
+                client, here, spread.number, brokers, session.moves, session.owner, spread.base, bursts,
+                spread.is_wide, capsule,
+            )
+        )  # fmt: skip
 
     def on_acknowledged(self, client: str) -> None:
         super().on_acknowledged(client)
@@ -408,7 +420,7 @@ class Roam(MultiHopHandoff):
         spread = self.spreads.get(client)
         if spread is not None:
             spread.is_trimmed_soon = False
-            if not self.top_up(client, spread):
+            if not self.top_up(client, spread) and spread.is_begun:
                 self.send_feed(client, spread, ())
 
     def is_aligned(self, queue: DeliveryQueue, spread: Spread) -> bool:
@@ -423,7 +435,7 @@ class Roam(MultiHopHandoff):
         """Drop the copies of a session, except one at the broker `but`."""
         spread = self.spreads.pop(client, None)
         brokers = tuple(one for one in spread.brokers if one != but) if spread is not None else ()
-        if spread is not None and brokers:
+        if spread is not None and spread.is_begun and brokers:
             self.figures["recalled"] += len(brokers)
             self.send_on(DropCopy(client, self.host.id, spread.number, brokers, but))
 
@@ -522,7 +534,8 @@ class Roam(MultiHopHandoff):
     def to_be_read(self, client: str, hold: Hold, destination: str) -> list[Reference]:
         """Put the copy at the destination first; the segment left behind is read if the copy is missing."""
         spread, queue = self.spreads.get(client), hold.queue
-        if spread is None or destination not in spread.brokers or not self.is_aligned(queue, spread):
+        is_there = spread is not None and spread.is_begun and destination in spread.brokers
+        if spread is None or not is_there or not self.is_aligned(queue, spread):
             self.recall(client)
             return super().to_be_read(client, hold, destination)
         base = spread.base if spread.copied >= queue.base else queue.base

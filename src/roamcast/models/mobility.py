@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
@@ -356,10 +356,3 @@ def evaluate(visits: Sequence[Visit], learn_share: float = 0.7) -> dict[str, obj
         "bound_of_own_way": predictability_bound(moves),
         "calibration": calibration(visits, at_s),
     }
-
-
-def read_visits(lines: Iterable[str]) -> Iterator[Visit]:
-    """Read the visits of a trace: rows `client,broker,attach_s,leave_s` after a line with these names."""
-    for line in list(lines)[1:]:
-        client, broker, attach, leave = line.rstrip("\n").rsplit(",", 3)
-        yield Visit(client, broker, float(attach), float(leave) if leave else None)

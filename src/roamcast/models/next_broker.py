@@ -137,7 +137,7 @@ def kept_ways(rows: Mapping[Way, Counter[str]]) -> dict[Way, Counter[str]]:
     takes to name it: of many ways that were taken a few times each, some always fit by chance.
     """
     total = rows[()].total()
-    likely: dict[Way, dict[str, float]] = {(): {target: moves / total for target, moves in rows[()].items()}}
+    likely: dict[Way, dict[str, float]] = {(): {one: moves / total for one, moves in rows[()].items()}}
     kept: dict[Way, Counter[str]] = {(): rows[()]}
     for length in sorted({len(way) for way in rows} - {0}):
         saved = {way: _saved_bits(rows[way], likely[way[1:]]) for way in rows if len(way) == length}

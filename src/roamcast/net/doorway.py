@@ -17,6 +17,7 @@ from typing import Any
 
 from roamcast.config.addresses import join_endpoint
 from roamcast.net.complaints import Complaints
+from roamcast.net.plain import READ, PlainTransport, Readiness, readiness_of
 from roamcast.net.strangers import Stranger, Strangers
 
 log = logging.getLogger("roamcast.doorway")
@@ -33,8 +34,21 @@ ACCEPTING_S = 0.002
 ACCEPT_AGAIN_S = 0.2
 EXPIRE_EVERY_S = 0.5
 
-Enter = Callable[[socket.socket, Stranger], Coroutine[Any, Any, None]]
+Entering = Coroutine[Any, Any, None] | asyncio.Protocol | None
+"""What takes over a connection: a task, or a protocol for TCP without TLS; None if somebody else does."""
+Enter = Callable[[socket.socket, Stranger], Entering]
 """Takes over a connection that has sent its first byte."""
+
+
+class _Silent:
+    """A connection that has not sent a byte."""
+
+    __slots__ = ("is_watched", "on_ready", "stranger")
+
+    def __init__(self, stranger: Stranger, on_ready: Callable[[int], None]) -> None:
+        self.stranger = stranger
+        self.on_ready = on_ready
+        self.is_watched = False
 
 
 class Doorway:
@@ -55,8 +69,8 @@ class Doorway:
         self._on_failure = on_failure or self._log_failure
         self._loop: asyncio.AbstractEventLoop
         self._sockets: list[socket.socket] = []
-        self._waiting: dict[socket.socket, Stranger] = {}
-        """Connections that have not sent a byte."""
+        self._readiness: Readiness
+        self._waiting: dict[socket.socket, _Silent] = {}
         self._tasks: dict[asyncio.Task[None], tuple[socket.socket, Stranger]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._complaints = Complaints()
@@ -67,6 +81,7 @@ class Doorway:
         Connections to a shared port are spread over all processes that listen there.
         """
         self._loop = asyncio.get_running_loop()
+        self._readiness = readiness_of(self._loop)
         found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
             for family, _, _, _, address in dict.fromkeys(found):
@@ -75,6 +90,7 @@ class Doorway:
                     (str(address[0]), port), family=family, backlog=BACKLOG, reuse_port=is_shared
                 )
                 one.setblocking(False)
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # For all that it accepts.
                 self._sockets.append(one)
         except OSError:
             self.close()
@@ -108,8 +124,8 @@ class Doorway:
             self._loop.remove_reader(one)
             one.close()
         self._sockets = []
-        for stranger in list(self._waiting.values()):
-            stranger.leave("it stops")
+        for silent in list(self._waiting.values()):
+            silent.stranger.leave("it stops")
         for task in self._tasks:
             task.cancel()
 
@@ -160,23 +176,30 @@ class Doorway:
             return
         stranger.is_handed = is_handed
         one.setblocking(False)
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._waiting[one] = stranger
-        self._spoke(one, is_watched=False)  # The first bytes have often arrived with the connection.
+        self._waiting[one] = _Silent(stranger, lambda events: self._look(one))
+        self._look(one)  # The first bytes have often arrived with the connection.
+
+    def _stop_waiting(self, one: socket.socket) -> bool:
+        """Forget a connection that has not sent a byte; return False if it is not known."""
+        silent = self._waiting.pop(one, None)
+        if silent is not None and silent.is_watched:
+            self._readiness.watch(one.fileno(), silent, 0, READ)
+        return silent is not None
 
     def _forget(self, one: socket.socket) -> None:
-        """Close a connection that has not sent a byte."""
-        if self._waiting.pop(one, None) is not None:
-            self._loop.remove_reader(one)
+        if self._stop_waiting(one):
             one.close()
 
-    def _spoke(self, one: socket.socket, is_watched: bool = True) -> None:
-        stranger = self._waiting[one]
+    def _look(self, one: socket.socket) -> None:
+        """Look whether a connection has sent its first byte."""
+        silent = self._waiting[one]
+        stranger = silent.stranger
         try:
             has_spoken = bool(one.recv(1, socket.MSG_PEEK))
         except (BlockingIOError, InterruptedError):
-            if not is_watched:
-                self._loop.add_reader(one, self._spoke, one)
+            if not silent.is_watched:
+                silent.is_watched = True
+                self._readiness.watch(one.fileno(), silent, READ, 0)
             return
         except OSError:
             has_spoken = False
@@ -184,11 +207,15 @@ class Doorway:
             self._strangers.settle(stranger)
             self._forget(one)
             return
-        del self._waiting[one]
-        if is_watched:
-            self._loop.remove_reader(one)
+        self._stop_waiting(one)
         self._strangers.spoke(stranger)
-        task = self._loop.create_task(self._enter(one, stranger))
+        entering = self._enter(one, stranger)
+        if entering is None:
+            return
+        if isinstance(entering, asyncio.Protocol):
+            PlainTransport(self._readiness, one, entering)
+            return
+        task = self._loop.create_task(entering)
         stranger.leave = partial(self._break_off, task)
         self._tasks[task] = one, stranger
         task.add_done_callback(self._entered)

@@ -2,7 +2,7 @@
 
 It shows what other commands left in their folders: `outcomes.json` of a lab experiment, `summary.json` of a
 simulated run, JSON of an audit, metrics, a stream or a model, pictures, and tables as CSV or Parquet.
-Pictures of audits, metrics and streams are drawn for the page (report_figures.py).
+Pictures of audits, metrics and streams are drawn for the page (figures.py).
 """
 
 from __future__ import annotations

@@ -145,6 +145,8 @@ ROWS_PER_ARROW_BATCH = 16_384
 OPEN_COST_BYTES = 1 << 18
 ROWS_PER_PARTITION = 250_000
 PARTITIONS_MIN, PARTITIONS_MAX = 4, 1_000
+FILE_PARTITIONS = "8"
+"""Minimum parts in which files are read: two would leave one core waiting for the other."""
 PARTITION_BYTES = "8m"
 """Spark joins small partitions up to this size, compressed: a row of ten bytes takes a hundred in memory."""
 
@@ -317,6 +319,7 @@ def _settings(master: str, memory_mb: int | None, small: bool, scratch: Path) ->
         settings["spark.sql.shuffle.partitions"] = "2"
     else:
         settings["spark.sql.adaptive.advisoryPartitionSizeInBytes"] = PARTITION_BYTES
+        settings["spark.sql.files.minPartitionNum"] = FILE_PARTITIONS
     for part in ("driver", "executor"):
         settings[f"spark.{part}.extraJavaOptions"] = SMALL_JAVA if small else LARGE_JAVA
     if is_on_this_machine(master):

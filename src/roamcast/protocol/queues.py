@@ -176,6 +176,16 @@ class DeliveryQueue:
     def __bool__(self) -> bool:
         return bool(self.in_flight or self.waiting)
 
+    def needs_room(self, window: int) -> bool:
+        """True if something waits to be sent, or soon will unless the client acknowledges."""
+        limits = self._limits
+        if self.waiting or self._limited or 2 * (self.sent - self.base) > window:
+            return True
+        return limits is not None and (
+            2 * len(self) > limits.notifications_max
+            or 2 * self.size_bytes > min(limits.bytes_max, limits.in_flight_bytes_max)
+        )
+
     def limit(self, limits: QueueLimits | None) -> None:
         """Apply new limits; excess is dropped when the next burst arrives."""
         if self._limits is None or limits is None:

@@ -26,7 +26,7 @@ import msgspec
 
 from roamcast.mobility.neighbour_graph import NeighbourGraph
 from roamcast.proxy import messages
-from roamcast.proxy.buffers import Changed, Handler, Opened
+from roamcast.proxy.buffers import Handler, Opened
 from roamcast.proxy.errands import AGAIN_S, BATCH_BYTES, BATCH_MESSAGES
 from roamcast.proxy.messages import ahead_ticket
 from roamcast.proxy.steps import Joined
@@ -117,7 +117,7 @@ class Ahead:
         if len(pings) > PINGS_KEPT_MAX:
             del pings[next(iter(pings))]
 
-    def _on_prefix(self, connection: int, prefix: messages.Prefix) -> None:
+    def on_prefix(self, connection: int, prefix: messages.Prefix) -> None:
         service = self._service
         handler = service.buffers.by_key.get((prefix.client, prefix.ticket))
         if handler is None or handler.is_frozen or handler.opened.owner != prefix.user:
@@ -171,7 +171,7 @@ class Ahead:
 
     # --- at a neighbour ---
 
-    def _on_surround(self, joined: Joined, asked: messages.Surround) -> None:
+    def on_surround(self, joined: Joined, asked: messages.Surround) -> None:
         service = self._service
         ticket = ahead_ticket(asked.ticket, service.site)
         obstacle = self._obstacle(asked, ticket)
@@ -186,9 +186,7 @@ class Ahead:
                 lease_s, service.now + lease_s, min(asked.bytes_max, limits.bytes_max), asked.is_unique,
                 is_resident=False, copy_of=(joined.who, asked.ticket),
             )  # fmt: skip
-            service.keep(opened)
-            handler = service.buffers.by_id[opened.id]
-            service.watch_lease(handler)
+            handler = service.open(opened)
             if not service.down:
                 service.listen(handler)
         service.send(joined.connection, messages.MovedOut(asked.request, asked.lease_s, asked.bytes_max))
@@ -214,7 +212,7 @@ class Ahead:
         source = handler.opened.copy_of
         assert source is not None
         self.graph.on_reconnect(source[0], self._service.now)
-        self._service.keep(Changed(handler.id, handler.filters, handler.expires, None, is_promised=True))
+        self._service.change(handler, source=None, is_promised=True)
 
     def on_closed(self, handler: Handler, why: str) -> None:
         """Note that a handler has ended. If it was a copy and its client has received everything, the
@@ -235,18 +233,7 @@ class Ahead:
 
     # --- both ---
 
-    def on_message(
-        self, joined: Joined, message: messages.Surround | messages.Prefix | messages.Forget
-    ) -> None:
-        match message:
-            case messages.Surround():
-                self._on_surround(joined, message)
-            case messages.Prefix():
-                self._on_prefix(joined.connection, message)
-            case messages.Forget():
-                self._on_forget(joined, message)
-
-    def _on_forget(self, joined: Joined, forget: messages.Forget) -> None:
+    def on_forget(self, joined: Joined, forget: messages.Forget) -> None:
         """Handle Forget. From the site of a copy: the client has everything. From that of the handler: no
         copy is needed."""
         service = self._service

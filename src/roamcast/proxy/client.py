@@ -425,6 +425,12 @@ class RoamingClient:
             why = str(error) or "no ping came back through the brokers"
             result.missing += (f"site {source.site}: {why}",)
             return
+        self._on_fetched(source, answer, result)
+
+    def _on_fetched(
+        self, source: Source, answer: messages.Downloaded | messages.MoveRefused, result: MoveIn
+    ) -> bool:
+        """Note the end of a download; return whether all messages of the source are here."""
         if isinstance(answer, messages.MoveRefused):
             self._on_refused(source, answer, result)
         elif answer.missing:
@@ -432,6 +438,8 @@ class RoamingClient:
         else:
             result.dropped += answer.dropped
             self._forget(source)
+            return True
+        return False
 
     async def _fetch_copy(self, source: Source, result: MoveIn) -> bool:
         """Download a handler's copy at the proxy here, if there is one; it is then the source.
@@ -445,14 +453,7 @@ class RoamingClient:
         answer = await self._fetch(copy, result, instead_of=source)
         if copy not in self.sources:
             return False
-        if isinstance(answer, messages.MoveRefused):
-            self._on_refused(copy, answer, result)
-        elif answer.missing:
-            result.missing += (answer.missing,)
-        else:
-            result.dropped += answer.dropped
-            result.copies += 1
-            self._forget(copy)
+        result.copies += self._on_fetched(copy, answer, result)
         return True
 
     def _on_refused(self, source: Source, refused: messages.MoveRefused, result: MoveIn) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from roamcast.proxy import messages, steps
 from roamcast.proxy.adapter import ForeignMessage
-from roamcast.proxy.buffers import Adopted, Changed, Dropped, Handler, Opened, Passing, Taken
+from roamcast.proxy.buffers import Adopted, Dropped, Handler, Opened, Passing, Taken
 from roamcast.proxy.errands import AGAIN_S
 from roamcast.proxy.messages import ping_key
 
@@ -224,7 +224,7 @@ class Residents:
         """Attach the client to its session here, and begin to deliver."""
         service, connection = self.service, joined.connection
         self._end_stream(handler, "the session was taken over")
-        service.keep(Changed(handler.id, handler.filters, 0.0, handler.source, False))
+        service.change(handler, expires=0.0, is_promised=False)
         self._of_connection[connection] = handler.id
         self._attached[handler.id] = service.new_stream(connection, attach.request, handler)
         attached = steps.Attached(attach.request, is_present, dict(handler.filters), dict(handler.passing))
@@ -235,28 +235,21 @@ class Residents:
         """Open a handler; if the session is at another site, the handler is filled from there."""
         service = self.service
         filters, known = (held.filters, held.seen) if held is not None else ({}, ())
-        opened = Opened(
+        handler = service.open(Opened(
             service.buffers.next_id, attach.client, attach.user, attach.ticket, filters, attach.lease_s, 0.0,
             service.limits.bytes_max, True, True, known,
-        )  # fmt: skip
-        service.keep(opened)
-        handler = service.buffers.by_id[opened.id]
+        ))  # fmt: skip
         if held is not None:
-            self._change(handler, filters, 0.0, (site, held.ticket))
+            service.change(handler, source=(site, held.ticket))
             for packet_id, (identity, is_passed) in held.passing.items():
                 service.keep(Passing(handler.id, packet_id, identity, is_passed))
         service.listen(handler)
         return handler
 
-    def _change(
-        self, handler: Handler, filters: dict[str, str], expires: float, source: tuple[str, str] | None
-    ) -> None:
-        self.service.keep(Changed(handler.id, filters, expires, source, handler.is_promised))
-
     def _lease(self, handler: Handler, lease_s: float, is_promised: bool = False) -> None:
         service = self.service
         expires = service.now + min(lease_s, service.limits.lease_max_s)
-        service.keep(Changed(handler.id, handler.filters, expires, handler.source, is_promised))
+        service.change(handler, expires=expires, is_promised=is_promised)
         service.watch_lease(handler)
 
     def _on_subscribe(self, connection: int, handler: Handler, message: steps.Subscribe) -> None:
@@ -269,7 +262,7 @@ class Residents:
             service.refuse(connection, message.request, "quota", text)
             return
         removed = tuple(filter for filter in message.remove if filter in handler.filters)
-        self._change(handler, filters, handler.expires, handler.source)
+        service.change(handler, filters=filters)
         if removed:
             service.do(steps.Unlisten(handler.name, removed, is_end=False))
         if not message.add:
@@ -395,7 +388,7 @@ class Residents:
 
     def on_adopted(self, handler: Handler, answer_topic: str) -> None:
         """Adoption is complete: deliver what arrived here meanwhile."""
-        self._change(handler, handler.filters, handler.expires, None)
+        self.service.change(handler, source=None)
         self.service.do(steps.Unlisten(handler.name, (answer_topic,), is_end=False))
         self.stream(handler)
 

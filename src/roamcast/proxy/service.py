@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -148,6 +148,17 @@ class Service:
         self.buffers.apply(entry)
         self._effects.append(steps.Keep(entry))
 
+    def open(self, opened: Opened) -> Handler:
+        self.keep(opened)
+        handler = self.buffers.by_id[opened.id]
+        self.watch_lease(handler)
+        return handler
+
+    def change(self, handler: Handler, **changes: Any) -> None:
+        """Change these fields of a handler."""
+        as_it_is = Changed(handler.id, handler.filters, handler.expires, handler.source, handler.is_promised)
+        self.keep(msgspec.structs.replace(as_it_is, **changes))
+
     def do(self, effect: steps.Effect) -> None:
         self._effects.append(effect)
 
@@ -197,8 +208,12 @@ class Service:
                 self._on_request(joined, message)
             case messages.Locate() if joined.role == "proxy":
                 self._residents.on_locate(connection, message)
-            case messages.Surround() | messages.Prefix() | messages.Forget() if joined.role == "proxy":
-                self.ahead.on_message(joined, message)
+            case messages.Surround() if joined.role == "proxy":
+                self.ahead.on_surround(joined, message)
+            case messages.Prefix() if joined.role == "proxy":
+                self.ahead.on_prefix(connection, message)
+            case messages.Forget() if joined.role == "proxy":
+                self.ahead.on_forget(joined, message)
             case messages.Taken(request=request, number=number):
                 relay = self.relays.get((connection, request))
                 if relay is not None:
@@ -315,15 +330,11 @@ class Service:
     def _open(self, owner: str, request: messages.MoveOut) -> Handler:
         limits = self.limits
         lease_s = min(request.lease_s or limits.lease_s, limits.lease_max_s)
-        opened = Opened(
+        return self.open(Opened(
             self.buffers.next_id, request.client, owner, request.ticket, dict.fromkeys(request.filters, ""),
             lease_s, self.now + lease_s, min(request.bytes_max or limits.bytes_max, limits.bytes_max),
             request.is_unique, False,
-        )  # fmt: skip
-        self.keep(opened)
-        handler = self.buffers.by_id[opened.id]
-        self.watch_lease(handler)
-        return handler
+        ))  # fmt: skip
 
     def listen(self, handler: Handler, is_resumed: bool = False) -> None:
         self.do(steps.Listen(handler.name, self._foreign_filters(handler), is_resumed=is_resumed))
@@ -442,13 +453,10 @@ class Service:
             answer = self.ping_topic(key, "in-response")
             self.do(steps.PublishStep(ForeignMessage(answer, message.body)))
         elif message.topic == self.ping_topic(key, "out-response") and moving is not None:
-            self._on_pong(handler, moving, message.body)
+            if moving.is_pinging and message.body == moving.nonce:
+                self._acknowledge(handler, moving)
         else:
             self._residents.on_pong(handler, message)
-
-    def _on_pong(self, handler: Handler, moving: Moving, body: bytes) -> None:
-        if moving.is_pinging and body == moving.nonce:
-            self._acknowledge(handler, moving)
 
     def _on_foreign_failed(self, failed: steps.ForeignFailed) -> None:
         handler = self.buffers.by_name.get(failed.name)
@@ -579,8 +587,7 @@ class Service:
     # --- leases ---
 
     def renew(self, handler: Handler) -> None:
-        expires = self.now + handler.opened.lease_s
-        self.keep(Changed(handler.id, handler.filters, expires, handler.source, handler.is_promised))
+        self.change(handler, expires=self.now + handler.opened.lease_s)
 
     def watch_lease(self, handler: Handler) -> None:
         if handler.expires:

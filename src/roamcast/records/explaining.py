@@ -48,7 +48,8 @@ def rows_of(rows: Iterable[Row], wanted: Identity) -> tuple[Identity, list[Row]]
     # A log may hold a row twice, if it was copied; a row is told apart by node and sequence.
     once = {(row.node, row.sequence): row for row in rows if row.sequence is not None}
     if wanted.incarnation is None:
-        wanted = wanted._replace(incarnation=_last_incarnation(once.values(), wanted))
+        last = max((row.incarnation or 0 for row in once.values() if _is_about(row, wanted)), default=0)
+        wanted = wanted._replace(incarnation=last)
     return wanted, sorted(once.values(), key=lambda row: (row.time, row.node, row.sequence))
 
 
@@ -57,10 +58,6 @@ def _is_about(row: Row, wanted: Identity) -> bool:
     if row.publisher != wanted.publisher or row.number is None:
         return False
     return row.number <= wanted.number < row.number + (row.notifications or 1)
-
-
-def _last_incarnation(rows: Iterable[Row], wanted: Identity) -> int:
-    return max((row.incarnation or 0 for row in rows if _is_about(row, wanted)), default=0)
 
 
 class _Telling:

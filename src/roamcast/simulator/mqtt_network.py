@@ -24,7 +24,7 @@ from roamcast.broker.inputs import (
 from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.server.access import AccessRules
-from roamcast.mqtt.server.endpoint import EndpointSettings
+from roamcast.mqtt.server.settings import EndpointSettings
 from roamcast.protocol.effects import Input
 from roamcast.protocol.messages import Message
 from roamcast.protocol.queues import QueueLimits

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from roamcast.bench.attack.base import Attack, Hostile, Target, connected, failures_counted
+from roamcast.bench.attack.base import PATIENCE_S, Attack, Hostile, Target, connected, failures_counted
+from roamcast.bench.processes import HOST
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import AcknowledgementProperties, PublishProperties, Will
 
@@ -15,6 +16,7 @@ PROPERTIES = 16
 PROPERTY_BYTES = 60_000
 """16 properties of 60,000 bytes are 960 kB of user properties, within any limit on their number."""
 TEN_MB = 10_485_760
+QUEUES = 2_000
 
 
 def publish_all(target: Target, client: Hostile, publishes: list[packets.Publish]) -> None:
@@ -92,6 +94,29 @@ def deep_wills(target: Target) -> None:
         client.close()
 
 
+def leave_queues(target: Target) -> None:
+    """Leave lasting sessions with a queued message each."""
+    for number in range(QUEUES):
+        client = connected(target, f"queue-{number}", session_expiry=3600)
+        if client is not None:
+            client.subscribe("queued/#")
+            client.close()
+    publisher = connected(target, "queues")
+    if publisher is not None:
+        publish_all(target, publisher, [packets.Publish("queued/1", b"1", 1, packet_id=1)])
+        publisher.close()
+
+
+def ask_metrics(target: Target) -> None:
+    """Request /metrics without a pause."""
+    request = f"GET /metrics HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
+    while not target.is_over:
+        with failures_counted(target), Hostile(target.ports["http"]) as client:
+            client.socket.sendall(request)
+            target.counts["bytes received"] += client.swallow(PATIENCE_S)
+            target.counts["pages"] += 1
+
+
 ATTACKS = (
     Attack(
         "deep-topics", f"{TOPICS} retained topics of {LEVELS} levels", deep_topics,
@@ -104,5 +129,9 @@ ATTACKS = (
         quotas=("retained_bytes_max", "queue_bytes_max"),
     ),
     Attack("giant-pubrel", "PUBREL of 1 MB, full of empty user properties", giant_pubrel),
+    Attack(
+        "ask-metrics", f"/metrics without a pause, with {QUEUES} lasting sessions that have queues",
+        ask_metrics, prepare=leave_queues,
+    ),
     Attack("deep-wills", f"{WILLS} clients with a will of {WILL_LEVELS} levels", deep_wills),
 )  # fmt: skip

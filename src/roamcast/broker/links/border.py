@@ -25,6 +25,7 @@ import msgspec
 
 from roamcast.broker.directory import Holdings, HoldingsAsked, HoldingsMissed
 from roamcast.broker.draining import Emptied
+from roamcast.broker.links.arriving import is_plausible
 from roamcast.broker.links.crossing import NUMBER_MAX, Crossing
 from roamcast.broker.links.guard import Guard, Refused
 from roamcast.broker.links.reach import (
@@ -74,7 +75,9 @@ ATTACHED_S = 10.0
 SESSIONS_GONE_MAX = 1_000
 """Departed sessions that still count against their peer's limit."""
 BROKER_PUBLISHER = "$broker/"
-"""What a broker publishes itself has this before its id as the publisher. No client has such an id."""
+"""What a broker publishes itself has this before its id as the publisher."""
+RESERVED = (BROKER_PUBLISHER, "$share/")
+"""Beginnings of names that no client may have: those of brokers as publishers, of groups as subscribers."""
 BROKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 OF_PERMISSION = (BeginJoin, AskToJoin, MayJoin, JoinEnded, JoinsBegun)
 OF_MEMBERS = (
@@ -168,6 +171,14 @@ class Border:
     def guest_peers(self) -> list[str]:
         """Listed peers of other organisations."""
         return [peer for peer, rules in (self._rules or {}).items() if peer and rules.is_guest]
+
+    def reserves(self, client: str) -> bool:
+        """True if a client of this side may not have this name: it is a broker's, a group's or that of a
+        guest's own client."""
+        guest, slash, _ = client.partition("/")
+        if not slash or not self._broker.is_guest(guest):
+            return client.startswith(RESERVED)
+        return guest not in self.guest_peers or not self._guard(guest).clients.allow(client)
 
     def take_replies(self) -> list[InPlaceOf]:
         replies, self.replies = self.replies, []
@@ -300,8 +311,12 @@ class Border:
                 raise Refused("form")
         if shape.carrying:
             message = self._crossing.with_bursts(guard, message, shape.carrying)
-        if message.area == "groups":
-            _check_group(message)
+        if message.area == "groups" and _parsed(message.filter).own:  # type: ignore[attr-defined]
+            raise Refused("form")
+        subscriptions = message.subscriptions if shape.has_subscriptions else None  # type: ignore[attr-defined]
+        if isinstance(subscriptions, dict):
+            for text in subscriptions:
+                _parsed(text)
         if message.area == "data":
             return self._retain(peer, guard, message)  # type: ignore[arg-type]
         check = self._checks.get(type(message))
@@ -317,6 +332,10 @@ class Border:
         session = message.session if shape.has_session else None  # type: ignore[attr-defined]
         if isinstance(session, Session):
             self._check_session(peer, guard, session)
+            owed = self._crossing.carried(guard, session.owed)
+            if owed is not session.owed:
+                session = msgspec.structs.replace(session, owed=owed)
+                message = msgspec.structs.replace(message, session=session)
         if not self._broker.expects(origin, message):
             raise Refused("form")
         return message
@@ -430,13 +449,11 @@ class Border:
     def _check_session(self, peer: str, guard: Guard, session: Session) -> None:
         """Check an arriving session: only its holder can send it, and that is not this broker."""
         here = self._broker.clients.here.get(session.client)
-        if session.client in self._broker.sessions:
+        if session.client in self._broker.sessions or session.last_broker in ("", self._broker.id):
             raise Refused("holder")
         if here is not None and here.request is not None and here.request.owner != session.owner:
             raise Refused("owner")
-        if not _is_session(session):
-            raise Refused("form")
-        if not self._broker.can_unpack(session):
+        if not (is_plausible(session) and self._broker.can_unpack(session)):
             raise Refused("form")
         sessions_max, held = guard.rules.sessions_max, len(self._broker.sessions)
         if self._sessions_of[peer] >= sessions_max or len(self._sessions) > 2 * held + SESSIONS_GONE_MAX:
@@ -657,6 +674,8 @@ class MessageShape(NamedTuple):
     """True if the client must be named."""
     has_update: bool
     has_session: bool
+    has_subscriptions: bool
+    """True if it may name filters by their texts."""
 
 
 @cache
@@ -669,17 +688,16 @@ def _shape_of(kind: type[Message]) -> MessageShape:
         needs_client=hasattr(kind, "client"),
         has_update="update" in fields,
         has_session="session" in fields,
+        has_subscriptions="subscriptions" in fields,
     )
 
 
-def _check_group(message: Message) -> None:
-    """Check the topic filter of a share group: it is parsed where the group is owned."""
+def _parsed(text: str) -> Filter:
+    """Return the filter that a message names by its text."""
     try:
-        depends_on_client = bool(parse(message.filter).own)  # type: ignore[attr-defined]
+        return parse(text)
     except InputError:
         raise Refused("form") from None
-    if depends_on_client:
-        raise Refused("form")
 
 
 def _check_claim(claim: Claim) -> None:
@@ -692,16 +710,3 @@ def _is_small(update: Update) -> bool:
     """True if an update changes at most one subscription of each kind, and nothing else."""
     others = update.advertise or update.unadvertise or update.whereabouts
     return not others and len(update.subscribe) < 2 and len(update.unsubscribe) < 2
-
-
-def _is_session(session: Session) -> bool:
-    """True if the session is plausible: its counters are in range, and its filters can be parsed."""
-    counters = (session.number, session.moves + 1, session.incarnation, session.published, session.accepted)
-    if min(counters) < 0 or max(counters) >= NUMBER_MAX or not session.client:
-        return False
-    try:
-        for text in (*session.subscriptions, *session.advertisements):
-            parse(text)
-    except InputError:
-        return False
-    return True

@@ -100,11 +100,17 @@ class Crossing:
             if isinstance(carried, Burst):
                 changes[name] = self._carried(guard, carried)
             elif isinstance(carried, tuple) and isinstance(carried[0], Burst):
-                changes[name] = tuple([self._carried(guard, one) for one in carried])
+                changes[name] = self.carried(guard, carried)
         if not changes:
             return message
         changed = {name: value for name, value in changes.items() if value is not getattr(message, name)}
         return msgspec.structs.replace(message, **changed) if changed else message
+
+    def carried(self, guard: Guard, bursts: tuple[Burst, ...]) -> tuple[Burst, ...]:
+        """Return stored notifications of a session, with placeholders for forbidden ones."""
+        passed = tuple([self._carried(guard, one) for one in bursts])
+        is_same = all(one is other for one, other in zip(passed, bursts, strict=True))
+        return bursts if is_same else passed
 
     def _carried(self, guard: Guard, burst: Burst) -> Burst:
         self.check_form(burst)

@@ -44,6 +44,7 @@ from roamcast.broker.inputs import (
     Tick,
     Tree,
 )
+from roamcast.broker.links.border import RESERVED
 from roamcast.broker.links.end import LinkError
 from roamcast.broker.machine_base import MachineBase
 from roamcast.broker.moving.core import MobileCore
@@ -118,8 +119,8 @@ class MovingMachine(MachineBase[MqttFront, TreeLinks, MobileSeeking]):
 
     # --- the contract ---
 
-    def is_guest(self, broker: str) -> bool:
-        return False
+    def reserves(self, client: str) -> bool:
+        return client.startswith(RESERVED)
 
     def step(self, now: float, inputs: Iterable[MachineInput | Input]) -> MachineEffects:
         self.core.now = self.front.now = now

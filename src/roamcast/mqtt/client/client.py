@@ -325,6 +325,9 @@ class ClientSession:
         if self.settings.steered and publish.topic == NEXT_TOPIC and not publish.qos:
             self._events.append(Steered(publish.payload))
         else:
+            if publish.qos == 2 and self.incoming.has_taken(publish.packet_id):
+                # A copy repeats what was taken on an earlier connection, with all that came before it.
+                self._has = self._has.with_last(said_with(publish))
             self.incoming.on_publish(publish, self._out)
 
     def _on_acknowledgements(self, data: bytes, position: int) -> int:

@@ -45,6 +45,10 @@ class Incoming:
         """QoS 2 messages that were taken, and that the broker has not released."""
         return len(self._received)
 
+    def has_taken(self, packet_id: int) -> bool:
+        """True if the QoS 2 message with this id was taken, and the broker has not released it."""
+        return packet_id in self._received
+
     def first(self, limit: int) -> list[Publish]:
         """Return the oldest waiting notifications without taking them."""
         return [publish for publish, _ in islice(self._waiting, limit)]

@@ -40,7 +40,11 @@ class Has(NamedTuple):
     def with_last(self, text: str) -> Has:
         """Return the state after a PUBLISH with this text."""
         stream, _, digits = text.partition(" ")
-        return self._replace(stream=stream, sequence=int(digits)) if _is_sequence(digits) else self
+        if not _is_sequence(digits):
+            return self
+        # What was taken on an earlier connection may be repeated, and is behind the last one then.
+        earlier = self.sequence if stream == self.stream else 0
+        return self._replace(stream=stream, sequence=max(earlier, int(digits)))
 
 
 def read_has(properties: UserProperties) -> Has | None:

@@ -6,8 +6,9 @@ request with many bodies, and runs of acknowledgements one acknowledgement.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from struct import Struct
 from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -52,8 +53,9 @@ from roamcast.protocol.messages import Acknowledge, ClientPublish
 from roamcast.state import State
 
 PUBACK, PUBREC, PUBCOMP = 0x40, 0x50, 0x70
-ONE_PUBACK = b"\x40\x02"
+PUBACK_START = 0x4002
 """A PUBACK without its packet id."""
+encode_two: Callable[[int, int], bytes] = Struct(">HH").pack
 QOS_0, QOS_1 = 0x30, 0x32
 """First bytes of a PUBLISH that is neither retained nor a duplicate."""
 LARGEST_PACKET = 1 << 28
@@ -222,21 +224,25 @@ class MqttConnection:
             data = b"".join(self._chunks)
             self._chunks, self._have, self._need = NO_CHUNKS, 0, 0
         self.taken = data
-        is_ahead = bool(endpoint.ahead) and self.id in endpoint.ahead
+        position = 0
+        is_ahead = self.id in endpoint.ahead
         if self.session is not None and data and not is_ahead:
-            # Nearly always one of these, where messages arrive singly.
-            first = data[0]
-            if first & 0xF0 == QOS_0:
-                single = last_frame(data, 0, endpoint.packet_max, self.version)
+            # Nearly always a PUBLISH, a PUBACK or both, where messages arrive singly.
+            if data[0] == PUBACK:
+                position = self._pubacks(endpoint, data, 0)
+                if position == len(data):
+                    return data
+            if data[position] & 0xF0 == QOS_0:
+                single = last_frame(data, position, endpoint.packet_max, self.version)
                 if single is not None:
                     self._publish_single(endpoint, *single)
                     return data
-            elif first == PUBACK and len(data) == 4 and self._pubacks(endpoint, data, 0):
-                return data
         if is_ahead:
             position = self._take_ahead(endpoint, data)
         else:
-            position = self._hold(endpoint, data) if self.session is None else self._take(endpoint, data)
+            position = (
+                self._hold(endpoint, data) if self.session is None else self._take(endpoint, data, position)
+            )
         if position == len(data):
             return data
         rest = data[position:]
@@ -363,8 +369,8 @@ class MqttConnection:
         _, _, start, stop, _ = split_publish(body, 0, self.version)
         return not (self.waiting and stop > start and endpoint.described(body[start:stop]).alias)
 
-    def _take(self, endpoint: PacketTaker, data: bytes) -> int:
-        position, size, packet_max, version = 0, len(data), endpoint.packet_max, self.version
+    def _take(self, endpoint: PacketTaker, data: bytes, position: int = 0) -> int:
+        size, packet_max, version = len(data), endpoint.packet_max, self.version
         left = endpoint.packets_max
         while position < size and self.is_open:
             if left <= 0:
@@ -477,7 +483,7 @@ class MqttConnection:
         if packet_id:
             self.is_durable = True
             self.request += 1
-            self.out.append(ONE_PUBACK + encode_id(packet_id))
+            self.out.append(encode_two(PUBACK_START, packet_id))
             endpoint.traffic.received[1] += 1
             publish = ClientPublish(self.request, attributes, (payload,), PLAIN[1])
         else:
@@ -646,5 +652,10 @@ class MqttConnection:
     def acknowledged(self, endpoint: PacketTaker, sequence: int) -> None:
         """Acknowledge everything up to this sequence; nothing if it is 0."""
         if sequence and self.session is not None:
-            acknowledge = Acknowledge(self.session.stream, sequence)
-            endpoint.inputs.append(Submitted(self.client, self.id, acknowledge))
+            inputs, stream = endpoint.inputs, self.session.stream
+            last = inputs[-1] if inputs else None
+            if type(last) is Submitted and last.connection == self.id:
+                message = last.message
+                if type(message) is Acknowledge and message.stream == stream:
+                    inputs.pop()  # The new one includes it.
+            inputs.append(Submitted(self.client, self.id, Acknowledge(stream, sequence)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -116,7 +116,11 @@ def _deliver_marked(
 
 
 def may_be_repeated(
-    endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, is_current: bool
+    contents: Callable[[Burst], Sequence[Attributes]],
+    connection: MqttConnection,
+    session: MqttSession,
+    burst: Burst,
+    is_current: bool,
 ) -> bool:
     """True if a burst may be sent from a copy: all of it goes to the client with QoS 1 or not at all, or the
     client reports what it has received."""
@@ -126,7 +130,7 @@ def may_be_repeated(
     for part in burst.uniform():
         options = session.options(part.attributes, own)
         some = [options] if options is not None else [
-            session.options_of(one, own) for one in endpoint.contents(part)
+            session.options_of(one, own) for one in contents(part)
         ]  # fmt: skip
         if any(min(part.marks[0] & QOS, one.qos) not in (-1, 1) for one in some):
             return False
@@ -137,12 +141,12 @@ def _deliver_uniform(
     endpoint: Sender, connection: MqttConnection, session: MqttSession, burst: Burst, sequence: int, own: bool
 ) -> int:
     key = (burst.attributes, burst.marks, own)
-    plan = session.plans.get(key)
-    if plan is None:
-        common = _common_plans(endpoint, connection, session)
-        if common is not None and session.plans is not common:
-            session.plans = common
-            plan = common.get(key)
+    is_recalled = burst.marks[0] & RETAINED
+    plan = session.plans.get(key) if not is_recalled else None
+    common = _common_plans(endpoint, connection, session) if plan is None and not is_recalled else None
+    if common is not None and session.plans is not common:
+        session.plans = common
+        plan = common.get(key)
     if plan is None:
         decision = _decision(endpoint, connection, burst)
         if decision.needs_content:
@@ -150,7 +154,7 @@ def _deliver_uniform(
         if not decision.allowed:
             _withhold(endpoint, connection, session, burst, sequence)
             return 0
-        if burst.marks[0] & RETAINED and _send_retained(endpoint, connection, session, burst, sequence):
+        if is_recalled and _send_retained(endpoint, connection, session, burst, sequence):
             return 0
         options = session.options(burst.attributes, own, _is_shared(burst))
         is_plain = connection.connect.maximum_packet_size is None and not burst.marks[0] & EXPIRY
@@ -162,7 +166,7 @@ def _deliver_uniform(
         # Bursts picked by groups are sent with other options.
         is_own_way = common is not None and _is_shared(burst)
         if (
-            is_lasting and not is_own_way
+            is_lasting and not (is_own_way or is_recalled)
             and len(burst.attributes) + len(burst.marks) <= PLAN_BYTES_KEPT_MAX
         ):  # fmt: skip
             if session.plans is NO_PLANS:

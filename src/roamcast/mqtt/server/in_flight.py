@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from roamcast.mqtt.codec.errors import protocol_error
-from roamcast.mqtt.codec.packet_ids import PACKET_ID_MAX, consecutive, encode_id, following
+from roamcast.mqtt.codec.packet_ids import PACKET_ID_MAX, consecutive, following
 from roamcast.protocol.notification import PICKED, Burst
 from roamcast.state import State
 
@@ -180,15 +180,15 @@ class InFlight:
         return count
 
     def acknowledge_last(self, data: bytes, position: int) -> int:
-        """Return the sequence of the only message in flight if it has QoS 1 and its PUBACK is here; else
-        0."""
+        """Return the sequence of the only message in flight if it has QoS 1 and the PUBACK here is for it;
+        else 0."""
         runs = self._runs
-        if len(runs) != 1:
+        if len(runs) != 1 or data[position : position + 2] != b"\x40\x02" or len(data) < position + 4:
             return 0
         run = runs[0]
         if run.count != 1 or run.qos != 1:
             return 0
-        if data[position : position + 4] != b"\x40\x02" + encode_id(run.packet_id):
+        if data[position + 2] << 8 | data[position + 3] != run.packet_id:
             return 0
         runs.clear()
         self._places = None

@@ -18,7 +18,7 @@ WILL_BYTES = 500
 
 if TYPE_CHECKING:
     from roamcast.mqtt.server.connection import MqttConnection
-    from roamcast.mqtt.server.endpoint import EndpointSettings
+    from roamcast.mqtt.server.settings import EndpointSettings
 
 
 def check_topic_size(
