@@ -149,3 +149,16 @@ def test_a_reset_connection_is_lost_once() -> None:
             transport.write(b"nobody")
 
     uvloop.run(run())
+
+
+def test_a_protocol_that_fails_ends_its_connection_alone() -> None:
+    async def story() -> None:
+        told: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(about["message"]))
+        async with connected() as (_, protocol, other):
+            protocol.received = ()  # type: ignore[assignment]  # Bytes cannot be added to it.
+            other.send(b"first")
+            assert await protocol.lost is None
+        assert told == ["a connection could not be served"]
+
+    uvloop.run(story())

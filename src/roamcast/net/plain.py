@@ -121,10 +121,17 @@ class PlainTransport(asyncio.Transport):
         except OSError as error:
             self._end(error)
             return
-        if size:
-            self._protocol.data_received(_view[:size].tobytes())
-        else:
+        if not size:
             self.close()
+            return
+        try:
+            self._protocol.data_received(_view[:size].tobytes())
+        except Exception as error:
+            # As asyncio's own transports do: one connection ends, and the others are served.
+            self._readiness.loop.call_exception_handler(
+                {"message": "a connection could not be served", "exception": error, "transport": self}
+            )
+            self._end(None)
 
     def is_reading(self) -> bool:
         return bool(self._watched & READ)
