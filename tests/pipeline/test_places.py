@@ -170,7 +170,7 @@ def test_spark_refuses_a_log_of_a_later_version_in_a_store(spark: SparkSession, 
         read_log(spark, Store(f"{LAKE}/data"))
     (mounted / "part-0.parquet").write_bytes(b"half")
     (mounted / ".part-0.parquet.crc").unlink(missing_ok=True)
-    with pytest.raises(InputError, match="is no whole Parquet file"):
+    with pytest.raises(InputError, match="is not a complete Parquet file"):
         read_log(spark, Store(f"{LAKE}/data"))
 
 

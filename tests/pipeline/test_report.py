@@ -119,7 +119,7 @@ def test_audit_metrics_and_stream_are_drawn_and_their_tables_shown(
     assert rest.index("<details>") < rest.index(">bus</td>"), "what nobody asks for first is folded"
     assert outline.tags.count("h2") == len(set(re.findall(r"<h2>(.*?)</h2>", text))), "nothing comes twice"
     (folder / "clients.parquet").write_bytes(b"PAR1")
-    with pytest.raises(InputError, match="is no whole Parquet file"):
+    with pytest.raises(InputError, match="is not a complete Parquet file"):
         collect(folder)
 
 

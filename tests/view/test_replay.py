@@ -230,7 +230,7 @@ def test_runs_are_told_apart_and_other_tables_passed_over(tmp_path: Path) -> Non
     pq.write_table(pa.table({"client": ["car"]}), tmp_path / "audit" / "clients.parquet")
     assert list(runs_in(tmp_path)) == ["one", "two"]
     (tmp_path / "log" / "two" / "part-00001.parquet").write_bytes(b"PAR1")
-    with pytest.raises(InputError, match="is no whole Parquet file"):
+    with pytest.raises(InputError, match="is not a complete Parquet file"):
         runs_in(tmp_path)
     with pytest.raises(InputError, match="there is no such folder"):
         runs_in(tmp_path / "nowhere")
