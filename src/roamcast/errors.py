@@ -2,7 +2,9 @@
 
 import errno
 import os
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class InputError(ValueError):
@@ -26,6 +28,17 @@ def cannot_listen(where: str, error: OSError) -> InputError:
     why = os.strerror(number).lower() if number > 0 else error.strerror or str(error)
     hint = "; stop the other program, or choose another port" if error.errno == errno.EADDRINUSE else ""
     return kind(f"{where}: cannot listen ({why}{hint})")
+
+
+def read_text(path: str | Path, what: str = "") -> str:
+    """Return the content of a text file, or of standard input for "-"; an error names it behind `what`."""
+    where = f"{what} {path}".lstrip()
+    try:
+        return sys.stdin.read() if str(path) == "-" else Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{where}: cannot be read ({error.strerror or error})") from None
+    except ValueError:
+        raise InputError(f"{where}: is not a text file in UTF-8") from None
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

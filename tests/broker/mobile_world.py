@@ -79,7 +79,6 @@ class MobileWorld(World):
 
     def crash(self, id: str, amnesia: bool = False) -> None:
         """Kill it: nobody tells it anything any more, and it comes back with its journal, or without."""
-        self.crashed += 1
         peers = [other if id == one else one for one, other in self.links if id in (one, other)]
         peers = [peer for peer in peers if self._is_up(id, peer)]
         for peer in peers:

@@ -112,8 +112,7 @@ def told(count: int, first: int = 1) -> list[str]:
 def test_a_copy_answers_and_delivers_before_anything_crosses_a_link() -> None:
     world = away()
     world.hold()
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     reader = world.clients["reader"]
     assert reader.presents == [False, True]
     assert reader.received == [(payload, 1, True) for payload in told(3)], "they may come again, and say so"
@@ -122,8 +121,7 @@ def test_a_copy_answers_and_delivers_before_anything_crosses_a_link() -> None:
     world.go_on()
     assert world.holder("reader") == "b2"
     assert world.reading("reader", "b2") is Reading.SESSION
-    world.publish("writer", "news", 1)
-    world.settle()
+    world.tell("writer", "news", 1)
     assert reader.received[3:] == [("writer:4:news", 1, False)]
     assert reader.connection, "the client was not disturbed"
 
@@ -131,35 +129,30 @@ def test_a_copy_answers_and_delivers_before_anything_crosses_a_link() -> None:
 def test_what_was_acknowledged_at_a_copy_does_not_come_again() -> None:
     world = away()
     world.hold()
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     world.leave("reader")
     world.go_on()
     for broker in ("b3", "b2", "b0"):
-        world.attach("reader", broker)
-        world.settle()
+        world.bring_in("reader", broker)
     assert world.came("reader") == told(3)
 
 
 def test_an_old_copy_repeats_and_loses_nothing() -> None:
     world = away()
     world.hold(("b0", "b3"))
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     assert world.came("reader") == told(3)
     world.leave("reader")
     world.publish("writer", "news", 1)
     world.hold()
     world.settle()
-    world.attach("reader", "b3")
-    world.settle()
+    world.bring_in("reader", "b3")
     reader = world.clients["reader"]
     assert world.came("reader") == told(3) + told(3)
     assert all(is_again for _, _, is_again in reader.received[3:])
     world.go_on()
     assert not reader.connection, "the copy was old: the client has to connect again"
-    world.attach("reader", "b3")
-    world.settle()
+    world.bring_in("reader", "b3")
     assert world.came("reader") == told(3) + told(3) + told(1, first=4)
 
 
@@ -167,8 +160,7 @@ def test_two_copies_that_serve_one_after_the_other_lose_nothing() -> None:
     world = away()
     world.hold()
     for broker in ("b2", "b3"):
-        world.attach("reader", broker)
-        world.settle()
+        world.bring_in("reader", broker)
     reader = world.clients["reader"]
     assert reader.presents == [False, True, True]
     assert world.came("reader") == told(3) + told(3)
@@ -177,8 +169,7 @@ def test_two_copies_that_serve_one_after_the_other_lose_nothing() -> None:
         if not reader.connection:
             world.attach("reader", "b3")
         world.settle()
-    world.publish("writer", "news", 1)
-    world.settle()
+    world.tell("writer", "news", 1)
     assert world.came("reader")[-1] == "writer:4:news"
     assert world.holder("reader") == "b3"
 
@@ -187,11 +178,9 @@ def test_two_copies_that_serve_one_after_the_other_lose_nothing() -> None:
 def test_what_must_not_come_twice_waits_for_the_session(qos: int) -> None:
     world = away(qos)
     writer = world.clients["writer"]
-    world.publish("writer", "news", 2)
-    world.settle()
+    world.tell("writer", "news", 2)
     world.hold()
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     assert world.clients["reader"].presents == [False]
     world.go_on()
     assert world.clients["reader"].presents == [False, True]
@@ -200,32 +189,25 @@ def test_what_must_not_come_twice_waits_for_the_session(qos: int) -> None:
 
 def test_an_unfinished_publish_of_qos_2_waits_for_the_session() -> None:
     world = away(count=0)
-    world.attach("reader", "b1")
-    world.settle()
+    world.bring_in("reader", "b1")
     reader = world.clients["reader"]
     begun = write(packets.Publish("other", b"once", 2, packet_id=7), 5)
     world.step("b1", [ClientFrames(reader.connection, begun)])
     world.leave("reader", with_goodbye=False)
     world.settle()
     world.hold()
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     assert reader.presents == [False, True]
 
 
 def test_what_is_fed_while_a_client_reads_waits_for_the_session() -> None:
     world = away(count=1)
-    world.attach("reader", "b1")
-    world.settle()
-    world.subscribe("reader", "twice-is-wrong", 2)
-    world.settle()
+    world.bring_in("reader", "b1", "twice-is-wrong", 2)
     world.leave("reader")
-    world.publish("writer", "news", 1)
-    world.settle()
+    world.tell("writer", "news", 1)
     world.hold(("b2", "b0"))
     world.attach("reader", "b2")
-    world.publish("writer", "twice-is-wrong", 2)
-    world.settle()
+    world.tell("writer", "twice-is-wrong", 2)
     fed = "writer:3:twice-is-wrong"
     assert [burst.bodies for burst in world.sites["b2"].broker.protocol.copies["reader"].aside] == [
         (fed.encode(),)
@@ -239,8 +221,7 @@ def test_a_client_that_left_before_its_session_came_is_kept_for_as_long_as_it_sa
     world = away()
     world.hold()
     world.clients["reader"].options["session_expiry"] = 5
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     world.leave("reader")
     world.go_on()
     assert list(known_at(world)) == ["b2"]
@@ -266,10 +247,7 @@ def away_with_qos_2(count: int = 3) -> CopyWorld:
     world.attach("reader", "b1")
     world.clients["reader"].options["user_properties"] = ((HAS, ""),)
     world.settle()
-    world.attach("reader", "b1")
-    world.settle()
-    world.subscribe("reader", "news", 2)
-    world.settle()
+    world.bring_in("reader", "b1", "news", 2)
     world.leave("reader")
     for _ in range(count):
         world.publish("writer", "news", 2)
@@ -281,13 +259,11 @@ def test_who_says_what_it_has_reads_qos_2_from_a_copy() -> None:
     world = away_with_qos_2()
     world.hold()
     say(world)
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     assert world.came("reader") == told(3)
     assert world.clients["reader"].received[0][1:] == (2, False)
     world.go_on()
-    world.publish("writer", "news", 2)
-    world.settle()
+    world.tell("writer", "news", 2)
     assert world.came("reader") == told(4)
     assert world.clients["reader"].connection, "the client was not disturbed"
 
@@ -297,8 +273,7 @@ def test_who_names_another_connection_waits_for_the_session(text: str) -> None:
     world = away_with_qos_2()
     world.clients["reader"].options["user_properties"] = ((HAS, text),)
     world.hold()
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     assert world.came("reader") == []
 
 
@@ -306,13 +281,11 @@ def test_what_a_client_says_it_has_does_not_come_again() -> None:
     world = away_with_qos_2()
     world.hold()
     say(world)
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     assert world.came("reader") == told(3)
     say(world, "session 2")
     world.hold(("b0", "b2"), ("b2", "b0"))  # Neither the request nor the acknowledgements get through.
-    world.attach("reader", "b3")
-    world.settle()
+    world.bring_in("reader", "b3")
     assert world.came("reader") == [*told(3), *told(1, first=3)]
 
 
@@ -332,8 +305,7 @@ def test_a_client_that_is_not_the_owner_gets_nothing() -> None:
     world = away()
     world.clients["reader"].identity = Identity("reader", "mallory", "b2/user:mallory")
     world.hold()
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     assert world.came("reader") == []
     assert world.clients["reader"].presents == [False]
 
@@ -352,8 +324,7 @@ def test_nobody_is_served_while_the_link_to_the_holder_is_known_to_be_down() -> 
 def test_a_clean_start_is_answered_when_no_copy_is_left() -> None:
     world = away()
     world.hold(("b0", "b3"))
-    world.attach("reader", "b2", clean=True)
-    world.settle()
+    world.bring_in("reader", "b2", clean=True)
     reader = world.clients["reader"]
     assert reader.presents == [False], "b3 may serve the session that is to end"
     world.go_on()
@@ -362,8 +333,7 @@ def test_a_clean_start_is_answered_when_no_copy_is_left() -> None:
     world.leave("reader")
     world.settle()
     world.hold()
-    world.attach("reader", "b3")
-    world.settle()
+    world.bring_in("reader", "b3")
     assert reader.presents == [False, False], "there is no copy of a session without subscriptions"
 
 
@@ -379,28 +349,24 @@ def test_a_clean_start_waits_for_a_copy_behind_a_link_that_is_down() -> None:
 
 def test_a_session_does_not_expire_under_a_client_that_a_copy_serves() -> None:
     world = away(session_expiry=100)
-    world.attach("reader", "b1")
-    world.settle()
+    world.bring_in("reader", "b1")
     world.leave("reader")
     world.settle()
     world.hold()
     world.now += 99.5
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     world.now += 1.0
     world.step("b1", [Tick()])
     world.go_on()
     world.attach("reader", "b2")
-    world.publish("writer", "news", 1)
-    world.settle()
+    world.tell("writer", "news", 1)
     assert world.clients["reader"].presents[1:] == [True, True, True]
     assert world.came("reader") == told(4)
 
 
 def expired() -> CopyWorld:
     world = away(session_expiry=100)
-    world.attach("reader", "b1")
-    world.settle()
+    world.bring_in("reader", "b1")
     world.leave("reader")
     world.settle()
     world.now += 101.0
@@ -410,32 +376,27 @@ def expired() -> CopyWorld:
 def test_a_copy_does_not_serve_a_session_whose_time_is_over() -> None:
     world = expired()
     world.hold()
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     assert world.clients["reader"].presents == [False, True]
 
 
 def test_a_session_whose_time_is_over_ends_with_all_its_copies() -> None:
     world = expired()
-    world.step("b1", [Tick()])
-    world.settle()
+    world.order("b1", Tick())
     assert all("reader" not in world.sites[id].broker.protocol.copies for id in world.ids)
     assert not list(known_at(world))
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     assert world.clients["reader"].presents == [False, True, False]
 
 
 def test_what_a_client_asks_for_meanwhile_waits_for_its_session() -> None:
     world = away()
     world.hold()
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     reader = world.clients["reader"]
     world.subscribe("reader", "more", 1)
     world.publish("reader", "other", 1)
-    world.publish("reader", "other", 2)
-    world.settle()
+    world.tell("reader", "other", 2)
     assert reader.acknowledged == set()
     assert reader.settled == {"news"}
     world.go_on()
@@ -446,13 +407,9 @@ def test_what_a_client_asks_for_meanwhile_waits_for_its_session() -> None:
 def test_a_goodbye_behind_what_waits_is_heard() -> None:
     world = away(will=packets.Will("news", b"it is gone", 1))
     watcher = "watcher"
-    world.attach(watcher, "b2")
-    world.settle()
-    world.subscribe(watcher, "news", 1)
-    world.settle()
+    world.bring_in(watcher, "b2", "news", 1)
     world.hold()
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     reader = world.clients["reader"]
     assert reader.presents == [False, True]
     world.publish("reader", "other", 1)
@@ -467,22 +424,19 @@ def test_a_goodbye_behind_what_waits_is_heard() -> None:
 def test_a_will_that_is_delayed_waits_for_the_session() -> None:
     world = away(will=packets.Will("news", b"it is gone", 1, delay=60))
     world.hold()
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     assert world.clients["reader"].presents == [False]
 
 
 def test_a_broker_that_crashes_behind_its_connack_goes_on_from_its_journal() -> None:
     world = away()
     world.hold()
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     assert world.came("reader") == told(3)
     world.crash("b2")
     world.go_on()
     assert world.holder("reader") == "b2"
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     assert world.clients["reader"].presents == [False, True, True]
     assert world.came("reader") == told(3)
 
@@ -490,14 +444,12 @@ def test_a_broker_that_crashes_behind_its_connack_goes_on_from_its_journal() -> 
 def test_a_client_does_not_wait_for_ever_for_a_session_that_does_not_come() -> None:
     world = away()
     world.hold()
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     world.tick(11.0)
     world.settle()
     reader = world.clients["reader"]
     assert not reader.connection
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     assert reader.presents == [False, True], "a copy serves a client once, and then its session has to come"
     world.go_on()
     assert reader.presents == [False, True, True]
@@ -508,10 +460,8 @@ def test_a_client_does_not_wait_for_ever_for_a_session_that_does_not_come() -> N
 def test_nothing_is_left_of_a_client_that_was_refused() -> None:
     world = away()
     world.hold()
-    world.attach("reader", "b2")
-    world.settle()
-    world.attach("reader", "b3")
-    world.settle()
+    world.bring_in("reader", "b2")
+    world.bring_in("reader", "b3")
     world.go_on()
     for _ in range(3):
         if not world.clients["reader"].connection:
@@ -524,8 +474,7 @@ def test_a_capsule_that_cannot_be_read_serves_nobody() -> None:
     world = away()
     world.sites["b2"].broker.protocol.copies["reader"].capsule = b"nonsense"
     world.hold()
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     assert world.clients["reader"].presents == [False]
     world.go_on()
     assert world.clients["reader"].presents == [False, True]
@@ -534,13 +483,9 @@ def test_a_capsule_that_cannot_be_read_serves_nobody() -> None:
 
 def test_qos_0_keeps_its_order_retained_or_not() -> None:
     world = away()
-    world.attach("watcher", "b2")
-    world.settle()
-    world.subscribe("watcher", "other", 0)
-    world.settle()
+    world.bring_in("watcher", "b2", "other", 0)
     world.hold()
-    world.attach("reader", "b2")
-    world.settle()
+    world.bring_in("reader", "b2")
     reader = world.clients["reader"]
     for number, retain in enumerate((True, False, True)):
         world._send(reader, packets.Publish("other", b"%d" % number, 0, retain))

@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping
 
 import pytest
+from tests.mqtt.wire import read_all
 
 from roamcast.broker.inputs import ClientConnected, ClientFrames, Started
 from roamcast.broker.machine import BrokerMachine
@@ -15,7 +16,6 @@ from roamcast.filters.filter import Value
 from roamcast.filters.selector import parse_subscription
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Packet
-from roamcast.mqtt.codec.reading import cut, parse
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
@@ -57,10 +57,7 @@ class Broker:
 
     def _keep(self, writes: Mapping[int, list[bytes]]) -> None:
         for connection, parts in writes.items():
-            data, at = b"".join(parts), 0
-            while (whole := cut(data, at, 1 << 20)) is not None:
-                first, start, at = whole
-                self.received[connection].append(parse(first, data[start:at], 5, from_client=False))
+            self.received[connection] += read_all(b"".join(parts))
 
 
 def publish(fields: object, topic: str = "t", qos: int = 0, packet_id: int = 0) -> packets.Publish:

@@ -52,8 +52,7 @@ def test_everyone_knows_who_holds_a_session() -> None:
     world = world_of()
     assert holders(world, "b0", "local2") == ("b2",)
     assert holders(world, "b2", "local2") == ()
-    world.attach("local2", "b0")
-    world.settle()
+    world.bring_in("local2", "b0")
     told(world)
     assert [holders(world, id, "local2") for id in world.ids] == [(), ("b0",), ("b0",)]
 
@@ -100,8 +99,7 @@ def test_the_broker_that_is_known_to_hold_a_session_is_asked_alone() -> None:
 
 def test_who_has_moved_on_is_found_though_the_broker_that_was_asked_alone_goes_down() -> None:
     world = world_of()
-    world.attach("local0", "b2")
-    world.settle()
+    world.bring_in("local0", "b2")
     assert holders(world, "b1", "local0") == ("b0",), "b1 has not been told"
     world.attach("local0", "b1")
     cut_off(world, "b0")
@@ -120,8 +118,7 @@ def test_who_lives_on_the_missing_broker_waits_and_is_told_of_it() -> None:
 
 def test_who_has_moved_on_to_the_missing_broker_waits_even_if_only_its_former_broker_knows() -> None:
     world = world_of()
-    world.attach("local0", "b2")
-    world.settle()
+    world.bring_in("local0", "b2")
     cut_off(world, "b2")  # Before b2 could tell anybody.
     world.attach("local0", "b1")
     world.run(300)
@@ -168,14 +165,11 @@ def test_what_was_made_meanwhile_is_met_when_the_broker_is_back() -> None:
     world.run(200)
     world.links.append(("b1", "b2"))
     world.settle()
-    world.publish("local2", "a/1", 1)
-    world.settle()
-    world.attach("new", "b2")
-    world.settle()
+    world.tell("local2", "a/1", 1)
+    world.bring_in("new", "b2")
     assert world.clients["new"].presents[-1:] == [True]
     assert [payload for payload, _, _ in world.clients["new"].received] == ["local2:1:a/1"]
-    world.attach("late", "b0")
-    world.settle()
+    world.bring_in("late", "b0")
     assert world.clients["late"].is_welcome
     assert sum("late" in site(world, id).broker.sessions for id in world.ids) == 1
 
@@ -228,6 +222,5 @@ def test_the_missing_broker_hears_of_subscriptions_when_it_is_back() -> None:
     world.subscribe("local0", "a/#", 1)
     world.run(200)
     world.settle()
-    world.publish("local2", "a/1", 1)
-    world.settle()
+    world.tell("local2", "a/1", 1)
     assert [payload for payload, _, _ in world.clients["local0"].received] == ["local2:1:a/1"]

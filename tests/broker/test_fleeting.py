@@ -41,20 +41,16 @@ def test_a_message_is_as_fleeting_as_what_it_carries() -> None:
 def test_links_resume_after_qos_0_went_to_members_of_groups(crashing: str) -> None:
     world = World(1, 3, [(0, 1), (1, 2)])
     world.attach("m0", "b2")
-    world.attach("p", "b0")
-    world.settle()
+    world.bring_in("p", "b0")
     for number in range(GROUPS):
         world.subscribe("m0", f"$share/g{number}/job", 1)
     world.settle()
-    world.publish("p", "job", 0)
-    world.settle()
+    world.tell("p", "job", 0)
     assert [payload for payload, _, _ in world.clients["m0"].received] == ["p:1:job"] * GROUPS
     world.crash(crashing)
     world.attach("m0", "b2")
-    world.attach("q", "b0")
-    world.settle()
-    world.publish("q", "job", 1)
-    world.settle()
+    world.bring_in("q", "b0")
+    world.tell("q", "job", 1)
     payloads = [payload for payload, _, _ in world.clients["m0"].received]
     assert payloads == ["p:1:job"] * GROUPS + ["q:1:job"] * GROUPS
 

@@ -137,10 +137,8 @@ def test_a_client_that_moves_before_the_first_link_waits_for_its_session() -> No
     world.link("b1", "b2")
     # b2 has met all its peers; b1 has not, and may not answer for b0.
     assert not world.arrive("car", "b2")
-    world.attach("sensor", "b0")
-    world.settle()
-    world.publish("sensor", "t", 2)
-    world.settle()
+    world.bring_in("sensor", "b0")
+    world.tell("sensor", "t", 2)
     world.link("b0", "b1")
     assert world.clients["car"].is_welcome
     assert world.clients["car"].presents == [False, True]
@@ -154,8 +152,7 @@ def test_a_first_peer_that_never_comes_is_waited_for_until_an_operator_decides()
     world.tick(1000.0)
     world.settle()
     assert world.clients["car"].presents == []
-    world.step("b1", [HistoryAccepted("b1")])
-    world.settle()
+    world.order("b1", HistoryAccepted("b1"))
     assert world.arrive("car", "b2")
     assert world.clients["car"].presents == [False]
 
@@ -173,8 +170,7 @@ def test_a_peer_that_never_comes_need_not_be_waited_for_for_ever() -> None:
     deadline = site.deadline()
     assert deadline is not None
     world.now = max(world.now, deadline)
-    world.step("b1", [Tick()])
-    world.settle()
+    world.order("b1", Tick())
     assert world.clients["car"].presents == [False]
     # Once it comes after all, both are one network.
     world.link("b0", "b1")
@@ -187,8 +183,7 @@ def test_who_has_met_nobody_waits_until_an_operator_decides() -> None:
     assert "has met none of its peers" in world.sites["b2"].history.refusal
     assert world.sites["b2"].deadline() is None
     assert not world.arrive("car", "b2")
-    world.step("b2", [HistoryAccepted("b2")])
-    world.settle()
+    world.order("b2", HistoryAccepted("b2"))
     assert world.sites["b2"].history.refusal == ""
     assert world.clients["car"].presents == [False]
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.mqtt.wire import read_all
 
 from roamcast.broker.inputs import ClientConnected, ClientFrames, ConnectionLost, RulesChanged, Started
 from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.settings import MachineSettings, StateSettings
 from roamcast.mqtt.codec import packets
-from roamcast.mqtt.codec.reading import cut, parse
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import AccessRules, Identity, Rule
@@ -44,15 +44,15 @@ class Talk:
         self.now += 10.0
         step = item if isinstance(item, ClientConnected) else ClientFrames(number, write(item, 5))
         written = self.site.step(self.now, [step]).writes
-        return {one: packets_in(b"".join(parts)) for one, parts in written.items()}
+        return {one: read_all(b"".join(parts)) for one, parts in written.items()}
 
 
-def packets_in(data: bytes) -> list[packets.Packet]:
-    found = []
-    while (whole := cut(data, 0, 1 << 20)) is not None:
-        found.append(parse(whole[0], data[whole[1] : whole[2]], 5, from_client=False))
-        data = data[whole[2] :]
-    return found
+def talking(graph: str = ROOMS, **more: Any) -> Talk:
+    """A site with a reader and a writer."""
+    talk = Talk(graph, **more)
+    talk.connect(1, "reader")
+    talk.connect(2, "writer")
+    return talk
 
 
 def subscribe(where: str) -> packets.Subscribe:
@@ -69,9 +69,7 @@ def heard(answers: dict[int, list[packets.Packet]], number: int) -> list[bytes]:
 
 
 def test_a_client_hears_what_is_near_wherever_it_goes() -> None:
-    talk = Talk()
-    talk.connect(1, "reader")
-    talk.connect(2, "writer")
+    talk = talking()
     talk.send(1, packets.Publish("$roamcast/move", b"lobby", 1, packet_id=9))
     suback = talk.send(1, subscribe("location WITHIN 1 OF myloc"))[1]
     assert suback == [packets.Suback(1, (Reason.GRANTED_QOS_1,))]
@@ -93,9 +91,7 @@ def move(place: str, packet_id: int = 9, qos: int = 1) -> packets.Publish:
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_an_unknown_location_is_refused_with_a_reason_and_the_client_stays(qos: int) -> None:
-    talk = Talk()
-    talk.connect(1, "reader")
-    talk.connect(2, "writer")
+    talk = talking()
     talk.send(1, move("lobby"))
     talk.send(1, subscribe("location IN myloc"))
     (ack,) = talk.send(1, move("cellar", 3, qos))[1]
@@ -110,14 +106,12 @@ def test_an_unknown_location_is_refused_with_a_reason_and_the_client_stays(qos: 
 
 
 def test_of_several_moves_at_once_each_has_its_own_answer() -> None:
-    talk = Talk()
-    talk.connect(1, "reader")
-    talk.connect(2, "writer")
+    talk = talking()
     frames = b"".join(
         write(move(place, number + 1), 5) for number, place in enumerate(("lobby", "x", "attic"))
     )
     talk.now += 1
-    answers = packets_in(b"".join(talk.site.step(talk.now, [ClientFrames(1, frames)]).writes[1]))
+    answers = read_all(b"".join(talk.site.step(talk.now, [ClientFrames(1, frames)]).writes[1]))
     assert [one.reason for one in answers if isinstance(one, packets.Puback)] == [
         Reason.SUCCESS, Reason.IMPLEMENTATION_SPECIFIC_ERROR, Reason.SUCCESS,
     ]  # fmt: skip
@@ -136,9 +130,7 @@ def test_a_client_that_wants_no_texts_gets_none() -> None:
 
 
 def test_where_no_edge_leads_one_jumps_and_the_attic_is_left_in_the_same_way() -> None:
-    talk = Talk(ROOMS + "tower\n")
-    talk.connect(1, "reader")
-    talk.connect(2, "writer")
+    talk = talking(ROOMS + "tower\n")
     talk.send(1, subscribe("location IN myloc"))
     assert heard(talk.send(2, news("lobby", 1)), 1) == []  # It has not said where it is: nowhere.
     for number, place in enumerate(("lobby", "attic", "tower", "office")):
@@ -148,9 +140,7 @@ def test_where_no_edge_leads_one_jumps_and_the_attic_is_left_in_the_same_way() -
 
 
 def test_a_refused_subscription_is_refused_again_and_the_one_before_stays() -> None:
-    talk = Talk()
-    talk.connect(1, "reader")
-    talk.connect(2, "writer")
+    talk = talking()
     talk.send(1, move("lobby"))
     talk.send(1, subscribe("location IN myloc"))
     for _ in range(2):
@@ -173,9 +163,7 @@ def test_a_shared_subscription_cannot_depend_on_one_of_its_clients() -> None:
 
 
 def test_retained_messages_come_if_they_are_about_where_the_client_is() -> None:
-    talk = Talk()
-    talk.connect(1, "reader")
-    talk.connect(2, "writer")
+    talk = talking()
     for number, place in enumerate(("lobby", "office"), 1):
         properties = packets.PublishProperties(user_properties=(("location", place),))
         kept = packets.Publish(
@@ -189,9 +177,7 @@ def test_retained_messages_come_if_they_are_about_where_the_client_is() -> None:
 
 
 def test_another_subscription_keeps_its_own_quality_of_service() -> None:
-    talk = Talk()
-    talk.connect(1, "reader")
-    talk.connect(2, "writer")
+    talk = talking()
     talk.send(1, move("lobby"))
     talk.send(1, subscribe("location IN myloc"))
     talk.send(1, packets.Subscribe(2, (packets.SubscriptionEntry("other", 0),)))
@@ -242,10 +228,7 @@ def position(latitude: float, longitude: float, packet_id: int) -> packets.Publi
 
 
 def on_earth() -> Talk:
-    talk = Talk("", step_m=200.0, zones=(("harbour", HARBOUR),))
-    talk.connect(1, "reader")
-    talk.connect(2, "writer")
-    return talk
+    return talking("", step_m=200.0, zones=(("harbour", HARBOUR),))
 
 
 @pytest.mark.parametrize(
@@ -365,9 +348,7 @@ def test_a_client_that_may_not_publish_there_says_nothing_by_it() -> None:
 
 
 def test_the_name_of_a_location_may_be_an_attribute_too() -> None:
-    talk = Talk(told_in=("room",))
-    talk.connect(1, "reader")
-    talk.connect(2, "writer")
+    talk = talking(told_in=("room",))
     talk.send(1, subscribe("location IN myloc"))
     for room in ("lobby", "cellar"):  # There is no cellar: the client stays where it was.
         properties = packets.PublishProperties(user_properties=(("room", room),))

@@ -46,8 +46,7 @@ def connected(
     connection = world.rng.getrandbits(40) + 1
     client.connection, client.broker = connection, broker
     world.owner[connection] = (name, broker)
-    world.step(broker, [ClientConnected(connection, connect, Identity(name, user))])
-    world.settle()
+    world.order(broker, ClientConnected(connection, connect, Identity(name, user)))
     return list(world.heard[name])
 
 
@@ -67,19 +66,15 @@ def part(world: MobileWorld, *pairs: tuple[str, str]) -> None:
 
 def test_options_of_subscriptions_are_known_wherever_the_client_goes() -> None:
     world = make_world()
-    world.attach("s", "b0")
-    world.settle()
+    world.bring_in("s", "b0")
     entry = packets.SubscriptionEntry("a/+", 1, no_local=True)
     world.clients["s"].subscriptions["a/+"] = 1
     world.clients["s"].asked[9] = "a/+"
     world.say("s", packets.Subscribe(9, (entry,), subscription_identifier=77))
-    world.attach("s", "b2")
-    world.settle()
-    world.attach("p", "b1")
-    world.settle()
+    world.bring_in("s", "b2")
+    world.bring_in("p", "b1")
     world.publish("s", "a/own", 1)
-    world.publish("p", "a/x", 1)
-    world.settle()
+    world.tell("p", "a/x", 1)
     (came,) = [one for one in world.heard["s"] if isinstance(one, packets.Publish)]
     assert came.properties is not None
     assert (came.topic, came.properties.subscription_identifiers) == ("a/x", (77,))
@@ -91,8 +86,7 @@ def test_the_old_connection_ends_when_the_client_attaches_elsewhere() -> None:
     before = world.clients["s"].connection
     world.owner.pop(before)  # It breaks, and its broker does not notice.
     world.clients["s"].connection = 0
-    world.attach("s", "b2")
-    world.settle()
+    world.bring_in("s", "b2")
     assert before not in world.sites["b0"].endpoint.connections
     assert "s" not in world.sites["b0"].endpoint.sessions
     assert world.end_of_way("b0", "s") == "b2"
@@ -103,10 +97,8 @@ def test_a_clean_start_ends_the_session_everywhere() -> None:
     subscribed(world, "s", "b0")
     world.attach("p", "b0")
     world.drop(world.clients["s"].connection, "s")
-    world.publish("p", "a/1", 1)
-    world.settle()
-    world.attach("s", "b2", clean=True)
-    world.settle()
+    world.tell("p", "a/1", 1)
+    world.bring_in("s", "b2", clean=True)
     assert world.clients["s"].presents == [False, False]
     assert payloads(world, "s") == []
     assert not any(site.core.filters_of("s") for site in world.sites.values())
@@ -119,8 +111,7 @@ def test_a_clean_start_elsewhere_ends_a_connection_that_has_just_been_made() -> 
     before = world.clients["s"].connection
     world.owner.pop(before)  # It breaks, and its broker does not notice.
     world.clients["s"].connection = 0
-    world.attach("s", "b2", clean=True)
-    world.settle()
+    world.bring_in("s", "b2", clean=True)
     assert world.clients["s"].is_welcome
     assert before not in world.sites["b0"].endpoint.connections
     assert not any(site.core.filters_of("s") for site in world.sites.values())
@@ -185,8 +176,7 @@ def test_a_broker_that_has_just_started_waits_for_the_tree_before_it_answers() -
     world = make_world()
     subscribed(world, "s", "b0")
     world.crash("b2", amnesia=True)
-    world.attach("s", "b2")
-    world.settle()
+    world.bring_in("s", "b2")
     assert world.clients["s"].presents == [False, True]
 
 
@@ -258,8 +248,7 @@ def with_slow_clock() -> MobileWorld:
         world.crash(id, amnesia=True)
     world.settle()
     subscribed(world, "s", "b0")
-    world.attach("p", "b0")
-    world.settle()
+    world.bring_in("p", "b0")
     return world
 
 
@@ -267,8 +256,7 @@ def test_clocks_do_not_matter_within_the_tree() -> None:
     world = with_slow_clock()
     for broker in ("b1", "b2", "b1", "b2"):
         world.attach("s", broker)
-        world.publish("p", "a/1", 1)
-        world.settle()
+        world.tell("p", "a/1", 1)
         assert world.clients["s"].broker == world.end_of_way("b0", "s") == broker
     assert len(payloads(world, "s")) == 4
 
@@ -283,8 +271,7 @@ def test_a_clock_that_is_behind_costs_a_client_one_connection_when_parts_meet() 
     world.settle()
     assert world.clients["s"].connection == 0
     world.attach("s", "b2")
-    world.publish("p", "a/1", 1)
-    world.settle()
+    world.tell("p", "a/1", 1)
     assert payloads(world, "s") == ["p:1:a/1"]
     assert world.end_of_way("b0", "s") == "b2"
 
@@ -292,13 +279,11 @@ def test_a_clock_that_is_behind_costs_a_client_one_connection_when_parts_meet() 
 def test_a_leader_that_is_gone_for_good_is_replaced_and_nothing_else_is_lost() -> None:
     world = make_world(brokers=4, links=[(0, 1), (0, 2), (0, 3), (1, 2), (2, 3)])
     subscribed(world, "s", "b3")
-    world.attach("p", "b1")
-    world.settle()
+    world.bring_in("p", "b1")
     world.links = [pair for pair in world.links if "b0" not in pair]
     part(world, ("b0", "b1"), ("b0", "b2"), ("b0", "b3"))
     assert world.leaders() == ["b0", "b1"]
-    world.publish("p", "a/1", 1)
-    world.settle()
+    world.tell("p", "a/1", 1)
     assert payloads(world, "s") == ["p:1:a/1"]
 
 
@@ -324,8 +309,7 @@ def test_publishes_that_are_not_offered_are_refused_with_their_reason(
     publish: packets.Publish, reason: Reason
 ) -> None:
     world = make_world(brokers=1)
-    world.attach("p", "b0")
-    world.settle()
+    world.bring_in("p", "b0")
     (answer,) = world.say("p", publish)
     assert isinstance(answer, packets.Disconnect)
     assert answer.reason == reason
@@ -334,8 +318,7 @@ def test_publishes_that_are_not_offered_are_refused_with_their_reason(
 
 def test_qos_2_is_granted_as_qos_1_and_shared_subscriptions_are_refused() -> None:
     world = make_world(brokers=1)
-    world.attach("s", "b0")
-    world.settle()
+    world.bring_in("s", "b0")
     entries = tuple(packets.SubscriptionEntry(name, 2) for name in ("a/#", "$share/g/a"))
     world.clients["s"].asked[1] = "a/#"
     (answer,) = world.say("s", packets.Subscribe(1, entries))
@@ -345,8 +328,7 @@ def test_qos_2_is_granted_as_qos_1_and_shared_subscriptions_are_refused() -> Non
 
 def test_filters_that_cannot_be_known_everywhere_are_refused() -> None:
     world = make_world(brokers=1)
-    world.attach("s", "b0")
-    world.settle()
+    world.bring_in("s", "b0")
     refused = ["location WITHIN 1 OF myloc", '"$mqtt x" IS NULL', f"x = '{'x' * 3000}'"]
     for number, where in enumerate(refused, 1):
         world.clients["s"].asked[number] = where
@@ -360,8 +342,7 @@ def test_filters_that_cannot_be_known_everywhere_are_refused() -> None:
 def test_content_filters_prune_in_the_tree() -> None:
     world = make_world()
     subscribed(world, "s", "b2", "a/+?value>20")
-    world.attach("p", "b0")
-    world.settle()
+    world.bring_in("p", "b0")
     properties = packets.PublishProperties(content_type="application/json")
     values = (10, 30, 15, 40)
     for number, value in enumerate(values, 1):
@@ -401,8 +382,7 @@ def test_what_a_broker_says_of_itself_is_for_those_who_are_there() -> None:
     world = make_world()
     for name, broker in (("here", "b0"), ("there", "b1")):
         subscribed(world, name, broker, "$SYS/#")
-    world.step("b0", [StatusAnnounced("$SYS/broker/uptime", b"1 second")])
-    world.settle()
+    world.order("b0", StatusAnnounced("$SYS/broker/uptime", b"1 second"))
     assert (payloads(world, "here"), payloads(world, "there")) == (["1 second"], [])
     subscribed(world, "late", "b0", "$SYS/broker/+")
     assert payloads(world, "late") == ["1 second"]
@@ -443,8 +423,7 @@ def test_a_full_queue_gives_up_the_oldest_or_the_newest(
     dropped = [row for told in world.told["b1"] for row in told[2] if row.kind == "dropped"]
     assert sum(row.notifications or 0 for row in dropped) == 5 - len(left)
     assert sum(world.sites["b1"].figures.dropped.values()) == 5 - len(left)
-    world.attach("s", "b0")
-    world.settle()
+    world.bring_in("s", "b0")
     assert payloads(world, "s") == [f"p:{number}:a/1" for number in left]
 
 
@@ -523,12 +502,10 @@ def ask(world: MobileWorld, broker: str, client: str) -> list[tuple[str, str, in
 def test_an_operator_can_ask_anywhere_where_a_client_is() -> None:
     world = make_world()
     subscribed(world, "s", "b2")
-    world.attach("p", "b0")
-    world.settle()
+    world.bring_in("p", "b0")
     assert ask(world, "b0", "s") == [("b2", "attached", 0)]
     world.drop(world.clients["s"].connection, "s")
-    world.publish("p", "a/1", 1)
-    world.settle()
+    world.tell("p", "a/1", 1)
     assert ask(world, "b1", "s") == ask(world, "b2", "s") == [("b2", "away", 1)]
     assert ask(world, "b0", "nobody") == []
     part(world, ("b0", "b1"))
@@ -583,8 +560,7 @@ def test_a_site_comes_back_from_a_snapshot_without_its_election() -> None:
 def test_rights_are_those_of_now_where_brokers_move_too() -> None:
     world = make_world()
     subscribed(world, "car", "b2", "#")
-    world.attach("garage", "b0")
-    world.settle()
+    world.bring_in("garage", "b0")
     world.step("b2", [RulesChanged(AccessRules((Rule("deny", topic="secret/#"),), "allow"))])
     for topic in ("secret/1", "open"):
         world.publish("garage", topic, 1)
@@ -597,8 +573,7 @@ def test_a_removed_user_has_nothing_left_where_brokers_move() -> None:
     world = make_world()
     heard = connected(world, "car", "b1", lasting("car"), user="alice")
     assert isinstance(heard[0], packets.Connack)
-    world.step("b1", [AccessRevoked(("user:alice",), (), "its user was removed")])
-    world.settle()
+    world.order("b1", AccessRevoked(("user:alice",), (), "its user was removed"))
     assert [one.reason for one in world.heard["car"] if isinstance(one, packets.Disconnect)] == [
         Reason.NOT_AUTHORIZED
     ]

@@ -20,10 +20,7 @@ def make_world(seed: int = 1, brokers: int = 3, links: list[tuple[int, int]] | N
 
 
 def subscribed(world: MobileWorld, name: str, broker: str, topic: str = "a/#") -> None:
-    world.attach(name, broker)
-    world.settle()
-    world.subscribe(name, topic, 1)
-    world.settle()
+    world.bring_in(name, broker, topic, 1)
 
 
 def payloads(world: MobileWorld, name: str) -> list[str]:
@@ -40,11 +37,9 @@ def test_connections_in_a_ring_become_a_tree_with_one_leader() -> None:
 def test_a_publish_reaches_a_subscriber_over_the_tree() -> None:
     world = make_world()
     subscribed(world, "s", "b2")
-    world.attach("p", "b0")
-    world.settle()
+    world.bring_in("p", "b0")
     world.publish("p", "a/1", 1)
-    world.publish("p", "b/1", 1)
-    world.settle()
+    world.tell("p", "b/1", 1)
     assert payloads(world, "s") == ["p:1:a/1"]
     assert world.clients["p"].acknowledged == {"p:1:a/1", "p:2:b/1"}
 
@@ -52,13 +47,10 @@ def test_a_publish_reaches_a_subscriber_over_the_tree() -> None:
 def test_a_client_finds_its_session_and_what_was_stored_at_another_broker() -> None:
     world = make_world()
     subscribed(world, "s", "b2")
-    world.attach("p", "b0")
-    world.settle()
+    world.bring_in("p", "b0")
     world.drop(world.clients["s"].connection, "s")
-    world.publish("p", "a/1", 1)
-    world.settle()
-    world.attach("s", "b1")
-    world.settle()
+    world.tell("p", "a/1", 1)
+    world.bring_in("s", "b1")
     assert world.clients["s"].presents == [False, True]
     assert payloads(world, "s") == ["p:1:a/1"]
     assert "s" not in world.sites["b2"].endpoint.sessions

@@ -32,14 +32,12 @@ class Hearing(World):
 def test_news_reach_all_brokers_or_one_and_no_journal() -> None:
     world = Hearing()
     before = {id: len(entries) for id, entries in world.journals.items()}
-    world.step("b0", [NewsGiven("", b"for all")])
-    world.settle()
+    world.order("b0", NewsGiven("", b"for all"))
     assert sorted((id, peer, news.origin, news.body) for id, peer, news in world.heard) == [
         ("b1", "b0", "b0", b"for all"), ("b2", "b1", "b0", b"for all"), ("b3", "b1", "b0", b"for all"),
     ]  # fmt: skip
     world.heard.clear()
-    world.step("b2", [NewsGiven("b3", b"for one")])
-    world.settle()
+    world.order("b2", NewsGiven("b3", b"for one"))
     assert [(id, peer, news.origin) for id, peer, news in world.heard] == [("b3", "b1", "b2")]
     assert {id: len(entries) for id, entries in world.journals.items()} == before
     world.cut_link("b1", "b2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.broker.world import World
+from tests.mqtt.wire import read
 
 from roamcast.broker.inputs import (
     BrokerForgotten,
@@ -14,7 +15,6 @@ from roamcast.broker.inputs import (
 )
 from roamcast.broker.seeking import IsHere
 from roamcast.mqtt.codec import packets
-from roamcast.mqtt.codec.reading import cut, parse
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
@@ -31,8 +31,7 @@ def ask(world: World, broker: str, client: str) -> list[IsHere]:
     site = world.sites[broker]
     receive = site.seeking.on_is_here
     site.broker.serve(IsHere, lambda sender, answer: heard.append(answer))
-    world.step(broker, [SessionSought(client, 7)])
-    world.settle()
+    world.order(broker, SessionSought(client, 7))
     site.broker.serve(IsHere, receive)
     return heard
 
@@ -53,8 +52,7 @@ def test_the_holder_answers_and_nothing_moves() -> None:
         7,
     )
     world.drop(world.clients["c"].connection, "c")
-    world.publish("p", "t", 1)
-    world.settle()
+    world.tell("p", "t", 1)
     (here,) = ask(world, "b1", "c")
     assert (here.broker, here.state, here.queued) == ("b2", "away", 1)
     assert here.queued_bytes > 0
@@ -73,8 +71,7 @@ def test_a_drained_broker_holds_nothing_and_nothing_is_lost() -> None:
         for _ in range(10):
             world.publish("p", "t", 2)
             world.run(3)
-        world.step("b1", [DrainOrdered("b2", "elsewhere:1883")])
-        world.settle()
+        world.order("b1", DrainOrdered("b2", "elsewhere:1883"))
         assert list(world.sites["b1"].broker.sessions) == []
         assert sorted(world.sites["b2"].broker.sessions) == ["c", "d", "p"]
         world.crash("b1")  # A drain lasts until the next start.
@@ -108,8 +105,7 @@ def test_what_waits_for_clients_that_are_away_leaves_a_drained_broker_too() -> N
     world.settle()
     left = world.sites["b1"].broker
     assert [client for client, queue in left.protocol.stored() if queue] == ["c", "d"]
-    world.step("b1", [DrainOrdered("b0", "")])
-    world.settle()
+    world.order("b1", DrainOrdered("b0", ""))
     assert [client for client, queue in left.protocol.stored() if queue] == list(left.sessions) == []
     for name in ("c", "d"):
         world.attach(name, "b2")
@@ -125,9 +121,7 @@ def test_a_drained_broker_sends_newcomers_elsewhere() -> None:
     connect = packets.Connect(5, "new", session_expiry=60)
     effects = world.sites["b1"].step(world.now, [ClientConnected(99, connect, Identity("new"))])
     (data,) = effects.writes[99]
-    whole = cut(data, 0, 1 << 20)
-    assert whole is not None
-    answer = parse(whole[0], data[whole[1] : whole[2]], 5, from_client=False)
+    answer = read(data, from_client=False)
     assert isinstance(answer, packets.Connack)
     assert (answer.reason, answer.server_reference) == (Reason.USE_ANOTHER_SERVER, "elsewhere:1883")
     assert effects.closes == [99]
@@ -135,18 +129,17 @@ def test_a_drained_broker_sends_newcomers_elsewhere() -> None:
 
 def test_a_forgotten_broker_is_not_waited_for() -> None:
     world = line()
-    world.attach("c", "b2")
-    world.settle()
+    world.bring_in("c", "b2")
     world.cut_link("b1", "b2")
     world.links.remove(("b1", "b2"))
-    world.attach("c", "b0")
-    world.settle()
+    world.bring_in("c", "b0")
     assert world.clients["c"].presents == [False], "b2 may hold its session"
     site = world.sites["b1"]
     effects = site.step(world.now, [BrokerForgotten("b2")])
     assert [peer for peer, _ in effects.link_closes] == ["b2"]
-    world.step("b1", [])
-    world.settle()
+    world.order(
+        "b1",
+    )
     assert world.clients["c"].presents == [False, False]
     assert world.sites["b0"].broker.unfinished() == []
 
@@ -154,16 +147,9 @@ def test_a_forgotten_broker_is_not_waited_for() -> None:
 def test_announcements_stay_here_and_wait_for_whoever_subscribes() -> None:
     world = line()
     for name, broker in (("here", "b1"), ("there", "b2")):
-        world.attach(name, broker)
-        world.settle()
-        world.subscribe(name, "$SYS/broker/#", 0)
-        world.settle()
-    world.step("b1", [StatusAnnounced("$SYS/broker/uptime", b"1 seconds")])
-    world.settle()
-    world.attach("late", "b1")
-    world.settle()
-    world.subscribe("late", "$SYS/broker/#", 0)
-    world.settle()
+        world.bring_in(name, broker, "$SYS/broker/#", 0)
+    world.order("b1", StatusAnnounced("$SYS/broker/uptime", b"1 seconds"))
+    world.bring_in("late", "b1", "$SYS/broker/#", 0)
     received = {name: [one[0] for one in client.received] for name, client in world.clients.items()}
     assert received == {"here": ["1 seconds"], "there": [], "late": ["1 seconds"]}
 
@@ -178,7 +164,6 @@ def test_messages_of_several_topics_are_counted_one_by_one() -> None:
     site = world.sites["b0"]
     for _ in range(2):  # The first time each topic is looked at by itself.
         frames = [write(packets.Publish(f"t/{number % 3}", b"x"), 5) for number in range(9)]
-        world.step("b0", [ClientFrames(world.clients["p"].connection, b"".join(frames))])
-        world.settle()
+        world.order("b0", ClientFrames(world.clients["p"].connection, b"".join(frames)))
     assert site.endpoint.traffic.received == [18, 0, 0]
     assert site.endpoint.traffic.sent == [18, 0, 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.mqtt.wire import read_all
+
 from roamcast.broker.inputs import (
     ClientConnected,
     ClientFrames,
@@ -15,7 +17,6 @@ from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.retained import SLICE_VISITS
 from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.codec.packets import Connect, Puback, Publish, Subscribe, SubscriptionEntry, Unsubscribe
-from roamcast.mqtt.codec.reading import cut, parse
 from roamcast.mqtt.codec.writing import write
 from roamcast.mqtt.server.access import Identity
 from roamcast.protocol.effects import Input
@@ -48,12 +49,8 @@ class Site:
         if effects.durable:
             self.journal.append((float(self.turns), list(effects.durable)))
         for number, parts in effects.writes.items():
-            data, at = b"".join(parts), 0
-            while (whole := cut(data, at, 1 << 28)) is not None:
-                first, start, at = whole
-                packet = parse(first, data[start:at], 5, from_client=False)
-                if isinstance(packet, Publish):
-                    self.got.setdefault(number, []).append(packet)
+            came = [one for one in read_all(b"".join(parts)) if isinstance(one, Publish)]
+            self.got[number] = self.got.get(number, []) + came
         if effects.unread:
             self.step(*(ClientFrames(number, b"") for number in effects.unread))
 

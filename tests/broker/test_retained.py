@@ -5,16 +5,25 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.broker.test_every_crash import PROTOCOLS
-from tests.broker.test_promises import HardWorld
 from tests.broker.world import World
 
 from roamcast.broker.inputs import BrokerForgotten
 from roamcast.broker.retained import SLICE_VISITS
+from roamcast.broker.settings import MachineSettings
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import PublishProperties
 
 TOPICS = ("r/1", "r/2", "r/3")
+PROTOCOLS = ("multi_hop_handoff", "relocation", "proactive", "phoenix", "reactive:merged")
+
+
+class ProtocolWorld(World):
+    def __init__(self, protocol: str) -> None:
+        self.protocol = protocol
+        super().__init__(1, 4, [(0, 1), (1, 2), (1, 3)])
+
+    def settings(self, id: str) -> MachineSettings:
+        return MachineSettings(id, protocol=self.protocol)
 
 
 def retain(world: World, name: str, topic: str, body: str, expiry_s: int | None = None) -> None:
@@ -33,8 +42,7 @@ def test_all_brokers_agree_in_the_end(seed: int) -> None:
     world = World(seed, 4, [(0, 1), (1, 2), (1, 3)])
     names = ("p0", "p1", "p2")
     for name in names:
-        world.attach(name, rng.choice(world.ids))
-        world.settle()
+        world.bring_in(name, rng.choice(world.ids))
     world.crashes = True
     for number in range(60):
         name, choice = rng.choice(names), rng.random()
@@ -58,10 +66,9 @@ def test_all_brokers_agree_in_the_end(seed: int) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_new_subscriber_gets_what_is_retained_whatever_the_protocol(protocol: str) -> None:
-    world = HardWorld(1, protocol)
+    world = ProtocolWorld(protocol)
     world.attach("p", "b0")
-    world.attach("c", "b2")
-    world.settle()
+    world.bring_in("c", "b2")
     retain(world, "p", "r/1", "kept")
     world.settle()
     world.subscribe("c", "r/#", 1)
@@ -71,10 +78,9 @@ def test_a_new_subscriber_gets_what_is_retained_whatever_the_protocol(protocol: 
 
 @pytest.mark.parametrize("protocol", ["multi_hop_handoff", "reactive", "proactive"])
 def test_a_recall_goes_on_where_the_session_goes(protocol: str) -> None:
-    world = HardWorld(1, protocol)
+    world = ProtocolWorld(protocol)
     world.attach("p", "b0")
-    world.attach("c", "b2")
-    world.settle()
+    world.bring_in("c", "b2")
     wanted = {f"value {n}" for n in range(3 * SLICE_VISITS)}
     for n in range(len(wanted)):
         packet = packets.Publish(f"r/{n:04}", f"value {n}".encode(), 1, True, packet_id=n + 1)
@@ -85,8 +91,7 @@ def test_a_recall_goes_on_where_the_session_goes(protocol: str) -> None:
     while not world.clients["c"].received:
         world.run(1)
     assert len(world.clients["c"].received) < len(wanted)
-    world.attach("c", "b1")
-    world.settle()
+    world.bring_in("c", "b1")
     assert {payload for payload, _, _ in world.clients["c"].received} == wanted
 
 
@@ -99,8 +104,7 @@ def retain_all(world: World, name: str, rounds: int) -> None:
 def test_a_peer_that_was_away_is_told_the_last_value_of_each_topic() -> None:
     """While its link is down nothing is kept for it; it hears what it missed in slices."""
     world = World(1, 2, [(0, 1)])
-    world.attach("p0", "b0")
-    world.settle()
+    world.bring_in("p0", "b0")
     retain_all(world, "p0", 1)
     world.settle()
     world.cut_link("b0", "b1")
@@ -122,8 +126,7 @@ def test_a_peer_that_was_away_is_told_the_last_value_of_each_topic() -> None:
 def test_the_last_writer_wins_though_its_clock_was_set_back() -> None:
     world = World(1, 2, [(0, 1)])
     world.attach("p0", "b0")
-    world.attach("p1", "b1")
-    world.settle()
+    world.bring_in("p1", "b1")
     retain(world, "p0", "r/1", "first")
     world.settle()
     world.now -= 500.0
@@ -142,15 +145,15 @@ def test_the_last_writer_wins_though_its_clock_was_set_back() -> None:
 
 def test_a_broker_that_was_forgotten_and_comes_back_with_an_empty_disk_is_told_everything() -> None:
     world = World(1, 3, [(0, 1), (1, 2)])
-    world.attach("p0", "b0")
-    world.settle()
+    world.bring_in("p0", "b0")
     retain(world, "p0", "r/1", "kept")
     world.settle()
     world.cut_link("b1", "b2")
     world.links.remove(("b1", "b2"))
     world.sites["b1"].step(world.now, [BrokerForgotten("b2")])
-    world.step("b1", [])
-    world.settle()
+    world.order(
+        "b1",
+    )
     world.journals["b2"].clear()
     del world.sites["b2"]
     world.start("b2")
@@ -172,23 +175,18 @@ def publish_for_a_minute(world: World, packet_id: int, body: str) -> None:
 def test_what_is_left_of_a_messages_time_counts_over_a_handoff() -> None:
     world = World(1, 2, [(0, 1)])
     world.attach("c", "b0")
-    world.attach("p", "b0")
-    world.settle()
+    world.bring_in("p", "b0")
     world.subscribe("c", "r/#", 1)
     world.settle()
     world.drop(world.clients["c"].connection, "c")
     retain(world, "p", "r/1", "short", 60)
     publish_for_a_minute(world, 9, "in time")
     world.now += 50
-    world.attach("c", "b1")
-    world.settle()
+    world.bring_in("c", "b1")
     world.drop(world.clients["c"].connection, "c")
     publish_for_a_minute(world, 10, "too late")
     world.now += 70
     world.attach("c", "b0")
-    world.attach("late", "b1")
-    world.settle()
-    world.subscribe("late", "r/#", 1)
-    world.settle()
+    world.bring_in("late", "b1", "r/#", 1)
     assert [payload for payload, _, _ in world.clients["c"].received] == ["in time"]
     assert world.clients["late"].received == []

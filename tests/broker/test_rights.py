@@ -108,8 +108,7 @@ def test_what_was_queued_before_the_rule_is_not_delivered_after_it() -> None:
     world.drop(car.connection, "car")
     publish_each(world, "secret/1", "a", "secret/2", "b")
     world.set_rules(NOBODY_READS)
-    world.attach("car", "b0")
-    world.settle()
+    world.bring_in("car", "b0")
     assert [one.split(":")[2] for one in payloads(car)] == ["a", "b"]
     world.check_replays()
 
@@ -125,8 +124,7 @@ def test_what_was_in_flight_is_not_sent_again() -> None:
     assert world.back[car.connection], "nothing was sent"
     world.drop(car.connection, "car")
     world.set_rules(NOBODY_READS)
-    world.attach("car", "b0")
-    world.settle()
+    world.bring_in("car", "b0")
     publish_each(world, "a")
     assert [one.split(":")[2] for one in payloads(car)] == ["a"]
 
@@ -136,11 +134,9 @@ def test_each_broker_applies_its_own_rules_to_a_session_that_arrives() -> None:
     car = world.clients["car"]
     world.set_rules(NOBODY_READS, "b1")
     publish_each(world, "secret/1")
-    world.attach("car", "b1")
-    world.settle()
+    world.bring_in("car", "b1")
     publish_each(world, "secret/2", "a")
-    world.attach("car", "b0")
-    world.settle()
+    world.bring_in("car", "b0")
     publish_each(world, "secret/3")
     assert [one.split(":")[2] for one in payloads(car)] == ["secret/1", "a", "secret/3"]
     world.check_replays()
@@ -195,8 +191,7 @@ def test_a_will_is_judged_when_it_is_published() -> None:
     world = two_brokers()
     truck = world.clients.setdefault("truck", Client("truck"))
     truck.options = {"will": Will("secret/truck", b"gone", 1, delay=10)}
-    world.attach("truck", "b1")
-    world.settle()
+    world.bring_in("truck", "b1")
     world.drop(truck.connection, "truck")
     world.set_rules(NO_SECRETS)
     world.tick(11.0)
@@ -207,15 +202,13 @@ def test_a_will_is_judged_when_it_is_published() -> None:
 
 def test_retained_messages_are_judged_like_others() -> None:
     world = Realms(3, 2, [(0, 1)])
-    world.attach("garage", "b1")
-    world.settle()
+    world.bring_in("garage", "b1")
     garage = world.clients["garage"]
     for topic in ("secret/1", "open"):
         packet = packets.Publish(topic, topic.encode(), retain=True)
         world.step("b1", [ClientFrames(garage.connection, write(packet, 5))])
     world.settle()
-    world.attach("bus", "b0")
-    world.settle()
+    world.bring_in("bus", "b0")
     bus = world.clients["bus"]
     subscribe = packets.Subscribe(1, (packets.SubscriptionEntry("#", 1),))
     # The rules change after the subscription was granted, and before the retained messages are sent.
@@ -251,8 +244,7 @@ def test_a_removed_user_loses_connections_and_sessions() -> None:
                          (("phone", "alice"), ("car", "alice"), ("desk", "bob")))  # fmt: skip
     world.settle()
     world.drop(away.connection, "car")
-    world.step("b0", [AccessRevoked(("b0/user:alice",), (), "its user was removed")])
-    world.settle()
+    world.order("b0", AccessRevoked(("b0/user:alice",), (), "its user was removed"))
     assert here.connection == 0
     assert other.is_welcome
     assert list(world.sites["b0"].endpoint.sessions) == ["desk"]
@@ -264,8 +256,7 @@ def test_a_connection_that_is_revoked_leaves_its_session() -> None:
     world = Realms(3, 1, [])
     phone = world.log_in("phone", "alice", "b0")
     world.settle()
-    world.step("b0", [AccessRevoked((), (phone.connection,), "its password was changed")])
-    world.settle()
+    world.order("b0", AccessRevoked((), (phone.connection,), "its password was changed"))
     assert phone.connection == 0
     world.log_in("phone", "alice", "b0")
     world.settle()
@@ -322,8 +313,7 @@ def test_a_broker_that_joins_a_realm_keeps_the_sessions_of_its_users() -> None:
 
 def test_anonymous_clients_roam_everywhere() -> None:
     world = two_brokers()
-    world.attach("car", "b1")
-    world.settle()
+    world.bring_in("car", "b1")
     assert world.clients["car"].presents == [False, True]
 
 
@@ -371,8 +361,7 @@ def test_rules_for_connect_bind_client_ids_to_users(client: str, allowed: bool) 
     known = world.log_in(client, "alice", "b0")
     world.settle()
     assert known.is_welcome is allowed
-    world.attach("nobody", "b0")
-    world.settle()
+    world.bring_in("nobody", "b0")
     assert not world.clients["nobody"].is_welcome, "what no such rule allows is denied"
     assert world.denied("b0")["connect"] == 2 - allowed
 
@@ -395,8 +384,7 @@ def test_a_client_may_do_what_is_granted_and_no_rule_denies() -> None:
     car = world.clients["car"]
     car.identity = Identity("car", grants=Grants(publish=("cars/%c",), subscribe=("cars/#", "secret/#")))
     world.set_rules(NO_SECRETS)
-    world.attach("car", "b0")
-    world.settle()
+    world.bring_in("car", "b0")
     access = world.sites["b0"].endpoint.connections[car.connection].access
     assert access.publish("cars/car").allowed
     assert not access.publish("cars/bus").allowed
@@ -504,8 +492,7 @@ def test_memory_of_all_subscriptions_is_bounded_and_one_user_has_half_of_it_at_m
             world.subscribe(name, f"room/{number}", 1)
         world.settle()
     assert holders(world) == {"tablet": 4, "phone": 1, "desk": 4}
-    world.attach("visitor", "b0")
-    world.settle()
+    world.bring_in("visitor", "b0")
     for number in range(4):
         world.subscribe("visitor", f"room/{number}", 1)
     world.settle()
@@ -527,15 +514,11 @@ def test_memory_of_all_subscriptions_is_bounded_and_one_user_has_half_of_it_at_m
 def test_a_session_that_arrives_keeps_its_subscriptions_where_there_is_no_room() -> None:
     world = Frugal(3, 2, [(0, 1)])
     for name, broker in (("car", "b1"), ("van", "b0")):
-        world.attach(name, broker)
-        world.settle()
+        world.bring_in(name, broker)
         for number in range(9):
             world.subscribe(name, f"room/{number}", 1)
         world.settle()
-    world.attach("car", "b0")
-    world.settle()
-    world.subscribe("car", "room/9", 1)
-    world.settle()
+    world.bring_in("car", "b0", "room/9", 1)
     assert holders(world) == {"van": 9, "car": 9}
 
 
@@ -564,8 +547,7 @@ def test_the_identity_of_a_session_travels_with_it() -> None:
     client = world.log_in("car", "alice", "b0")
     world.settle()
     leave = packets.Disconnect(session_expiry=1000, user_properties=((DESTINATION, "b1"),))
-    world.step("b0", [ClientFrames(client.connection, write(leave, 5))])
-    world.settle()
+    world.order("b0", ClientFrames(client.connection, write(leave, 5)))
     session = world.sites["b1"].endpoint.sessions["car"]
     assert session.owner == "b0/user:alice"
     assert session.identity == client.identity

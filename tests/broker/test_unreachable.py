@@ -37,8 +37,7 @@ def test_by_default_the_client_is_refused_and_nothing_is_lost() -> None:
     world.run(200)
     assert world.clients["car"].connection == 0, "it was not refused"
     world.settle()
-    world.attach("car", "b1")
-    world.settle()
+    world.bring_in("car", "b1")
     assert [payload for payload, _, _ in world.clients["car"].received] == ["garage:1:a/1"]
 
 
@@ -46,8 +45,7 @@ def test_served_at_once_and_what_is_missing_comes_when_the_broker_is_back() -> N
     world = world_with(serves=True)
     car = world.clients["car"]
     world.drop(car.connection, "car")
-    world.publish("garage", "a/1", 1)
-    world.settle()
+    world.tell("garage", "a/1", 1)
     world.cut_link("b0", "b1")
     world.publish("garage", "a/2", 1)
     world.attach("car", "b2")
@@ -63,15 +61,12 @@ def test_served_at_once_and_what_is_missing_comes_when_the_broker_is_back() -> N
     assert "garage:3:a/3" in [payload for payload, _, _ in car.received]
     world.settle()
     assert car.connection == 0, "it must connect again for its session"
-    world.publish("garage", "a/4", 1)
-    world.settle()
-    world.attach("car", "b2")
-    world.settle()
+    world.tell("garage", "a/4", 1)
+    world.bring_in("car", "b2")
     received = [payload for payload, _, _ in car.received]
     assert {f"garage:{n}:a/{n}" for n in (1, 2, 3, 4)} <= set(received)
     assert all(car.presents[-1:])
-    world.publish("garage", "a/5", 2)
-    world.settle()
+    world.tell("garage", "a/5", 2)
     assert [payload for payload, _, _ in car.received].count("garage:5:a/5") == 1
     assert all(len(site.broker.sessions) <= 2 for site in world.sites.values())
     assert all("\0" not in name for site in world.sites.values() for name in site.broker.sessions)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from tests.broker.world import Client, World
 
@@ -149,62 +147,3 @@ def test_a_client_that_is_gone_again_before_its_session_came_has_not_come_back(w
     assert world.clients["c"].presents == [False], "it was welcomed"
     world.pass_time(DELAY_S + 1)
     assert world.published == ["first"]
-
-
-def roam(world: WillWorld, rng: random.Random, names: list[str], clean: float) -> None:
-    """Clients come, go and say goodbye; brokers crash, are drained, and are cut off."""
-    for round in range(40):
-        name, choice = rng.choice(names), rng.random()
-        client = world.clients.get(name)
-        if choice < 0.55 or client is None:
-            world.come(name, rng.choice(world.ids), f"{name}:{round}", clean=rng.random() < clean)
-        elif choice < 0.7 and client.connection:
-            world.drop(client.connection, name, tell=rng.random() < 0.7)
-        elif choice < 0.8 and client.is_welcome:
-            world._send(client, packets.Disconnect())
-        elif choice < 0.85:
-            world.step(rng.choice(world.ids), [DrainOrdered(rng.choice(world.ids), "")])
-        elif choice < 0.95:
-            one, other = rng.choice(world.links)
-            change = world.cut_link if world.up[one, other] else world.connect_link
-            change(one, other)
-        world.run(rng.randrange(25))
-
-
-@pytest.mark.parametrize("clean", [0.0, 0.2])
-@pytest.mark.parametrize("seed", [*range(6), 173, 718])
-def test_wills_of_clients_that_roam_while_brokers_crash(seed: int, clean: float) -> None:
-    rng, world = random.Random(seed), WillWorld(seed)
-    names = ["c0", "c1", "c2"]
-    world.crashes = True
-    roam(world, rng, names, clean)
-    world.crashes = False
-    for id in world.ids:
-        world.crash(id)  # A drain lasts until the next start.
-    world.settle()
-    expected = []
-    for name in names:
-        world.come(name, rng.choice(world.ids), f"{name}:last")
-        world.settle()
-        assert world.clients[name].is_welcome
-        if rng.random() < 0.5:
-            world.go(name)
-            expected.append(f"{name}:last")
-        else:
-            world.say_goodbye(name)
-    if not clean:
-        assert world.published == [], "nobody was away for so long"
-    world.pass_time(DELAY_S - 10)
-    assert not any(one.endswith("last") for one in world.published)
-    world.pass_time(20)
-    world.attach("watch", "b1")
-    published = world.published
-    assert sorted(one for one in published if one.endswith("last")) == expected
-    assert len(published) == len(set(published))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1000, 1300))
-def test_wills_over_many_seeds(seed: int) -> None:
-    for clean in (0.0, 0.2):
-        test_wills_of_clients_that_roam_while_brokers_crash(seed, clean)

@@ -234,7 +234,7 @@ def test_a_mistake_is_answered_in_one_line(
         (b"x,y\n", ": there are no points in this file; expected lines such as 10,86.99"),
         (b"x,y\n1,2\n3\n", " line 3: '3': expected 2 numbers x,y"),
         (b"x,y\n\n1,2,3\n", " line 3: '1,2,3': expected 2 numbers x,y"),
-        (b"x,y\n1,\xff\n", ": this is no text file in UTF-8"),
+        (b"x,y\n1,\xff\n", ": is not a text file in UTF-8"),
     ],
 )
 def test_a_file_without_points_is_refused(

@@ -236,10 +236,10 @@ def test_progress_goes_by_simulated_time() -> None:
     [
         ("--protocol nope", "mobility protocol 'nope': valid are "),
         ("--routing nope", "routing strategy 'nope': valid are "),
-        ("--topology gird:5", "topology 'gird:5': unknown kind 'gird' (did you mean 'grid'?)"),
+        ("--topology gird:5", "topology 'gird:5': unknown kind 'gird'; did you mean 'grid'?"),
         ("--topology grid:0", "topology 'grid:0': K must be a whole number from 1"),
-        ("--topology file:missing.txt", "cannot read missing.txt"),
-        ("--workload gruops", "workload 'gruops': unknown (did you mean 'groups'?)"),
+        ("--topology file:missing.txt", "missing.txt: cannot be read"),
+        ("--workload gruops", "workload 'gruops': unknown; did you mean 'groups'?"),
         ("--movement nope", "pattern 'nope': unknown"),
         ("--movement file:missing.csv", "missing.csv"),
         ("--clients 0", "clients 0: valid is 1 to"),

@@ -11,8 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 import pytest
 
@@ -20,6 +21,7 @@ ROAMCAST = Path(sys.executable).parent / "roamcast"
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 DEADLINE_S = 60.0
 
+P = ParamSpec("P")
 T = TypeVar("T")
 ServerT = TypeVar("ServerT", bound="Server")
 
@@ -32,6 +34,16 @@ def run(work: Coroutine[Any, Any, T]) -> T:
             return await work
 
     return asyncio.run(limited())
+
+
+def live(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Run a test in a loop of its own."""
+
+    @wraps(test)
+    def run_test(*arguments: P.args, **named: P.kwargs) -> T:
+        return run(test(*arguments, **named))
+
+    return run_test
 
 
 async def until(happened: Callable[[], bool], what: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.client.servers import ROAMCAST, Broker, run, running, until
+from tests.client.servers import ROAMCAST, Broker, live, run, running, until
 
 import roamcast
 from roamcast.client import Client
@@ -46,52 +46,48 @@ async def next_text(client: Client) -> str:
 
 
 @pytest.mark.slow
-def test_a_client_goes_where_its_broker_says(sites: tuple[Broker, Broker]) -> None:
+@live
+async def test_a_client_goes_where_its_broker_says(sites: tuple[Broker, Broker]) -> None:
     a, b = sites
+    async with (
+        roamcast.connect(a.address, client_id="car", clean=False, steered=True) as car,
+        roamcast.connect(a.address, client_id="station") as station,
+    ):
+        await car.subscribe("news", qos=2)
 
-    async def work() -> None:
-        async with (
-            roamcast.connect(a.address, client_id="car", clean=False, steered=True) as car,
-            roamcast.connect(a.address, client_id="station") as station,
-        ):
-            await car.subscribe("news", qos=2)
+        async def comes_to(broker: Broker, text: str) -> None:
+            await comes(car, broker)
+            await station.publish("news", text, qos=2)
+            assert await next_text(car) == text
 
-            async def comes_to(broker: Broker, text: str) -> None:
-                await comes(car, broker)
-                await station.publish("news", text, qos=2)
-                assert await next_text(car) == text
-
-            await car.signal("somewhere unknown", "aa:01")
-            await comes_to(a, "not moved")
-            await car.signal("somewhere unknown", "bb:02", "aa:01")
-            await comes_to(b, "by a signal")
-            await car.signal("43.27,-2.90")
-            await comes_to(a, "by distance")
-            assert car.session_present
-            assert car.waiting == 0, "hints are not for the application"
-
-    run(work())
+        await car.signal("somewhere unknown", "aa:01")
+        await comes_to(a, "not moved")
+        await car.signal("somewhere unknown", "bb:02", "aa:01")
+        await comes_to(b, "by a signal")
+        await car.signal("43.27,-2.90")
+        await comes_to(a, "by distance")
+        assert car.session_present
+        assert car.waiting == 0, "hints are not for the application"
 
 
 @pytest.mark.slow
-def test_a_client_follows_the_reference_of_a_broker_that_is_drained(sites: tuple[Broker, Broker]) -> None:
+@live
+async def test_a_client_follows_the_reference_of_a_drained_broker(
+    sites: tuple[Broker, Broker],
+) -> None:
     a, b = sites
-
-    async def work() -> None:
-        async with (
-            roamcast.connect(a.address, client_id="car", clean=False) as car,
-            roamcast.connect(b.address, client_id="station") as station,
-        ):
-            await car.subscribe("news", qos=2)
-            command = f"{ROAMCAST} broker drain --data data --to b --reference {b.address}".split()
-            drain = await asyncio.create_subprocess_exec(*command, cwd=a.folder)
-            assert await drain.wait() == 0
-            await comes(car, b)
-            assert car.session_present
-            await station.publish("news", "all is well", qos=2)
-            assert await next_text(car) == "all is well"
-
-    run(work())
+    async with (
+        roamcast.connect(a.address, client_id="car", clean=False) as car,
+        roamcast.connect(b.address, client_id="station") as station,
+    ):
+        await car.subscribe("news", qos=2)
+        command = f"{ROAMCAST} broker drain --data data --to b --reference {b.address}".split()
+        drain = await asyncio.create_subprocess_exec(*command, cwd=a.folder)
+        assert await drain.wait() == 0
+        await comes(car, b)
+        assert car.session_present
+        await station.publish("news", "all is well", qos=2)
+        assert await next_text(car) == "all is well"
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
-from tests.client.servers import Broker, Relay, run, running_line, until
+from tests.client.servers import Broker, Relay, live, running_line, until
 
 import roamcast
 from roamcast.client import Client, ConnectError
@@ -66,38 +66,35 @@ async def kill(brokers: list[Broker], rng: random.Random, end: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_everything_at_once(three: list[Broker], seed: int) -> None:
+@live
+async def test_everything_at_once(three: list[Broker], seed: int) -> None:
     rng = random.Random(seed)
-
-    async def work() -> None:
-        async with AsyncExitStack() as stack:
-            relays = [await stack.enter_async_context(Relay(broker.port)) for broker in three]
-            known = [f"{broker.id}={relay.address}" for broker, relay in zip(three, relays, strict=True)]
-            travellers = []
-            for number in range(5):
-                client = roamcast.connect(
-                    rng.sample(known, 3), client_id=f"c{number}", clean=False, back_off_max=0.5,
-                    keep_alive=4, connect_timeout=4,
-                )  # fmt: skip
-                travellers.append(Traveller(number, await stack.enter_async_context(client), rng))
-                await client.subscribe("t/#", qos=2)
-            readers = [asyncio.create_task(one.read()) for one in travellers]
-            end = time.monotonic() + SECONDS
-            await asyncio.gather(
-                *(one.write(end) for one in travellers), *(one.move(end) for one in travellers),
-                cut(relays, rng, end), kill(three, rng, end - 2),
+    async with AsyncExitStack() as stack:
+        relays = [await stack.enter_async_context(Relay(broker.port)) for broker in three]
+        known = [f"{broker.id}={relay.address}" for broker, relay in zip(three, relays, strict=True)]
+        travellers = []
+        for number in range(5):
+            client = roamcast.connect(
+                rng.sample(known, 3), client_id=f"c{number}", clean=False, back_off_max=0.5,
+                keep_alive=4, connect_timeout=4,
             )  # fmt: skip
-            total = sum(len(one.sent) for one in travellers)
-            await until(
-                lambda: all(len(one.received) >= total for one in travellers),
-                f"{total} received: {[len(one.received) for one in travellers]}",
-            )
-            for task in readers:
-                task.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
-        for one in travellers:
-            for other in travellers:
-                mine = [text for text in one.received if text.startswith(f"{other.number}:")]
-                assert mine == other.sent
-
-    run(work())
+            travellers.append(Traveller(number, await stack.enter_async_context(client), rng))
+            await client.subscribe("t/#", qos=2)
+        readers = [asyncio.create_task(one.read()) for one in travellers]
+        end = time.monotonic() + SECONDS
+        await asyncio.gather(
+            *(one.write(end) for one in travellers), *(one.move(end) for one in travellers),
+            cut(relays, rng, end), kill(three, rng, end - 2),
+        )  # fmt: skip
+        total = sum(len(one.sent) for one in travellers)
+        await until(
+            lambda: all(len(one.received) >= total for one in travellers),
+            f"{total} received: {[len(one.received) for one in travellers]}",
+        )
+        for task in readers:
+            task.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+    for one in travellers:
+        for other in travellers:
+            mine = [text for text in one.received if text.startswith(f"{other.number}:")]
+            assert mine == other.sent

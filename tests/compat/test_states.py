@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.broker.test_machine_snapshots import SnapshotWorld
-from tests.broker.test_replays import roam
+from tests.broker.test_replays import simulated
 from tests.compat.state_table import (
     Component,
     Inputs,
@@ -32,10 +31,7 @@ from tests.compat.state_table import (
 )
 
 from roamcast import __version__
-from roamcast.broker.core import CoreSettings
-from roamcast.broker.settings import MachineSettings
 from roamcast.mobility import PROTOCOLS
-from roamcast.mobility.base import Settings
 from roamcast.protocol.snapshot import freeze
 from roamcast.protocol.snapshot_form import STATE_CLASSES
 
@@ -53,22 +49,13 @@ def note(path: Path, table: Any) -> None:
     assert path.read_text() == text_of(table), "something is new: ROAMCAST_REGENERATE=1 notes it"
 
 
-class ProtocolWorld(SnapshotWorld):
-    protocol = ""
-
-    def settings(self, id: str) -> MachineSettings:
-        core = CoreSettings(clock_error_s=None, protocol=Settings(delay_bound_s=1.0))
-        return MachineSettings(id, self.protocol, broker=core)
-
-
 def observed_names() -> list[str]:
     """What occurs in the states of brokers whose clients roam, with every protocol."""
     found: list[str] = []
     for protocol in sorted(one for one in PROTOCOLS if ":" not in one):
-        ProtocolWorld.protocol = protocol
-        world = ProtocolWorld(5, 3, [(0, 1), (1, 2)])
-        roam(world, 5, 2)
-        for snapshot in (*world.snapshots.values(), *map(freeze, world.sites.values())):
+        network, _ = simulated(protocol, 5)
+        snapshots = (journal.snapshot for journal in network._journals.values())
+        for snapshot in (*filter(None, snapshots), *map(freeze, network.machines.values())):
             found += names_in(snapshot)
     return found
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import msgspec
 from tests.broker.mobile_world import MobileWorld
-from tests.broker.test_world import bring_home, check
-from tests.broker.world import Client, World
+from tests.broker.world import Client, World, bring_home, check
 from tests.compat.journals import read_machine, write_journal
 
 from roamcast.broker.inputs import Started
@@ -103,8 +102,7 @@ def tell_first_part(world: CompatWorld) -> None:
     world.clients["tram"] = Client("tram", options={"receive_maximum": 1})
     will = packets.Will(WILL_TOPIC, WILL.encode(), qos=1)
     for name, broker, version in (("car", "b0", 5), ("bus", "b1", 4), ("tram", "b2", 5), ("van", "b1", 5)):
-        world.attach(name, broker, version=version)
-        world.settle()
+        world.bring_in(name, broker, version=version)
         for topic in ("a/#", "b/#", "city/+/air?pm10>50"):
             world.subscribe(name, topic, qos)
         world.settle()
@@ -188,10 +186,7 @@ def _check_nothing_lost(world: CompatWorld) -> None:
 
 
 def _check_kept(world: CompatWorld) -> None:
-    world.attach("new", "b2")
-    world.settle()
-    world.subscribe("new", "kept/#", 1)
-    world.settle()
+    world.bring_in("new", "b2", "kept/#", 1)
     got = [payload for payload, _, _ in world.clients["new"].received]
     assert got == [KEPT]
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.mqtt.client_and_site import Machine, World
+from tests.mqtt.wire import read_all
 
 from roamcast.mqtt.client.client import PING, Accepted, ClientSession, ClientSettings, ConnectRefused, Ended
 from roamcast.mqtt.client.outgoing import SESSION_LOST, Acknowledged
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.packets import Connack, Disconnect, Packet, Publish, PublishProperties
-from roamcast.mqtt.codec.reading import cut, parse
 from roamcast.mqtt.codec.reasons import Reason
 from roamcast.mqtt.codec.user_properties import HAS
 from roamcast.mqtt.codec.writing import write
@@ -290,13 +290,7 @@ class Script:
         return list(self.session.receive(self.now, data))
 
     def said(self) -> list[Packet]:
-        data, found, at = self.session.take_out(self.now), [], 0
-        while at < len(data):
-            whole = cut(data, at, 1 << 20)
-            assert whole is not None
-            first, start, at = whole
-            found.append(parse(first, data[start:at], self.version))
-        return found
+        return read_all(self.session.take_out(self.now), self.version, from_client=True)
 
     def publish(self, payload: str, qos: int, **more: Any) -> int:
         token, events = self.session.publish(Publish("t", payload.encode(), qos, **more))

@@ -50,8 +50,16 @@ def subscribe(*entries: bytes, properties: bytes = b"\0", packet_id: bytes = b"\
 
 
 def read(data: bytes, version: int = 5, from_client: bool = True) -> Packet:
-    found = cut(data, 0, 1 << 20)
-    assert found is not None, "the frame is not whole"
-    first, start, end = found
-    assert end == len(data)
-    return parse(first, data[start:end], version, from_client)
+    (packet,) = read_all(data, version, from_client)
+    return packet
+
+
+def read_all(data: bytes, version: int = 5, from_client: bool = False) -> list[Packet]:
+    found: list[Packet] = []
+    while data:
+        whole = cut(data, 0, 1 << 28)
+        assert whole is not None, "the frame is not whole"
+        first, start, end = whole
+        found.append(parse(first, data[start:end], version, from_client))
+        data = data[end:]
+    return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from functools import wraps
+from typing import Any, ClassVar, ParamSpec
 
 import uvloop
 
@@ -19,6 +20,7 @@ from roamcast.protocol.messages import Settled
 from roamcast.protocol.snapshot import freeze, thaw
 
 DEADLINE_S = 20.0
+P = ParamSpec("P")
 
 TERMS = {"network": "test", "mobility protocol": "none"}
 SECRET = "a secret of the tests"
@@ -36,7 +38,11 @@ QUICK: dict[str, Any] = {
 class Node:
     """What it was given to send arrives at its peers as `Received`."""
 
+    made: ClassVar[list[Node]] = []
+    """The nodes of the present test."""
+
     def __init__(self, id: str, link: Link | None = None, **more: Any) -> None:
+        self.made.append(self)
         self.id = id
         self.link = link or Link(**QUICK)
         self.links = Links(id, Codec())
@@ -216,21 +222,42 @@ class Relay:
         self.cut()
 
 
-def run(work: Coroutine[Any, Any, None], *nodes: Node, loop: str = "uvloop") -> None:
-    """Under uvloop, as the daemon, or under asyncio's own; the nodes are stopped in the end."""
+def live(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test under uvloop, as the daemon, or under asyncio's loop; its nodes are stopped at the end."""
 
-    async def main() -> None:
+    async def main(*arguments: P.args, **named: P.kwargs) -> None:
         try:
             async with asyncio.timeout(3 * DEADLINE_S):
-                await work
+                await test(*arguments, **named)
         finally:
-            for node in nodes:
+            for node in Node.made:
                 await node.peers.stop()
+            Node.made.clear()
 
-    if loop == "uvloop":
-        uvloop.run(main())
-    else:
-        asyncio.run(main())
+    @wraps(test)
+    def run(*arguments: P.args, **named: P.kwargs) -> None:
+        if named.get("loop") == "asyncio":
+            asyncio.run(main(*arguments, **named))
+        else:
+            uvloop.run(main(*arguments, **named))
+
+    return run
+
+
+async def joined(a: Node, b: Node) -> None:
+    """Start both and let b dial a."""
+    await a.start()
+    await b.start(a)
+    await until(lambda: a.has_joined(b.id) and b.has_joined(a.id))
+
+
+async def dialed_over_relay(dialer: Node, target: Node) -> Relay:
+    """Start a relay to a node that listens, and the dialer, which reaches the node over the relay."""
+    relay = Relay(target)
+    await relay.start()
+    await dialer.start()
+    dialer.peers.reload(dialer.link, [relay.peer()])
+    return relay
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.net.certificates import Authority
-from tests.net.link_node import QUICK, Node, Relay, run, until
+from tests.net.link_node import QUICK, Node, Relay, live, until
 
 from roamcast.config.sections import Detour, Link, Peer
 from roamcast.config.sections import Relay as RelaySection
@@ -91,134 +91,110 @@ class Triangle:
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_a_link_goes_over_a_third_broker_while_the_direct_way_is_cut(loop: str) -> None:
+@live
+async def test_a_link_goes_over_a_third_broker_while_the_direct_way_is_cut(loop: str) -> None:
     triangle = Triangle()
-
-    async def story() -> None:
-        async with triangle.linked():
-            await triangle.talk(*range(100))
-            triangle.cut()
-            await triangle.talk(*range(100, 200))
-            await triangle.until_over("c")
-            assert triangle.c.peers.relay.links == [("a", "b")]
-            assert triangle.b.why("a"), "says why the direct way is cut"
-            # Much, so that every buffer on the way is full at some time.
-            await triangle.talk(*range(200, 60_000))
-            triangle.direct.is_open = True
-            await triangle.until_over("")
-            await triangle.talk(60_000)
-            await until(lambda: not triangle.c.peers.relay.links)
-            for node, peer in ((triangle.a, "b"), (triangle.b, "a")):
-                assert node.received(peer) == list(range(60_001)), "each once, and in order"
-            assert not triangle.c.links.ends, "who carries a link has none itself"
-
-    run(story(), *triangle.all, loop=loop)
+    async with triangle.linked():
+        await triangle.talk(*range(100))
+        triangle.cut()
+        await triangle.talk(*range(100, 200))
+        await triangle.until_over("c")
+        assert triangle.c.peers.relay.links == [("a", "b")]
+        assert triangle.b.why("a"), "says why the direct way is cut"
+        # Much, so that every buffer on the way is full at some time.
+        await triangle.talk(*range(200, 60_000))
+        triangle.direct.is_open = True
+        await triangle.until_over("")
+        await triangle.talk(60_000)
+        await until(lambda: not triangle.c.peers.relay.links)
+        for node, peer in ((triangle.a, "b"), (triangle.b, "a")):
+            assert node.received(peer) == list(range(60_001)), "each once, and in order"
+        assert not triangle.c.links.ends, "who carries a link has none itself"
 
 
-def test_a_way_that_is_silent_gives_way_to_a_detour() -> None:
+@live
+async def test_a_way_that_is_silent_gives_way_to_a_detour() -> None:
     triangle = Triangle()
-
-    async def story() -> None:
-        async with triangle.linked():
-            triangle.direct.stop()
-            await triangle.talk(*range(100))
-            await triangle.until_over("c")
-            triangle.direct.go_on()
-
-    run(story(), *triangle.all)
+    async with triangle.linked():
+        triangle.direct.stop()
+        await triangle.talk(*range(100))
+        await triangle.until_over("c")
+        triangle.direct.go_on()
 
 
-def test_the_broker_in_the_middle_is_lost_and_another_one_takes_over() -> None:
+@live
+async def test_the_broker_in_the_middle_is_lost_and_another_one_takes_over() -> None:
     triangle = Triangle("cd")
-
-    async def story() -> None:
-        async with triangle.linked():
-            triangle.cut()
-            await until(lambda: triangle.over(triangle.a, "b"))
-            first = triangle.over(triangle.a, "b")
-            assert first
-            other = "d" if first == "c" else "c"
-            await triangle.relays[first].peers.stop()
-            await triangle.talk(*range(100))
-            await triangle.until_over(other)
-
-    run(story(), *triangle.all)
+    async with triangle.linked():
+        triangle.cut()
+        await until(lambda: triangle.over(triangle.a, "b"))
+        first = triangle.over(triangle.a, "b")
+        assert first
+        other = "d" if first == "c" else "c"
+        await triangle.relays[first].peers.stop()
+        await triangle.talk(*range(100))
+        await triangle.until_over(other)
 
 
-def test_a_relay_carries_only_who_is_listed_there(caplog: pytest.LogCaptureFixture) -> None:
+@live
+async def test_a_relay_carries_only_who_is_listed_there(caplog: pytest.LogCaptureFixture) -> None:
     triangle = Triangle(section=RelaySection(brokers=("a", "x")))
-
-    async def story() -> None:
-        async with triangle.linked():
-            triangle.cut()
-            why = "no detour to a over c: it does not carry links of this broker"
-            await until(lambda: why in caplog.text)
-            assert triangle.over(triangle.b, "a") is None
-            assert not triangle.c.peers.relay.waiting
-            # The operator of c changes their mind.
-            triangle.c.peers.reload(triangle.c.link, [], relay=CARRIES)
-            for node in (triangle.a, triangle.b):
-                await node.restart()
-            await until(lambda: not triangle.c.peers.relay.waiting)
-
-    run(story(), *triangle.all)
+    async with triangle.linked():
+        triangle.cut()
+        why = "no detour to a over c: it does not carry links of this broker"
+        await until(lambda: why in caplog.text)
+        assert triangle.over(triangle.b, "a") is None
+        assert not triangle.c.peers.relay.waiting
+        # The operator of c changes their mind.
+        triangle.c.peers.reload(triangle.c.link, [], relay=CARRIES)
+        for node in (triangle.a, triangle.b):
+            await node.restart()
+        await until(lambda: not triangle.c.peers.relay.waiting)
 
 
-def test_links_end_when_they_are_not_carried_any_more() -> None:
+@live
+async def test_links_end_when_they_are_not_carried_any_more() -> None:
     triangle = Triangle()
-
-    async def story() -> None:
-        async with triangle.linked():
-            triangle.cut()
-            await triangle.until_over("c")
-            triangle.c.peers.reload(triangle.c.link, [])
-            await until(lambda: triangle.over(triangle.a, "b") is None)
-            assert not triangle.c.peers.relay.links
-
-    run(story(), *triangle.all)
+    async with triangle.linked():
+        triangle.cut()
+        await triangle.until_over("c")
+        triangle.c.peers.reload(triangle.c.link, [])
+        await until(lambda: triangle.over(triangle.a, "b") is None)
+        assert not triangle.c.peers.relay.links
 
 
-def test_a_peer_decides_who_may_carry_its_links(caplog: pytest.LogCaptureFixture) -> None:
+@live
+async def test_a_peer_decides_who_may_carry_its_links(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     triangle = Triangle()
-
-    async def story() -> None:
-        async with triangle.linked():
-            triangle.cut()
-            await triangle.until_over("c")
-            triangle.a.peers.reload(triangle.a.link, [Peer(id="b")])
-            await until(lambda: triangle.over(triangle.b, "a") is None)
-            assert "the link to b is down: c may not carry the link to b any more" in caplog.text
-
-    run(story(), *triangle.all)
+    async with triangle.linked():
+        triangle.cut()
+        await triangle.until_over("c")
+        triangle.a.peers.reload(triangle.a.link, [Peer(id="b")])
+        await until(lambda: triangle.over(triangle.b, "a") is None)
+        assert "the link to b is down: c may not carry the link to b any more" in caplog.text
 
 
-def test_a_relay_has_room_for_so_many() -> None:
+@live
+async def test_a_relay_has_room_for_so_many() -> None:
     triangle = Triangle(section=msgspec.structs.replace(CARRIES, connections_max=1))
-
-    async def story() -> None:
-        async with triangle.linked():
-            triangle.cut()
-            await until(lambda: triangle.c.peers.relay.waiting)
-            assert not triangle.c.peers.relay.links
-
-    run(story(), *triangle.all)
+    async with triangle.linked():
+        triangle.cut()
+        await until(lambda: triangle.c.peers.relay.waiting)
+        assert not triangle.c.peers.relay.links
 
 
-def test_a_relay_takes_so_many_bytes_and_the_rest_waits() -> None:
+@live
+async def test_a_relay_takes_so_many_bytes_and_the_rest_waits() -> None:
     triangle = Triangle(section=msgspec.structs.replace(CARRIES, bytes_per_s=20_000.0))
-
-    async def story() -> None:
-        async with triangle.linked():
-            triangle.cut()
-            await triangle.until_over("c")
-            relay = triangle.c.peers.relay
-            triangle.a.send("b", *range(3000))
-            await until(lambda: any(one._reading_again is not None for one in relay._others))
-            await until(lambda: len(triangle.b.received("a")) == 3000)
-            assert triangle.over(triangle.a, "b") == "c"
-
-    run(story(), *triangle.all)
+    async with triangle.linked():
+        triangle.cut()
+        await triangle.until_over("c")
+        relay = triangle.c.peers.relay
+        triangle.a.send("b", *range(3000))
+        await until(lambda: any(one._reading_again is not None for one in relay._others))
+        await until(lambda: len(triangle.b.received("a")) == 3000)
+        assert triangle.over(triangle.a, "b") == "c"
 
 
 # --- the broker in the middle is not trusted ---
@@ -244,7 +220,8 @@ def meddle(node: Node) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["secret", "tls"])
-def test_what_a_relay_changes_or_adds_is_not_believed(
+@live
+async def test_what_a_relay_changes_or_adds_is_not_believed(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     triangle = Triangle()
@@ -261,19 +238,15 @@ def test_what_a_relay_changes_or_adds_is_not_believed(
         triangle.direct = Relay(triangle.a)
     else:
         triangle.secret_files = (secret_file(tmp_path, "a-and-b"),)
-
-    async def story() -> None:
-        async with triangle.linked():
-            triangle.cut()
-            await triangle.until_over("c")
-            done = meddle(triangle.c)
-            for start in range(0, 3000, 1000):
-                await triangle.talk(*range(start, start + 1000))
-            assert done == ["changed", "injected"]
-            for node, peer in ((triangle.a, "b"), (triangle.b, "a")):
-                assert node.received(peer) == list(range(3000))
-
-    run(story(), *triangle.all)
+    async with triangle.linked():
+        triangle.cut()
+        await triangle.until_over("c")
+        done = meddle(triangle.c)
+        for start in range(0, 3000, 1000):
+            await triangle.talk(*range(start, start + 1000))
+        assert done == ["changed", "injected"]
+        for node, peer in ((triangle.a, "b"), (triangle.b, "a")):
+            assert node.received(peer) == list(range(3000))
     if kind == "secret":
         assert caplog.text.count(f"is down: {CHANGED}") == 2
 
@@ -281,7 +254,8 @@ def test_what_a_relay_changes_or_adds_is_not_believed(
 # --- brokers of another age ---
 
 
-def test_an_older_broker_carries_nothing_and_is_left_alone(
+@live
+async def test_an_older_broker_carries_nothing_and_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     triangle = Triangle(section=RelaySection())
@@ -298,12 +272,8 @@ def test_an_older_broker_carries_nothing_and_is_left_alone(
 
     monkeypatch.setattr(Handshake, "run", run_as_before)
     monkeypatch.setattr(type(triangle.c.peers), "admits", lambda self, peer: True)
-
-    async def story() -> None:
-        async with triangle.linked():
-            triangle.cut()
-            await until(lambda: "no detour to a over c: it does not carry links; upgrade it" in caplog.text)
-            triangle.direct.is_open = True
-            await triangle.until_over("")
-
-    run(story(), *triangle.all)
+    async with triangle.linked():
+        triangle.cut()
+        await until(lambda: "no detour to a over c: it does not carry links; upgrade it" in caplog.text)
+        triangle.direct.is_open = True
+        await triangle.until_over("")

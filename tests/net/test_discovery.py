@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.net.link_node import QUICK, SECRET, Node, run, until
+from tests.net.link_node import QUICK, SECRET, Node, live, until
 
 from roamcast.config.sections import Config, Discovery, Link, Peer
 from roamcast.daemon.config import load
@@ -132,97 +132,82 @@ class Seeker(Node):
         await self.peers.stop()
 
 
-def test_brokers_meet_and_meet_again_elsewhere() -> None:
+@live
+async def test_brokers_meet_and_meet_again_elsewhere() -> None:
     port = multicast_port()
     a, b = Seeker("a", port), Seeker("b", port)
-
-    async def story() -> None:
-        await a.start()
-        await b.start()
-        await until(lambda: a.is_up("b") and b.is_up("a"))
-        assert a.discovery.known() == ["b"]
-        first = b.peers.port
-        await b.stop()
-        await until(lambda: not a.is_up("b"))
-        for end in b.links.ends.values():
-            end.down()
-        await b.start()
-        assert b.peers.port != first
-        await until(lambda: a.is_up("b") and b.is_up("a"))
-        assert a.ups.count("b") == 2, "no needless connection between"
-        await a.discovery.stop()
-        await b.discovery.stop()
-
-    run(story(), a, b)
+    await a.start()
+    await b.start()
+    await until(lambda: a.is_up("b") and b.is_up("a"))
+    assert a.discovery.known() == ["b"]
+    first = b.peers.port
+    await b.stop()
+    await until(lambda: not a.is_up("b"))
+    for end in b.links.ends.values():
+        end.down()
+    await b.start()
+    assert b.peers.port != first
+    await until(lambda: a.is_up("b") and b.is_up("a"))
+    assert a.ups.count("b") == 2, "no needless connection between"
+    await a.discovery.stop()
+    await b.discovery.stop()
 
 
-def test_a_broker_that_says_it_is_elsewhere_is_dialed_there_at_once() -> None:
+@live
+async def test_a_broker_that_says_it_is_elsewhere_is_dialed_there_at_once() -> None:
     port = multicast_port()
     a, b = Seeker("a", port), Node("b")
-
-    async def story() -> None:
-        await a.start()
-        await b.start()
-        old, said = b.peers, Announcement("roamcast", "b", f"127.0.0.1:{b.peers.port}", 1, 1, 0.0)
-        a.peers.found(said.id, said.address)
-        await until(lambda: a.is_up("b"))
-        b.peers = b.new_peers([])  # It has another address; the connection of before does not end by itself.
-        await b.peers.start()
-        a.peers.found("b", f"127.0.0.1:{b.peers.port}")
-        await until(lambda: a.ups.count("b") == 2 and a.is_up("b"))
-        assert a.peers.statuses()[0].address == f"127.0.0.1:{b.peers.port}"
-        await old.stop()
-        await a.discovery.stop()
-
-    run(story(), a, b)
+    await a.start()
+    await b.start()
+    old, said = b.peers, Announcement("roamcast", "b", f"127.0.0.1:{b.peers.port}", 1, 1, 0.0)
+    a.peers.found(said.id, said.address)
+    await until(lambda: a.is_up("b"))
+    b.peers = b.new_peers([])  # It has another address; the connection of before does not end by itself.
+    await b.peers.start()
+    a.peers.found("b", f"127.0.0.1:{b.peers.port}")
+    await until(lambda: a.ups.count("b") == 2 and a.is_up("b"))
+    assert a.peers.statuses()[0].address == f"127.0.0.1:{b.peers.port}"
+    await old.stop()
+    await a.discovery.stop()
 
 
-def test_a_broker_of_the_list_that_moved_is_dialed_at_its_new_address() -> None:
+@live
+async def test_a_broker_of_the_list_that_moved_is_dialed_at_its_new_address() -> None:
     a, b = Node("a"), Node("b")
-
-    async def story() -> None:
-        await b.start()
-        await a.start(b)
-        await until(lambda: a.is_up("b"))
-        old, b.peers = b.peers, b.new_peers([])
-        await b.peers.start()
-        a.peers.reload(a.link, [Peer(id="b", address=f"127.0.0.1:{b.peers.port}")])
-        await until(lambda: a.ups.count("b") == 2 and a.is_up("b"))
-        await old.stop()
-
-    run(story(), a, b)
+    await b.start()
+    await a.start(b)
+    await until(lambda: a.is_up("b"))
+    old, b.peers = b.peers, b.new_peers([])
+    await b.peers.start()
+    a.peers.reload(a.link, [Peer(id="b", address=f"127.0.0.1:{b.peers.port}")])
+    await until(lambda: a.ups.count("b") == 2 and a.is_up("b"))
+    await old.stop()
 
 
-def test_who_is_not_heard_for_long_is_not_dialed_any_more() -> None:
+@live
+async def test_who_is_not_heard_for_long_is_not_dialed_any_more() -> None:
     port = multicast_port()
     a, b = Seeker("a", port, forget_s=0.3), Seeker("b", port)
-
-    async def story() -> None:
-        await a.start()
-        await b.start()
-        await until(lambda: a.is_up("b"))
-        await b.stop()
-        await until(lambda: not a.discovery.known() and not a.peers.statuses())
-        await a.discovery.stop()
-
-    run(story(), a, b)
+    await a.start()
+    await b.start()
+    await until(lambda: a.is_up("b"))
+    await b.stop()
+    await until(lambda: not a.discovery.known() and not a.peers.statuses())
+    await a.discovery.stop()
 
 
-def test_another_secret_is_told_once_and_nobody_is_dialed(caplog: pytest.LogCaptureFixture) -> None:
+@live
+async def test_another_secret_is_told_once_and_nobody_is_dialed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     port = multicast_port()
     a, b, c = Seeker("a", port), Seeker("b", port, secret="not the secret at all"), Seeker("c", port)
-
-    async def story() -> None:
-        for node in (a, b, c):
-            await node.start()
-        await until(lambda: a.is_up("c") and "is not believed" in caplog.text)
-        assert not a.is_up("b")
-        assert not b.peers.statuses()
-        for node in (a, b, c):
-            await node.discovery.stop()
-
-    run(story(), a, b, c)
+    for node in (a, b, c):
+        await node.start()
+    await until(lambda: a.is_up("c") and "is not believed" in caplog.text)
+    assert not a.is_up("b")
+    assert not b.peers.statuses()
+    for node in (a, b, c):
+        await node.discovery.stop()
     lines = [record.message for record in caplog.records if "not believed" in record.message]
     assert set(lines) == {
         "an announcement from 127.0.0.1 is not believed: it is not signed with the secret of this network"
@@ -230,14 +215,11 @@ def test_another_secret_is_told_once_and_nobody_is_dialed(caplog: pytest.LogCapt
     assert len(lines) <= 3, "each of them says it once"
 
 
-def test_an_interface_that_is_not_there_is_one_line() -> None:
+@live
+async def test_an_interface_that_is_not_there_is_one_line() -> None:
     nowhere = Seeker("a", 7370, interface="nothing0")
-
-    async def story() -> None:
-        with pytest.raises(InputError, match="nothing0: multicast cannot be used there"):
-            await nowhere.start()
-
-    run(story(), nowhere)
+    with pytest.raises(InputError, match="nothing0: multicast cannot be used there"):
+        await nowhere.start()
 
 
 def test_an_interface_has_an_address() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.net.certificates import Authority
-from tests.net.link_node import QUICK, Node, Relay, run, until
+from tests.net.link_node import QUICK, Node, dialed_over_relay, live, until
 
 from roamcast.broker.links.end import LinkError
 from roamcast.config.sections import Link, Peer
@@ -35,36 +35,30 @@ def secret_file(folder: Path, name: str, secret: str) -> str:
 # --- who ---
 
 
-def test_an_unlisted_broker_with_the_right_secret_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+@live
+async def test_an_unlisted_broker_with_the_right_secret_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     a, b, x = Node("a", closed()), Node("b", closed()), Node("x", closed())
-
-    async def story() -> None:
-        await a.start()
-        a.peers.reload(a.link, [Peer(id="b")])
-        await x.start(a)
-        await until(lambda: x.why("a"))
-        assert x.why("a") == "it refuses: x is not in the list of peers of a; list it there as [[peer]]"
-        await b.start(a)
-        await until(lambda: a.has_joined("b") and b.has_joined("a"))
-        assert a.ups == ["b"]
-
-    run(story(), a, b, x)
+    await a.start()
+    a.peers.reload(a.link, [Peer(id="b")])
+    await x.start(a)
+    await until(lambda: x.why("a"))
+    assert x.why("a") == "it refuses: x is not in the list of peers of a; list it there as [[peer]]"
+    await b.start(a)
+    await until(lambda: a.has_joined("b") and b.has_joined("a"))
+    assert a.ups == ["b"]
     assert "no link with x at" in caplog.text
 
 
-def test_without_a_secret_a_stranger_does_not_learn_who_is_listed() -> None:
+@live
+async def test_without_a_secret_a_stranger_does_not_learn_who_is_listed() -> None:
     a = Node("a", closed())
     listed, unlisted = (Node(name, closed(secret="a secret of somebody else")) for name in "bx")
-
-    async def story() -> None:
-        await a.start()
-        a.peers.reload(a.link, [Peer(id="b")])
-        await listed.start(a)
-        await unlisted.start(a)
-        await until(lambda: listed.why("a") and unlisted.why("a"))
-        assert listed.why("a") == unlisted.why("a") == "it refuses: the shared secrets differ"
-
-    run(story(), a, listed, unlisted)
+    await a.start()
+    a.peers.reload(a.link, [Peer(id="b")])
+    await listed.start(a)
+    await unlisted.start(a)
+    await until(lambda: listed.why("a") and unlisted.why("a"))
+    assert listed.why("a") == unlisted.why("a") == "it refuses: the shared secrets differ"
 
 
 def test_loopback_without_any_proof_is_open_unless_that_is_refused() -> None:
@@ -75,91 +69,79 @@ def test_loopback_without_any_proof_is_open_unless_that_is_refused() -> None:
     assert Link(secret="x" * 16, unlisted="accept").accepts_unlisted
 
 
-def test_a_peer_that_is_removed_loses_its_link_at_once() -> None:
+@live
+async def test_a_peer_that_is_removed_loses_its_link_at_once() -> None:
     a, b = Node("a", closed()), Node("b", closed(reconnect_max_s=0.1))
-
-    async def story() -> None:
-        await a.start()
-        a.peers.reload(a.link, [Peer(id="b")])
-        await b.start(a)
-        await until(lambda: a.has_joined("b") and b.is_up("a"))
-        a.peers.reload(a.link, [])
-        assert not a.is_up("b")
-        await until(lambda: "not in the list" in b.why("a"))
-        a.peers.reload(a.link, [Peer(id="b")])
-        b.peers.reload(b.link, [Peer(id="a", address=f"127.0.0.1:{a.peers.port}")])
-        await until(lambda: a.is_up("b"))
-
-    run(story(), a, b)
+    await a.start()
+    a.peers.reload(a.link, [Peer(id="b")])
+    await b.start(a)
+    await until(lambda: a.has_joined("b") and b.is_up("a"))
+    a.peers.reload(a.link, [])
+    assert not a.is_up("b")
+    await until(lambda: "not in the list" in b.why("a"))
+    a.peers.reload(a.link, [Peer(id="b")])
+    b.peers.reload(b.link, [Peer(id="a", address=f"127.0.0.1:{a.peers.port}")])
+    await until(lambda: a.is_up("b"))
 
 
 # --- secrets ---
 
 
-def test_a_peer_with_a_secret_of_its_own_cannot_use_the_networks(tmp_path: Path) -> None:
+@live
+async def test_a_peer_with_a_secret_of_its_own_cannot_use_the_networks(tmp_path: Path) -> None:
     own = secret_file(tmp_path, "of-b", "the secret of a and b")
     a, b, late = Node("a", closed()), Node("b", closed()), Node("b", closed())
-
-    async def story() -> None:
-        await a.start()
-        a.peers.reload(a.link, [Peer(id="b", secret_files=(own,))])
-        await late.start(a)
-        await until(lambda: late.why("a") == "it refuses: the shared secrets differ")
-        await b.start()
-        address = f"127.0.0.1:{a.peers.port}"
-        b.peers.reload(b.link, [Peer(id="a", address=address, secret_files=(own,))])
-        await until(lambda: a.has_joined("b") and b.has_joined("a"))
-
-    run(story(), a, b, late)
+    await a.start()
+    a.peers.reload(a.link, [Peer(id="b", secret_files=(own,))])
+    await late.start(a)
+    await until(lambda: late.why("a") == "it refuses: the shared secrets differ")
+    await b.start()
+    address = f"127.0.0.1:{a.peers.port}"
+    b.peers.reload(b.link, [Peer(id="a", address=address, secret_files=(own,))])
+    await until(lambda: a.has_joined("b") and b.has_joined("a"))
 
 
-def test_a_secret_is_replaced_without_a_gap_and_the_old_one_ends_what_was_made_with_it(
+@live
+async def test_a_secret_is_replaced_without_a_gap_and_the_old_one_ends_what_was_made_with_it(
     tmp_path: Path,
 ) -> None:
     old = secret_file(tmp_path, "old", "the secret of last year")
     new = secret_file(tmp_path, "new", "the secret of this year")
     a, b = Node("a", closed(reconnect_max_s=0.1)), Node("b", closed(reconnect_max_s=0.1))
+    await a.start()
+    await b.start()
 
-    async def story() -> None:
-        await a.start()
-        await b.start()
+    def use(node: Node, peer: Node, *files: str) -> None:
+        address = f"127.0.0.1:{peer.peers.port}" if node is b else ""
+        node.peers.reload(node.link, [Peer(id=peer.id, address=address, secret_files=files)])
 
-        def use(node: Node, peer: Node, *files: str) -> None:
-            address = f"127.0.0.1:{peer.peers.port}" if node is b else ""
-            node.peers.reload(node.link, [Peer(id=peer.id, address=address, secret_files=files)])
-
-        use(a, b, old)
-        use(b, a, old)
-        await until(lambda: a.is_up("b") and b.is_up("a"))
-        use(b, a, new, old)
-        assert b.is_up("a"), "the old one is valid still"
-        b.peers.close("a", "to connect again")
-        use(b, a, new, old)
-        await until(lambda: a.ups == ["b", "b"] and b.is_up("a"))
-        use(a, b, new, old)
-        assert a.is_up("b")
-        use(a, b, new)
-        assert not a.is_up("b"), "the link was made with the old one"
-        await until(lambda: a.is_up("b") and b.is_up("a"))
-        use(b, a, new)
-        assert b.is_up("a"), "and now with the new one"
-
-    run(story(), a, b)
+    use(a, b, old)
+    use(b, a, old)
+    await until(lambda: a.is_up("b") and b.is_up("a"))
+    use(b, a, new, old)
+    assert b.is_up("a"), "the old one is valid still"
+    b.peers.close("a", "to connect again")
+    use(b, a, new, old)
+    await until(lambda: a.ups == ["b", "b"] and b.is_up("a"))
+    use(a, b, new, old)
+    assert a.is_up("b")
+    use(a, b, new)
+    assert not a.is_up("b"), "the link was made with the old one"
+    await until(lambda: a.is_up("b") and b.is_up("a"))
+    use(b, a, new)
+    assert b.is_up("a"), "and now with the new one"
 
 
-def test_a_link_ends_when_the_networks_secret_changes(caplog: pytest.LogCaptureFixture) -> None:
+@live
+async def test_a_link_ends_when_the_networks_secret_changes(caplog: pytest.LogCaptureFixture) -> None:
     a, b = Node("a", closed()), Node("b", closed())
-
-    async def story() -> None:
-        await a.start()
-        a.peers.reload(a.link, [Peer(id="b")])
-        await b.start(a)
-        await until(lambda: a.is_up("b") and b.is_up("a"))
-        a.peers.reload(closed(secret="the new secret of all"), [Peer(id="b")])
-        assert not a.is_up("b")
-        assert a.why("b") == "the secret that b proved itself with is not valid any more"
-
-    run(story(), a, b)
+    await a.start()
+    a.peers.reload(a.link, [Peer(id="b")])
+    await b.start(a)
+    await until(lambda: a.is_up("b") and b.is_up("a"))
+    a.peers.reload(closed(secret="the new secret of all"), [Peer(id="b")])
+    assert not a.is_up("b")
+    assert a.why("b") == "the secret that b proved itself with is not valid any more"
 
 
 # --- certificates ---
@@ -175,7 +157,8 @@ def tls_node(id: str, link: Link) -> Node:
     return Node(id, link, contexts=link_contexts(link))
 
 
-def test_only_the_pinned_certificate_of_a_peer_is_accepted(tmp_path: Path) -> None:
+@live
+async def test_only_the_pinned_certificate_of_a_peer_is_accepted(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     link_a, link_b = tls_link(authority, "a"), tls_link(authority, "b")
     der = ssl.PEM_cert_to_DER_cert(Path(link_b.certificate).read_text())
@@ -185,19 +168,15 @@ def test_only_the_pinned_certificate_of_a_peer_is_accepted(tmp_path: Path) -> No
     (tmp_path / "more").mkdir()
     other = tls_link(_elsewhere(authority, tmp_path / "more"), "b")
     x = tls_node("b", other)
-
-    async def story() -> None:
-        await a.start()
-        peers = [Peer(id="b", certificate_sha256=(pin.upper(),))]
-        a.peers.reload(link_a, peers, link_contexts(link_a))
-        await x.start(a)
-        await until(lambda: "certificate" in x.why("a"))
-        await b.start(a)
-        await until(lambda: a.is_up("b") and b.is_up("a"))
-        a.peers.reload(link_a, [Peer(id="b", certificate_sha256=("00" * 32,))], link_contexts(link_a))
-        assert not a.is_up("b")
-
-    run(story(), a, b, x)
+    await a.start()
+    peers = [Peer(id="b", certificate_sha256=(pin.upper(),))]
+    a.peers.reload(link_a, peers, link_contexts(link_a))
+    await x.start(a)
+    await until(lambda: "certificate" in x.why("a"))
+    await b.start(a)
+    await until(lambda: a.is_up("b") and b.is_up("a"))
+    a.peers.reload(link_a, [Peer(id="b", certificate_sha256=("00" * 32,))], link_contexts(link_a))
+    assert not a.is_up("b")
 
 
 def _elsewhere(authority: Authority, folder: Path) -> Authority:
@@ -208,27 +187,24 @@ def _elsewhere(authority: Authority, folder: Path) -> Authority:
     return other
 
 
-def test_a_revoked_certificate_ends_its_link_and_is_refused(tmp_path: Path) -> None:
+@live
+async def test_a_revoked_certificate_ends_its_link_and_is_refused(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     link_a, link_b = tls_link(authority, "a"), tls_link(authority, "b")
     a, b = tls_node("a", link_a), tls_node("b", link_b)
-
-    async def story() -> None:
-        await a.start()
-        a.peers.reload(link_a, [Peer(id="b")], link_contexts(link_a))
-        await b.start(a)
-        await until(lambda: a.is_up("b") and b.is_up("a"))
-        a.peers.reload(link_a, [Peer(id="b")], link_contexts(link_a))
-        assert a.is_up("b"), "nothing has changed"
-        crl = authority.revoke(link_b.certificate)
-        revoking = tls_link(authority, "a", crl=crl)
-        a.peers.reload(revoking, [Peer(id="b")], link_contexts(revoking))
-        assert not a.is_up("b")
-        b.peers.reload(link_b, [Peer(id="a", address=f"127.0.0.1:{a.peers.port}")], link_contexts(link_b))
-        await until(lambda: b.why("a"))
-        assert a.ups == ["b"]
-
-    run(story(), a, b)
+    await a.start()
+    a.peers.reload(link_a, [Peer(id="b")], link_contexts(link_a))
+    await b.start(a)
+    await until(lambda: a.is_up("b") and b.is_up("a"))
+    a.peers.reload(link_a, [Peer(id="b")], link_contexts(link_a))
+    assert a.is_up("b"), "nothing has changed"
+    crl = authority.revoke(link_b.certificate)
+    revoking = tls_link(authority, "a", crl=crl)
+    a.peers.reload(revoking, [Peer(id="b")], link_contexts(revoking))
+    assert not a.is_up("b")
+    b.peers.reload(link_b, [Peer(id="a", address=f"127.0.0.1:{a.peers.port}")], link_contexts(link_b))
+    await until(lambda: b.why("a"))
+    assert a.ups == ["b"]
 
 
 def test_a_file_without_a_revocation_list_is_refused(tmp_path: Path) -> None:
@@ -251,28 +227,22 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_is_changed_on_the_way_ends_the_connection_and_the_link_resumes(
+@live
+async def test_what_is_changed_on_the_way_ends_the_connection_and_the_link_resumes(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, b = Node("a"), Node("b")
-
-    async def story() -> None:
-        await a.start()
-        relay = Relay(a)
-        await relay.start()
-        await b.start()
-        b.peers.reload(b.link, [relay.peer()])
-        await until(lambda: a.has_joined("b") and b.has_joined("a"))
-        b.send("a", 1)
-        await until(lambda: a.received("b") == [1])
-        relay.change = CHANGES[name]
-        b.send("a", 2)
-        b.send("a", 3)
-        await until(lambda: a.received("b") == [1, 2, 3])
-        assert relay.accepted == 2, "on another connection"
-        await relay.close()
-
-    run(story(), a, b)
+    await a.start()
+    relay = await dialed_over_relay(b, a)
+    await until(lambda: a.has_joined("b") and b.has_joined("a"))
+    b.send("a", 1)
+    await until(lambda: a.received("b") == [1])
+    relay.change = CHANGES[name]
+    b.send("a", 2)
+    b.send("a", 3)
+    await until(lambda: a.received("b") == [1, 2, 3])
+    assert relay.accepted == 2, "on another connection"
+    await relay.close()
     assert caplog.text.count(CHANGED) == 1
 
 
@@ -309,20 +279,17 @@ def test_any_write_cut_anywhere_is_opened_whole() -> None:
 
 
 @pytest.mark.parametrize("quota", [{"bytes_per_s": 20_000.0}, {"messages_per_s": 1000.0}])
-def test_a_peer_that_sends_too_much_is_read_from_more_slowly(quota: dict[str, float]) -> None:
+@live
+async def test_a_peer_that_sends_too_much_is_read_from_more_slowly(quota: dict[str, float]) -> None:
     a, b = Node("a"), Node("b")
-
-    async def story() -> None:
-        await a.start()
-        a.peers.reload(a.link, [Peer(id="b", **quota)])  # type: ignore[arg-type]
-        await b.start(a)
-        await until(lambda: a.has_joined("b") and b.has_joined("a"))
-        for start in range(0, 2000, 10):
-            b.send("a", *range(start, start + 10))
-            await asyncio.sleep(0)
-        # More than the quota lets through at once; all of it arrives in the end.
-        await until(lambda: a.peers._slots["b"]._reading_again is not None)
-        await until(lambda: len(a.received("b")) == 2000)
-        assert a.is_up("b")
-
-    run(story(), a, b)
+    await a.start()
+    a.peers.reload(a.link, [Peer(id="b", **quota)])  # type: ignore[arg-type]
+    await b.start(a)
+    await until(lambda: a.has_joined("b") and b.has_joined("a"))
+    for start in range(0, 2000, 10):
+        b.send("a", *range(start, start + 10))
+        await asyncio.sleep(0)
+    # More than the quota lets through at once; all of it arrives in the end.
+    await until(lambda: a.peers._slots["b"]._reading_again is not None)
+    await until(lambda: len(a.received("b")) == 2000)
+    assert a.is_up("b")

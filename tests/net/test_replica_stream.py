@@ -10,7 +10,9 @@ from roamcast.net.replica_stream import PIECE_BYTES, ReplicaStream
 from roamcast.replication.messages import AnyMessage, Records
 
 
-@pytest.mark.parametrize("size", [0, 1, 70_000, PIECE_BYTES // 2 + 1, 3 * PIECE_BYTES])
+@pytest.mark.parametrize(
+    "size", [0, 1, 70_000, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES, 3 * PIECE_BYTES - 20]
+)
 @pytest.mark.parametrize("number", [1, 300, 1 << 40])
 def test_an_entry_arrives_as_it_was_sent(number: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     entry, sent, heard = bytes(size), bytearray(), list[AnyMessage]()

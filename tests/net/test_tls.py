@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
-import uvloop
 from tests.net.certificates import Authority
+from tests.net.link_node import live
 
 from roamcast.config.sections import Link, Listener
 from roamcast.daemon.config import load
@@ -88,30 +88,21 @@ async def say_hello(seen: Seen, context: ssl.SSLContext, name: str = "localhost"
         writer.close()
 
 
-# Both event loops, because the daemon runs on the one and tools on the other.
-LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
-
-
-@pytest.fixture(params=LOOPS, ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    def run_on(work: Any) -> Any:
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            return runner.run(work)
-
-    return run_on
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loop(request: pytest.FixtureRequest) -> str:
+    """Both event loops, because the daemon runs on the one and tools on the other."""
+    return str(request.param)
 
 
 # Clients.
 
 
-def test_a_client_is_served_over_tls(authority: Authority, run: Callable[..., Any]) -> None:
-    async def story() -> None:
-        context = listener_context(new_listener(authority), "listener.0")
-        async with listening(context) as seen:
-            await say_hello(seen, client_context(authority))
-            assert (seen.certificates, seen.versions) == ([None], ["TLSv1.3"])
-
-    run(story())
+@live
+async def test_a_client_is_served_over_tls(authority: Authority, loop: str) -> None:
+    context = listener_context(new_listener(authority), "listener.0")
+    async with listening(context) as seen:
+        await say_hello(seen, client_context(authority))
+        assert (seen.certificates, seen.versions) == ([None], ["TLSv1.3"])
 
 
 def limited_to_1_2(context: ssl.SSLContext) -> ssl.SSLContext:
@@ -119,43 +110,38 @@ def limited_to_1_2(context: ssl.SSLContext) -> ssl.SSLContext:
     return context
 
 
-def test_clients_that_know_only_tls_1_2_are_served(authority: Authority, run: Callable[..., Any]) -> None:
-    async def story() -> None:
-        context = listener_context(new_listener(authority), "listener.0")
-        assert context.minimum_version == ssl.TLSVersion.TLSv1_2
-        async with listening(context) as seen:
-            await say_hello(seen, limited_to_1_2(client_context(authority)))
-            assert seen.versions == ["TLSv1.2"]
-
-    run(story())
+@live
+async def test_clients_that_know_only_tls_1_2_are_served(authority: Authority, loop: str) -> None:
+    context = listener_context(new_listener(authority), "listener.0")
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    async with listening(context) as seen:
+        await say_hello(seen, limited_to_1_2(client_context(authority)))
+        assert seen.versions == ["TLSv1.2"]
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_client_certificates(authority: Authority, run: Callable[..., Any], required: bool) -> None:
+@live
+async def test_client_certificates(authority: Authority, loop: str, required: bool) -> None:
     stranger = Authority(authority.folder, "stranger")
     listener = new_listener(authority, client_ca=authority.path, require_certificate=required)
-
-    async def story() -> None:
-        async with listening(listener_context(listener, "listener.0")) as seen:
-            own = authority.sign("car-7", dns=("car-7.example.org",), email="car@example.org")
-            await say_hello(seen, client_context(authority, own))
-            fields = ("common_name", "dns", "email", "uri")
-            names = [certificate_name(seen.certificates[-1], field) for field in fields]
-            assert names == ["car-7", "car-7.example.org", "car@example.org", ""]
-            # Signed by someone else, or expired: refused whether or not one is required.
-            for bad in (stranger.sign("thief"), authority.sign("late", days=-1)):
-                with pytest.raises(REFUSED):
-                    await say_hello(seen, client_context(authority, bad))
-            if required:
-                with pytest.raises(REFUSED):
-                    await say_hello(seen, client_context(authority))
-                assert len(seen.certificates) == 1
-            else:
+    async with listening(listener_context(listener, "listener.0")) as seen:
+        own = authority.sign("car-7", dns=("car-7.example.org",), email="car@example.org")
+        await say_hello(seen, client_context(authority, own))
+        fields = ("common_name", "dns", "email", "uri")
+        names = [certificate_name(seen.certificates[-1], field) for field in fields]
+        assert names == ["car-7", "car-7.example.org", "car@example.org", ""]
+        # Signed by someone else, or expired: refused whether or not one is required.
+        for bad in (stranger.sign("thief"), authority.sign("late", days=-1)):
+            with pytest.raises(REFUSED):
+                await say_hello(seen, client_context(authority, bad))
+        if required:
+            with pytest.raises(REFUSED):
                 await say_hello(seen, client_context(authority))
-                assert not seen.certificates[-1]
-                assert certificate_name(seen.certificates[-1], "common_name") == ""
-
-    run(story())
+            assert len(seen.certificates) == 1
+        else:
+            await say_hello(seen, client_context(authority))
+            assert not seen.certificates[-1]
+            assert certificate_name(seen.certificates[-1], "common_name") == ""
 
 
 def test_a_session_is_not_resumed_where_certificates_count(authority: Authority) -> None:
@@ -164,7 +150,8 @@ def test_a_session_is_not_resumed_where_certificates_count(authority: Authority)
     assert context.options & ssl.OP_NO_TICKET
 
 
-def test_clients_of_websockets_are_told_http(authority: Authority, run: Callable[..., Any]) -> None:
+@live
+async def test_clients_of_websockets_are_told_http(authority: Authority, loop: str) -> None:
     async def protocol_of(kind: str) -> str | None:
         listener = msgspec.structs.replace(new_listener(authority), kind=kind)
         async with listening(listener_context(listener, "listener.0")) as seen:
@@ -175,8 +162,8 @@ def test_clients_of_websockets_are_told_http(authority: Authority, run: Callable
             writer.close()
             return chosen
 
-    assert run(protocol_of("tls")) == "mqtt"
-    assert run(protocol_of("wss")) == "http/1.1"
+    assert await protocol_of("tls") == "mqtt"
+    assert await protocol_of("wss") == "http/1.1"
 
 
 # Replaced while it listens.
@@ -186,65 +173,56 @@ def serial_of(certificate: PeerCertificate) -> str:
     return str(certificate["serialNumber"])
 
 
-def test_a_certificate_is_replaced_while_it_listens(authority: Authority, run: Callable[..., Any]) -> None:
-    async def story() -> None:
-        listener = new_listener(authority)
-        server = ServerContext(lambda: listener_context(listener, "listener.0"))
-        async with listening(server.context) as seen:
-            reader, writer = await asyncio.open_connection(
-                "localhost", seen.port, ssl=client_context(authority)
-            )
-            before = await say_hello(seen, client_context(authority))
-            renewed = new_listener(authority)
-            server.reload(lambda: listener_context(renewed, "listener.0"))
-            after = await say_hello(seen, client_context(authority))
-            assert serial_of(before) != serial_of(after)
-            # Also a client that does not say whom it means, and a connection from before.
-            nameless = client_context(authority)
-            nameless.check_hostname = False
-            assert serial_of(await say_hello(seen, nameless, "")) == serial_of(after)
-            writer.write(b"hello\n")
-            assert await reader.readexactly(6) == b"hello\n"
-            writer.close()
-
-    run(story())
+@live
+async def test_a_certificate_is_replaced_while_it_listens(authority: Authority, loop: str) -> None:
+    listener = new_listener(authority)
+    server = ServerContext(lambda: listener_context(listener, "listener.0"))
+    async with listening(server.context) as seen:
+        reader, writer = await asyncio.open_connection("localhost", seen.port, ssl=client_context(authority))
+        before = await say_hello(seen, client_context(authority))
+        renewed = new_listener(authority)
+        server.reload(lambda: listener_context(renewed, "listener.0"))
+        after = await say_hello(seen, client_context(authority))
+        assert serial_of(before) != serial_of(after)
+        # Also a client that does not say whom it means, and a connection from before.
+        nameless = client_context(authority)
+        nameless.check_hostname = False
+        assert serial_of(await say_hello(seen, nameless, "")) == serial_of(after)
+        writer.write(b"hello\n")
+        assert await reader.readexactly(6) == b"hello\n"
+        writer.close()
 
 
-def test_an_authority_is_replaced_while_it_listens(authority: Authority, run: Callable[..., Any]) -> None:
+@live
+async def test_an_authority_is_replaced_while_it_listens(authority: Authority, loop: str) -> None:
     other = Authority(authority.folder, "other")
     old_client, new_client = authority.sign("old"), other.sign("new")
-
-    async def story() -> None:
-        listener = new_listener(authority, client_ca=authority.path, require_certificate=True)
-        server = ServerContext(lambda: listener_context(listener, "listener.0"))
-        async with listening(server.context) as seen:
-            await say_hello(seen, client_context(authority, old_client))
-            with pytest.raises(REFUSED):
-                await say_hello(seen, client_context(authority, new_client))
-            changed = msgspec.structs.replace(listener, client_ca=other.path)
-            server.reload(lambda: listener_context(changed, "listener.0"))
+    listener = new_listener(authority, client_ca=authority.path, require_certificate=True)
+    server = ServerContext(lambda: listener_context(listener, "listener.0"))
+    async with listening(server.context) as seen:
+        await say_hello(seen, client_context(authority, old_client))
+        with pytest.raises(REFUSED):
             await say_hello(seen, client_context(authority, new_client))
-            with pytest.raises(REFUSED):
-                await say_hello(seen, client_context(authority, old_client))
-            open_again = msgspec.structs.replace(changed, client_ca="", require_certificate=False)
-            server.reload(lambda: listener_context(open_again, "listener.0"))
-            await say_hello(seen, client_context(authority))
+        changed = msgspec.structs.replace(listener, client_ca=other.path)
+        server.reload(lambda: listener_context(changed, "listener.0"))
+        await say_hello(seen, client_context(authority, new_client))
+        with pytest.raises(REFUSED):
+            await say_hello(seen, client_context(authority, old_client))
+        open_again = msgspec.structs.replace(changed, client_ca="", require_certificate=False)
+        server.reload(lambda: listener_context(open_again, "listener.0"))
+        await say_hello(seen, client_context(authority))
 
-    run(story())
 
-
-def test_files_that_cannot_be_used_leave_the_old_ones(authority: Authority, run: Callable[..., Any]) -> None:
-    async def story() -> None:
-        listener = new_listener(authority)
-        server = ServerContext(lambda: listener_context(listener, "listener.0"))
-        async with listening(server.context) as seen:
-            before = await say_hello(seen, client_context(authority))
-            Path(listener.certificate).write_text("nothing")
-            with pytest.raises(InputError):
-                server.reload(lambda: listener_context(listener, "listener.0"))
-            assert serial_of(await say_hello(seen, client_context(authority))) == serial_of(before)
-
-    run(story())
+@live
+async def test_files_that_cannot_be_used_leave_the_old_ones(authority: Authority, loop: str) -> None:
+    listener = new_listener(authority)
+    server = ServerContext(lambda: listener_context(listener, "listener.0"))
+    async with listening(server.context) as seen:
+        before = await say_hello(seen, client_context(authority))
+        Path(listener.certificate).write_text("nothing")
+        with pytest.raises(InputError):
+            server.reload(lambda: listener_context(listener, "listener.0"))
+        assert serial_of(await say_hello(seen, client_context(authority))) == serial_of(before)
 
 
 # Peers.
@@ -255,25 +233,23 @@ def new_link(authority: Authority, id: str) -> Link:
     return Link(tls=True, certificate=certificate, key=key, ca=authority.path)
 
 
-def test_peers_prove_who_they_are_in_both_directions(authority: Authority, run: Callable[..., Any]) -> None:
-    async def story() -> None:
-        async with listening(link_contexts(new_link(authority, "a")).server) as seen:
-            certificate = await say_hello(seen, link_contexts(new_link(authority, "b")).client)
-            assert is_broker(certificate, "a")
-            assert not is_broker(certificate, "b")
-            assert is_broker(seen.certificates[0], "b")
-            assert seen.versions == ["TLSv1.3"]
-            # Someone without a certificate, one with that of another network, one who speaks an old version.
-            plain = ssl.create_default_context(cafile=authority.path)
-            plain.check_hostname = False
-            stranger = link_contexts(new_link(Authority(authority.folder, "stranger"), "b")).client
-            old = limited_to_1_2(link_contexts(new_link(authority, "b")).client)
-            for context in (plain, stranger, old):
-                with pytest.raises(REFUSED):
-                    await say_hello(seen, context)
-            assert len(seen.certificates) == 1
-
-    run(story())
+@live
+async def test_peers_prove_who_they_are_in_both_directions(authority: Authority, loop: str) -> None:
+    async with listening(link_contexts(new_link(authority, "a")).server) as seen:
+        certificate = await say_hello(seen, link_contexts(new_link(authority, "b")).client)
+        assert is_broker(certificate, "a")
+        assert not is_broker(certificate, "b")
+        assert is_broker(seen.certificates[0], "b")
+        assert seen.versions == ["TLSv1.3"]
+        # Someone without a certificate, one with that of another network, one who speaks an old version.
+        plain = ssl.create_default_context(cafile=authority.path)
+        plain.check_hostname = False
+        stranger = link_contexts(new_link(Authority(authority.folder, "stranger"), "b")).client
+        old = limited_to_1_2(link_contexts(new_link(authority, "b")).client)
+        for context in (plain, stranger, old):
+            with pytest.raises(REFUSED):
+                await say_hello(seen, context)
+        assert len(seen.certificates) == 1
 
 
 def test_a_broker_is_known_by_any_of_its_names() -> None:

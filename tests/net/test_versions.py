@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import msgspec
 import pytest
-from tests.net.link_node import QUICK, SECRET, TERMS, Node, run, until
+from tests.net.link_node import QUICK, SECRET, TERMS, Node, joined, live, until
 
 from roamcast.broker.links.frames import FrameCutter
 from roamcast.broker.links.links import Offer
@@ -29,31 +29,23 @@ def slow() -> Link:
 @pytest.mark.parametrize(
     ("of_a", "of_b", "used"), [((1, 1), (1, 1), 1), ((1, 3), (2, 5), 3), ((2, 5), (1, 2), 2)]
 )
-def test_the_highest_version_that_both_speak_is_used(of_a: Versions, of_b: Versions, used: int) -> None:
+@live
+async def test_the_highest_version_that_both_speak_is_used(of_a: Versions, of_b: Versions, used: int) -> None:
     a, b = Node("a", versions=of_a), Node("b", versions=of_b)
-
-    async def story() -> None:
-        await a.start()
-        await b.start(a)
-        await until(lambda: a.has_joined("b") and b.has_joined("a"))
-        assert a.links.ends["b"].version == b.links.ends["a"].version == used
-
-    run(story(), a, b)
+    await joined(a, b)
+    assert a.links.ends["b"].version == b.links.ends["a"].version == used
 
 
 @pytest.mark.parametrize(("of_a", "of_b", "older"), [((1, 2), (3, 4), "a"), ((7, 9), (1, 6), "b")])
-def test_without_a_common_version_both_say_whom_to_upgrade(
+@live
+async def test_without_a_common_version_both_say_whom_to_upgrade(
     of_a: Versions, of_b: Versions, older: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, b = Node("a", versions=of_a), Node("b", slow(), versions=of_b)
-
-    async def story() -> None:
-        await a.start()
-        await b.start(a)
-        await until(lambda: b.why("a") and "no link with b at" in caplog.text)
-        assert a.ups == b.ups == []
-
-    run(story(), a, b)
+    await a.start()
+    await b.start(a)
+    await until(lambda: b.why("a") and "no link with b at" in caplog.text)
+    assert a.ups == b.ups == []
     said = f"a speaks {of_a[0]} to {of_a[1]}, b speaks {of_b[0]} to {of_b[1]}; upgrade {older}"
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(lines) == 2
@@ -119,33 +111,27 @@ class Stranger:
 @pytest.mark.parametrize(
     ("hello", "used"), [((), 1), ((1, 1), 1), ((1, 4), 3), ((2, 9, "", {"deep": []}), 3)]
 )
-def test_hellos_of_older_and_newer_builds_are_read(hello: tuple[object, ...], used: int) -> None:
+@live
+async def test_hellos_of_older_and_newer_builds_are_read(hello: tuple[object, ...], used: int) -> None:
     a = Node("a", versions=(1, 3))
-
-    async def story() -> None:
-        await a.start()
-        stranger = Stranger(a)
-        assert (await stranger.dial(*hello))[4:6] == [1, 3]
-        await stranger.join({**TERMS, "?a term of a newer build": "x"})
-        await until(lambda: a.is_up("z"))
-        assert a.links.ends["z"].version == used
-        stranger.writer.close()
-
-    run(story(), a)
+    await a.start()
+    stranger = Stranger(a)
+    assert (await stranger.dial(*hello))[4:6] == [1, 3]
+    await stranger.join({**TERMS, "?a term of a newer build": "x"})
+    await until(lambda: a.is_up("z"))
+    assert a.links.ends["z"].version == used
+    stranger.writer.close()
 
 
-def test_a_reason_that_is_not_known_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+@live
+async def test_a_reason_that_is_not_known_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     a = Node("a")
-
-    async def story() -> None:
-        await a.start()
-        stranger = Stranger(a)
-        await stranger.dial()
-        stranger.say("Refuse", "weather", "", "more")
-        await until(lambda: "no link with z" in caplog.text)
-        stranger.writer.close()
-
-    run(story(), a)
+    await a.start()
+    stranger = Stranger(a)
+    await stranger.dial()
+    stranger.say("Refuse", "weather", "", "more")
+    await until(lambda: "no link with z" in caplog.text)
+    stranger.writer.close()
     assert "it refuses: a reason that this version does not know, weather" in caplog.text
 
 
@@ -162,20 +148,15 @@ class Hint(Message, frozen=True, tag="?HintOfVersions"):
 
 
 @pytest.mark.parametrize(("of_b", "carried"), [((1, 1), 1), ((1, 2), 2)])
-def test_an_optional_message_is_not_sent_to_who_is_older(of_b: Versions, carried: int) -> None:
+@live
+async def test_an_optional_message_is_not_sent_to_who_is_older(of_b: Versions, carried: int) -> None:
     a, b = Node("a", versions=(1, 2)), Node("b", versions=of_b)
-
-    async def story() -> None:
-        await a.start()
-        await b.start(a)
-        await until(lambda: a.has_joined("b") and b.has_joined("a"))
-        before = a.links.ends["b"].sent
-        a.links.send([("b", Hint("x")), ("b", Settled(1))])
-        assert a.links.ends["b"].sent - before == carried
-        a.flush()
-        await until(lambda: b.received("a") == [1])
-
-    run(story(), a, b)
+    await joined(a, b)
+    before = a.links.ends["b"].sent
+    a.links.send([("b", Hint("x")), ("b", Settled(1))])
+    assert a.links.ends["b"].sent - before == carried
+    a.flush()
+    await until(lambda: b.received("a") == [1])
 
 
 def send_raw(node: Node, peer: str, *message: object) -> None:
@@ -184,44 +165,34 @@ def send_raw(node: Node, peer: str, *message: object) -> None:
     node.flush()
 
 
-def test_an_unknown_optional_message_is_skipped_and_counted() -> None:
+@live
+async def test_an_unknown_optional_message_is_skipped_and_counted() -> None:
     a, b = Node("a"), Node("b")
-
-    async def story() -> None:
-        await a.start()
-        await b.start(a)
-        await until(lambda: a.has_joined("b") and b.has_joined("a"))
-        send_raw(b, "a", "?Unheard", 1, [2])
-        send_raw(b, "a", "?Unheard", "x" * 1_000_000)
-        b.send("a", 1)
-        await until(lambda: a.received("b") == [1])
-        await until(lambda: b.links.ends["a"].kept_count == 0)
-        assert a.links.ends["b"].received == b.links.ends["a"].sent
-        await b.restart(a)
-        b.send("a", 2)
-        await until(lambda: a.received("b") == [1, 2])
-
-    run(story(), a, b)
+    await joined(a, b)
+    send_raw(b, "a", "?Unheard", 1, [2])
+    send_raw(b, "a", "?Unheard", "x" * 1_000_000)
+    b.send("a", 1)
+    await until(lambda: a.received("b") == [1])
+    await until(lambda: b.links.ends["a"].kept_count == 0)
+    assert a.links.ends["b"].received == b.links.ends["a"].sent
+    await b.restart(a)
+    b.send("a", 2)
+    await until(lambda: a.received("b") == [1, 2])
 
 
 @pytest.mark.parametrize(
     "message", [("HandAway", "z"), ("ClientPublish", 1, b""), ("Hello", "c"), ("Unheard", 1)]
 )
-def test_a_link_refuses_commands_words_of_clients_and_what_is_unknown(
+@live
+async def test_a_link_refuses_commands_words_of_clients_and_what_is_unknown(
     message: tuple[object, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     a, b = Node("a", slow()), Node("b", slow())
-
-    async def story() -> None:
-        await a.start()
-        await b.start(a)
-        await until(lambda: a.has_joined("b") and b.has_joined("a"))
-        send_raw(b, "a", *message)
-        b.send("a", 1)
-        await until(lambda: not a.is_up("b"))
-        assert a.received("b") == []
-
-    run(story(), a, b)
+    await joined(a, b)
+    send_raw(b, "a", *message)
+    b.send("a", 1)
+    await until(lambda: not a.is_up("b"))
+    assert a.received("b") == []
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert lines == [
         f"the link to b is down: b sent the message {message[0]!r}, which no broker of this version knows: "

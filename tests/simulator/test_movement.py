@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from roamcast.errors import InputError
 from roamcast.simulator.movement import PATTERNS, Visit, from_file, plan
-from roamcast.simulator.topology import Topology, from_edges, parse_topology
+from roamcast.simulator.topology import Topology, parse_topology
 
 BUILDING = parse_topology("building", random.Random(1))
 GRID = parse_topology("grid:4", random.Random(1))
@@ -149,15 +149,13 @@ def test_single_brokers_are_enough_for_uniform_only() -> None:
         draw("RND", single)
     with pytest.raises(InputError, match="pattern NBR: broker 'b00' of topology line:1 has no neighbours"):
         draw("NBR", single)
-    with pytest.raises(InputError, match="broker 'b' of topology net has no neighbours"):
-        draw("NBR", from_edges("net", ["a", "b"], [("a", "b")], {"a": ["b"]}))
 
 
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"pattern": "rnd"}, "pattern 'rnd': unknown (did you mean 'RND'?); valid: uniform, RND, NBR, fixed"),
-        ({"pattern": "list"}, "read from a file"),
+        ({"pattern": "rnd"}, "pattern 'rnd': unknown; did you mean 'RND'?"),
+        ({"pattern": "list"}, "pattern 'list': unknown; valid: uniform, RND, NBR, fixed"),
         ({"home": "b9"}, "there is no broker 'b9'"),
         ({"duration_s": 0.0}, "duration_s must be a number of seconds above 0, not 0.0"),
         ({"duration_s": float("inf")}, "duration_s"),
@@ -238,7 +236,7 @@ def test_bad_lists_are_refused_with_the_line(tmp_path: Path, content: str, expec
 
 
 def test_unreadable_lists_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot read .*missing.csv: No such file"):
+    with pytest.raises(InputError, match=r"missing.csv: cannot be read \(No such file"):
         from_file(tmp_path / "missing.csv")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00a")
     with pytest.raises(InputError, match="UTF-8"):

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import pytest
-from tests.broker.structure import dump
 from tests.simulator.test_network import of_kind, tell
 
-from roamcast.broker.core import BrokerCore
 from roamcast.broker.inputs import LinkDown, LinkUp, Started, Tick, decode_entry
-from roamcast.broker.machine import BrokerMachine
-from roamcast.mobility import PROTOCOLS
 from roamcast.protocol.effects import Attached
-from roamcast.protocol.messages import Hello
 from roamcast.protocol.records import Row
-from roamcast.protocol.snapshot import state_hash
 from roamcast.simulator import run as running
 from roamcast.simulator.fuzz import draw_story
 from roamcast.simulator.network import Network
@@ -240,53 +233,6 @@ def test_a_client_that_proclaimed_its_move_and_was_not_heard_goes_all_the_same()
 
 
 # --- the replay ---
-
-
-class Compared(Network):
-    """Compares each broker after its recovery with what it was before the crash."""
-
-    compared: Counter[str]
-
-    def _recover(self, broker: str) -> BrokerMachine:
-        before = state_hash(self.machines[broker])
-        machine = super()._recover(broker)
-        assert state_hash(machine) == before
-        self.compared["brokers"] += 1
-        self.compared["snapshots"] += self._journals[broker].snapshot is not None
-        return machine
-
-
-def compare_replays(protocol: str, seeds: range) -> Counter[str]:
-    compared: Counter[str] = Counter()
-    with using(type("One", (Compared,), {"compared": compared})):
-        for seed in seeds:
-            draw_story(protocol, seed, ("crash",)).run()
-    return compared
-
-
-@pytest.mark.parametrize("protocol", [name for name in sorted(PROTOCOLS) if ":" not in name])
-def test_a_replayed_journal_leads_to_the_same_state(protocol: str) -> None:
-    compared = compare_replays(protocol, range(4))
-    assert compared["brokers"] >= 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
-def test_replayed_journals_of_many_seeds_lead_to_the_same_state(protocol: str) -> None:
-    compared = compare_replays(protocol, range(4, 60))
-    assert compared["brokers"] > 60
-    assert compared["snapshots"] > 10
-
-
-def test_a_dump_tells_states_apart() -> None:
-    one, two = (BrokerCore("b0", PROTOCOLS["durable"]) for _ in range(2))
-    assert dump(one) == dump(two)
-    one.step(1.0, [Attached("c", 1, Hello("c", fresh=True))])
-    assert dump(one) != dump(two)
-    two.step(1.0, [Attached("c", 1, Hello("c", fresh=True))])
-    assert dump(one) == dump(two)
-    one.sessions["c"].accepted += 1
-    assert dump(one) != dump(two)
 
 
 def test_rows_of_a_replay_are_written_once() -> None:

@@ -169,7 +169,7 @@ def test_a_single_broker_needs_no_link() -> None:
         ('at 1 c publish {"x": null}', "valid are names with str, 64-bit int, float or bool"),
         ('at 1 c publish {"x": 99999999999999999999}', "valid are names with str, 64-bit int, float or bool"),
         ("at 1 c crash", "there is no broker 'c'; valid are b0, b1, b2"),
-        ("at 1 b0 crash soon", "crash: 'soon' is not known; valid are unsent, torn, amnesia"),
+        ("at 1 b0 crash soon", "crash: 'soon' is not known; valid are unsent, amnesia, torn"),
         ("at 1 b0 restart b1", "restart: 'b1' is not known; valid are no more words"),
         ("at 1 b0 cut", "cut '': expected cut PEER"),
         ("at 1 b0 heal b2", "b0 has no link to 'b2'; valid are b1"),

@@ -19,6 +19,7 @@ from tests.storage.journals import (
 
 from roamcast.errors import InputError
 from roamcast.storage.journal import Journal, JournalFailed, Sync
+from roamcast.storage.recovery import entries_after
 from roamcast.storage.segments import SEGMENT_SUFFIX, numbered, read_segment_head, read_watermark
 
 BOTH: list[Sync] = ["process", "group"]
@@ -50,6 +51,25 @@ def test_it_goes_on_over_many_segments_and_restarts(tmp_path: Path, sync: Sync) 
         commit_entries(journal, [[9_000]] * 20)
         journal.close()
     assert len(segments(tmp_path)) > 5
+
+
+@pytest.mark.parametrize("sync", BOTH)
+def test_entries_after_a_number_are_read_while_the_journal_is_in_use(tmp_path: Path, sync: Sync) -> None:
+    journal, _ = open_journal(tmp_path, sync=sync)
+    commit_entries(journal, [[9_000], [20, 30], [9_000]] * 5)
+    assert len(segments(tmp_path)) > 1
+    size = {1: 9_000, 2: 20, 3: 30, 0: 9_000}
+    everything = [entry(number, size[number % 4]) for number in range(1, 21)]
+    for number in range(20):
+        assert entries_after(tmp_path, number, 20, 1 << 20) == everything[number:]
+    assert entries_after(tmp_path, 20, 20, 0) == []
+    assert entries_after(tmp_path, 0, 20, 50_000) is None
+    assert entries_after(tmp_path, 21, 20, 1 << 20) is None
+    journal.write_snapshot(b"all")
+    commit_entries(journal, [[40]])
+    assert entries_after(tmp_path, 20, 21, 1 << 20) == [entry(21, 40)]
+    assert entries_after(tmp_path, 19, 21, 1 << 20) is None
+    journal.close()
 
 
 def test_nothing_appended_is_nothing_written(tmp_path: Path) -> None:

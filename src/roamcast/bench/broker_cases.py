@@ -12,7 +12,15 @@ import msgspec
 import numpy as np
 
 from roamcast.bench.accounting import Cycle, EvenStream
-from roamcast.bench.mqtt_load import Figure, Flow, LoadConnection, flow_all, many_to_one, one_in_flight
+from roamcast.bench.mqtt_load import (
+    WINDOW_QOS_1,
+    Figure,
+    Flow,
+    LoadConnection,
+    flow_all,
+    many_to_one,
+    one_in_flight,
+)
 from roamcast.bench.processes import Process
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.writing import write
@@ -50,21 +58,21 @@ def numbered(number: int, size: int, publisher: int = 0) -> bytes:
 
 
 @cache
-def even_cycle(qos: int) -> Cycle:
-    topics = [TOPIC.encode()] * ROUND
-    return Cycle(topics, [numbered(number, PAYLOAD_BYTES) for number in range(ROUND)], qos)
+def even_cycle(qos: int, count: int = ROUND) -> Cycle:
+    topics = [TOPIC.encode()] * count
+    return Cycle(topics, [numbered(number, PAYLOAD_BYTES) for number in range(count)], qos)
 
 
-def fan_out(qos: int, subscribers: int) -> Callable[[Process, float], Figure]:
+def fan_out(qos: int, subscribers: int, window: int = WINDOW_QOS_1) -> Callable[[Process, float], Figure]:
     def run(broker: Process, seconds: float) -> Figure:
-        cycle = even_cycle(qos)
+        cycle = even_cycle(qos, 2 * max(window, WINDOW_QOS_1))
         connections = []
         for number in range(subscribers):
             connection = LoadConnection(broker.port, f"bench-subscriber-{number}")
             connection.subscribe([TOPIC], qos)
             connections.append((connection, EvenStream(cycle)))
         publisher = LoadConnection(broker.port, "bench-publisher")
-        return flow_all(broker, [Flow(publisher, cycle, connections)], seconds)
+        return flow_all(broker, [Flow(publisher, cycle, connections)], seconds, window=window)
 
     return run
 

@@ -69,13 +69,12 @@ class Kind:
         return Process(self.name, command, port, folder / "log", cores).serve()
 
 
-def roamcast(sync: str) -> Kind:
-    command = roamcast_command(
-        "broker", "--id", "bench", "--listen", f"{HOST}:PORT", "--data", "DATA",
-        "--set", f"journal.sync={sync}", "--set", "log.level=warning",
-    )  # fmt: skip
-    settings = f"journal on disk, sync = {sync}, records as counters (no event log), uvloop"
-    return Kind(f"roamcast {sync}", settings, tuple(command))
+def roamcast(sync: str, *settings: str) -> Kind:
+    command = roamcast_command("broker", "--id", "bench", "--listen", f"{HOST}:PORT", "--data", "DATA")
+    for setting in (f"journal.sync={sync}", "log.level=warning", *settings):
+        command += ["--set", setting]
+    about = f"journal on disk, sync = {sync}, records as counters (no event log), uvloop"
+    return Kind(f"roamcast {sync}", about, tuple(command))
 
 
 def before(source: Path, sync: str) -> Kind:

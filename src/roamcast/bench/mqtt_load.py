@@ -198,8 +198,9 @@ class Window:
     A run ends by waiting for messages in transit, and that wait should not exceed the measurement.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, most: int = WINDOW_QOS_0) -> None:
         self.size = size
+        self._most = most
         self._from = 0
         self._since_s = time.perf_counter()
 
@@ -208,18 +209,21 @@ class Window:
         if count - self._from >= self.size:
             now_s = time.perf_counter()
             if now_s - self._since_s < QUICK_S:
-                self.size = min(2 * self.size, WINDOW_QOS_0)
+                self.size = min(2 * self.size, self._most)
             self._from, self._since_s = count, now_s
 
 
 class Publisher:
     """Sends a cycle of messages, some at a time, within its window."""
 
-    def __init__(self, connection: LoadConnection, cycle: Cycle, chunk: int) -> None:
+    def __init__(
+        self, connection: LoadConnection, cycle: Cycle, chunk: int, window: int = WINDOW_QOS_1
+    ) -> None:
         self.connection = connection
         self.cycle = cycle
         self.sent = 0
         self.chunk = chunk
+        self._window = window
         if len(cycle) % chunk:
             raise ValueError("a cycle is a whole number of chunks")
         self._chunks = [b"".join(cycle.frames[at : at + chunk]) for at in range(0, len(cycle), chunk)]
@@ -229,7 +233,7 @@ class Publisher:
         """Return whether there is room for a chunk when `done` messages have arrived everywhere."""
         if self.connection.is_blocked or self.sent - done > window - self.chunk:
             return False
-        return not self.cycle.qos or self.sent - self.acknowledged.count <= WINDOW_QOS_1 - self.chunk
+        return not self.cycle.qos or self.sent - self.acknowledged.count <= self._window - self.chunk
 
     def send(self) -> None:
         self.connection.send(self._chunks[self.sent // self.chunk % len(self._chunks)])
@@ -261,22 +265,28 @@ class Flow:
     subscribers: Sequence[tuple[LoadConnection, EvenStream]]
 
 
-def flow_all(broker: Process, flows: Sequence[Flow], seconds: float, chunk: int = CHUNK) -> Figure:
-    """Every publisher sends as fast as its windows allow; its subscribers get what is due to them."""
+def flow_all(
+    broker: Process, flows: Sequence[Flow], seconds: float, chunk: int = CHUNK, window: int = WINDOW_QOS_1
+) -> Figure:
+    """Every publisher sends as fast as its windows allow; its subscribers get what is due to them.
+
+    `window` is the number of unacknowledged messages of a publisher, less than its cycle has.
+    """
     poller = Poller()
     sending: list[tuple[Publisher, list[EvenStream], Window]] = []
     for flow in flows:
-        publisher = Publisher(flow.publisher, flow.cycle, chunk)
+        publisher = Publisher(flow.publisher, flow.cycle, chunk, window)
         poller.add(flow.publisher, publisher.on_read)
         for connection, stream in flow.subscribers:
             poller.add(connection, _receiver(connection, stream))
-        sending.append((publisher, [stream for _, stream in flow.subscribers], Window(2 * chunk)))
+        arriving = Window(2 * chunk, max(window, WINDOW_QOS_0))
+        sending.append((publisher, [stream for _, stream in flow.subscribers], arriving))
 
     def send() -> None:
-        for publisher, streams, window in sending:
+        for publisher, streams, arriving in sending:
             done = min(stream.done() for stream in streams)
-            window.arrived(done)
-            while publisher.may_send(done, window.size):
+            arriving.arrived(done)
+            while publisher.may_send(done, arriving.size):
                 publisher.send()
 
     def is_done() -> bool:

@@ -8,6 +8,7 @@ of each process per message (`…_us`) predicts the result if each process has i
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 import time
@@ -19,10 +20,10 @@ from typing import Any
 
 from roamcast.bench.broker import at_rank, machine
 from roamcast.bench.broker_cases import TOPIC, echoes, fan_out
-from roamcast.bench.contestants import ROAMCAST
+from roamcast.bench.contestants import roamcast
 from roamcast.bench.field_shapes import ONE, paced
 from roamcast.bench.ledger import Ledger
-from roamcast.bench.mqtt_load import Figure
+from roamcast.bench.mqtt_load import Figure, LoadConnection
 from roamcast.bench.processes import HOST, BenchFailed, Process, free_port, roamcast_command, wait_until
 from roamcast.bench.replicated_sites import LEASE_S, EtcdProcess
 from roamcast.bench.report import Report, silent
@@ -32,8 +33,12 @@ from roamcast.net.etcd import Etcd, EtcdFailed
 from roamcast.replication.messages import SiteView
 
 SYNCS = ("process", "group")
+WINDOW = 30_000
+SETTING = f"mqtt.inflight_max={2 * WINDOW}"
+"""With fewer messages in flight to a subscriber, its acknowledgements would wait for round trips."""
 CASES = {
     "1 to 1, pipelined, QoS 1": (fan_out(1, 1), 0.7),
+    f"1 to 1, pipelined, QoS 1, {WINDOW:,} in flight": (fan_out(1, 1, WINDOW), 0.7),
     "50 clients, one in flight, QoS 1": (echoes(1), 0.6),
 }
 """By case: how to measure it, and the minimum share of the broker's own throughput for a site with a
@@ -45,6 +50,7 @@ BEFORE_S, AFTER_S = 4.0, 6.0
 ARRIVE_S = 60.0
 RETRY_S = 0.02
 READ_BYTES = 1 << 16
+BLOCK_BYTES = 4096
 
 
 class Pair:
@@ -62,7 +68,7 @@ class Pair:
                 "broker", "--id", "bench", "--listen", f"{HOST}:{port}", "--data", str(folder / name)
             )
             for setting in (
-                f"journal.sync={sync}", "log.level=warning", f"replication.name={name}",
+                f"journal.sync={sync}", "log.level=warning", SETTING, f"replication.name={name}",
                 "replication.port=0", f"replication.reference={HOST}:{port}",
                 f"replication.lease_s={LEASE_S}", f"replication.etcd={self.etcd.url}",
             ):  # fmt: skip
@@ -112,7 +118,7 @@ def run(*, seconds: float = 1.0, rounds: int = 5, progress: Report = silent) -> 
         folder = Path(name)
         for sync in SYNCS:
             with ExitStack() as stack:
-                alone = ROAMCAST[sync].start(folder / f"alone-{sync}", frozenset())
+                alone = roamcast(sync, SETTING).start(folder / f"alone-{sync}", frozenset())
                 stack.callback(alone.stop)
                 pair = Pair(folder / f"pair-{sync}", sync)
                 stack.callback(pair.stop)
@@ -121,7 +127,7 @@ def run(*, seconds: float = 1.0, rounds: int = 5, progress: Report = silent) -> 
                     progress(len(rows), total)
                     rows.append(_throughput(case, sync, target, load, alone, pair, seconds, rounds))
                 progress(len(rows), total)
-                rows.append(_latency(sync, alone, pair, seconds, rounds))
+                rows.append(_latency(sync, alone, pair, seconds, rounds, folder))
         progress(len(rows), total)
         pair = Pair(folder / "failover", "group")
         try:
@@ -169,7 +175,7 @@ def _throughput(
         "with_follower": round(own),
         "ratio": round(own / other, 2),
         "target": target,
-        "holds": own / other >= target,
+        "holds": own / other >= target and median(follower_cores) <= 1.0,
         "ratio_per_core_s": round(cpu / other_cpu, 2),
         "follower_cores": round(median(follower_cores), 2),
         "alone_us": round(1e6 / other_cpu, 2),
@@ -179,19 +185,58 @@ def _throughput(
     }
 
 
-def _latency(sync: str, alone: Process, pair: Pair, seconds: float, rounds: int) -> dict[str, Any]:
-    found: dict[str, list[float]] = {"alone": [], "with": []}
+def _latency(
+    sync: str, alone: Process, pair: Pair, seconds: float, rounds: int, folder: Path
+) -> dict[str, Any]:
+    found: dict[str, list[float]] = {"alone": [], "with": [], "trip": [], "sync": []}
     for turn in range(rounds):
         for which in ("alone", "with") if turn % 2 else ("with", "alone"):
-            broker = alone if which == "alone" else pair.leader
-            took_s = paced(ONE, 1, broker, seconds).latencies_s
+            took_s = paced(ONE, 1, alone if which == "alone" else pair.leader, seconds).latencies_s
             found[which].append(1_000 * at_rank(took_s, 0.5))
+        found["trip"].append(_trip_ms(alone, seconds / 2))
+        found["sync"].append(_sync_ms(folder / "block", seconds / 2) if sync == "group" else 0.0)
+    own, other, trip, synced = (median(found[which]) for which in ("with", "alone", "trip", "sync"))
     return {
         "case": f"latency at {ONE.per_s:.0f}/s, QoS 1, p50 in ms",
         "sync": sync,
-        "alone": round(median(found["alone"]), 2),
-        "with_follower": round(median(found["with"]), 2),
+        "alone": round(other, 2),
+        "with_follower": round(own, 2),
+        "added": round(own - other, 3),
+        "target": round(trip + synced, 3),
+        "holds": own - other <= trip + synced,
+        "round_trip": round(trip, 3),
+        "one_sync": round(synced, 3),
     }
+
+
+def _trip_ms(broker: Process, seconds: float) -> float:
+    """Return the median time of a round trip: a ping, at the same rate as the messages."""
+    connection = LoadConnection(broker.port, "bench-pinger")
+    try:
+        return _paced_ms(connection.ping, seconds)
+    finally:
+        connection.close()
+
+
+def _sync_ms(path: Path, seconds: float) -> float:
+    """Return the median time of writing and syncing a block, at the same rate as the messages."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        os.pwrite(file, bytes(BLOCK_BYTES), 0)
+        os.fsync(file)
+        return _paced_ms(lambda: os.pwritev(file, (bytes(BLOCK_BYTES),), 0, os.RWF_DSYNC), seconds)
+    finally:
+        os.close(file)
+
+
+def _paced_ms(do: Callable[[], object], seconds: float) -> float:
+    took_s: list[float] = []
+    until_s = time.perf_counter() + seconds
+    while (began_s := time.perf_counter()) < until_s:
+        do()
+        took_s.append(time.perf_counter() - began_s)
+        time.sleep(max(0.0, 1 / ONE.per_s - took_s[-1]))
+    return 1_000 * median(took_s)
 
 
 # --- failover ---

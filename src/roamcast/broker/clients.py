@@ -87,10 +87,12 @@ class Waking(dict[str, V], Generic[V]):
         return found
 
     def get(self, client: str, default: None = None) -> V | None:  # type: ignore[override]
+        found = super().get(client)
+        if found is not None and type(found) is not bytes:
+            return found
         if client not in self:
             return None
-        found: V | bytes | None = _stored(self, client)
-        return self[client] if found is None or type(found) is bytes else found  # type: ignore[return-value]
+        return self[client]
 
     def awake_one(self, client: str) -> V | None:
         """Return the entry of a client that is awake; None for others. All with work under way are awake."""
@@ -212,6 +214,8 @@ class Clients:
 
     def forget_unused(self, here: ClientHere) -> None:
         """Remove a client without any state."""
+        if here.session is not None or here.attachment is not None:
+            return  # Nearly always; to compare all of it costs more.
         if here == ClientHere(here.client) and here.client in self.here:
             del self.here[here.client]
 

@@ -176,7 +176,11 @@ class Locator:
         if here.client in self._own:
             self._forget(self._own[here.client])
         self._broker.directory.changed(here.client)
-        self._spread_anew(request, may_leave_out=True)
+        if self._broker.peers or self.unmet:
+            self._spread_anew(request, may_leave_out=True)
+        else:
+            self._rounds += 1
+            self._make(request, self._broker.next_incarnation)
 
     def _spread_anew(self, request: AttachRequest, may_leave_out: bool) -> None:
         self._rounds += 1
@@ -487,8 +491,10 @@ class Locator:
             if self._broker.front is not None and not gathering.is_known_away:
                 self._broker.front.not_located(here.client)
         else:
-            fresh = Session(here.client, incarnation=gathering.incarnation, owner=here.request.owner)
-            self.arrived(fresh, "")
+            self._make(here.request, gathering.incarnation)
+
+    def _make(self, request: AttachRequest, incarnation: int) -> None:
+        self.arrived(Session(request.client, incarnation=incarnation, owner=request.owner), "")
 
     def _may_make(self, gathering: Gathering) -> bool:
         is_open = gathering.is_brief or gathering.is_known_away

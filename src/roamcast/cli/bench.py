@@ -15,7 +15,7 @@ import typer
 
 from roamcast.bench.interrupts import terminations_as_interrupts
 from roamcast.bench.report import check_names, split_names
-from roamcast.cli.output import emit_json, leaves, prepare_out_folder, progress, table
+from roamcast.cli.output import emit_json, leaves, prepare_out_folder, present, progress, table
 from roamcast.cli.usage import AsJson, new_group, option, show_examples
 from roamcast.errors import InputError
 
@@ -162,10 +162,7 @@ def pipeline(
         result = benchmark.run(
             sizes_of(records or []) or benchmark.SIZES, subscribers, memory_mb, folder, progress=report
         )
-    if as_json:
-        emit_json(result)
-    else:
-        show_pipeline(result)
+    present(result, show_pipeline, as_json)
     if not result["holds"]["finds_what_was_planted"]:
         raise typer.Exit(1)
 
@@ -316,10 +313,7 @@ def broker(
         from roamcast.bench.broker_figure import write_figure
 
         result["figure"] = str(out / "broker.png") if write_figure(result, out / "broker.png") else None
-    if as_json:
-        emit_json(result)
-    else:
-        show_broker(result)
+    present(result, show_broker, as_json)
     if any("roamcast" in failure for failure in result["failures"]):
         raise typer.Exit(1)
 
@@ -510,10 +504,7 @@ def storm(
             clients=clients, seconds=seconds, ways=ways, protocol=protocol, sync=sync.value, seed=seed,
             settings=set_ or (), progress=report,
         )  # fmt: skip
-    if as_json:
-        emit_json(result)
-    else:
-        show_storm(result)
+    present(result, show_storm, as_json)
     if not result["holds"]:
         raise typer.Exit(1)
 
@@ -675,10 +666,7 @@ def attack(
             names, seconds=seconds, sync=sync.value, config=config, settings=set_ or (), seed=seed,
             progress=report,
         )  # fmt: skip
-    if as_json:
-        emit_json(result)
-    else:
-        show_attacks(result)
+    present(result, show_attacks, as_json)
     if not result["holds"]:
         raise typer.Exit(1)
 

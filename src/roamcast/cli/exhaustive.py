@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from roamcast.cli.output import emit_json, progress, table
+from roamcast.cli.output import present, progress, table
 from roamcast.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,10 +34,7 @@ def search_exhaustively(protocol: str, *, as_json: bool) -> bool:
         "violations": sum(bool(outcome.violation) for outcome in outcomes),
         "worlds": [asdict(outcome) for outcome in outcomes],
     }
-    if as_json:
-        emit_json(result)
-    else:
-        _show(result)
+    present(result, _show, as_json)
     return bool(result["violations"])
 
 

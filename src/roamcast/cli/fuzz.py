@@ -6,24 +6,22 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from roamcast.bench.interrupts import interrupts_held_back
 from roamcast.cli.exhaustive import check_alone, search_exhaustively
-from roamcast.cli.output import emit_json, progress
+from roamcast.cli.output import emit_json, present, progress
 from roamcast.cli.sim import EXIT_VIOLATIONS
 from roamcast.cli.tables import table_in_parts
 from roamcast.cli.usage import AsJson, option, show_examples
-from roamcast.errors import InputError
+from roamcast.errors import InputError, read_text
 from roamcast.plugins import load_protocols
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
     from roamcast.protocol.notification import Message
     from roamcast.protocol.records import Row
-    from roamcast.simulator.fuzz import FuzzReport
+    from roamcast.simulator.fuzz import FuzzReport, Kind
     from roamcast.simulator.story import Story
 
 SEEDS_PER_CHUNK = 4
@@ -49,15 +47,6 @@ FAULT_COLUMNS = ("crashes", "links_down")
 LOCATION_COLUMNS = ("located", "blacked_out")
 
 
-class Kind(NamedTuple):
-    """A feature that stories are drawn with."""
-
-    faults: tuple[str, ...] = ()
-    feature: str = ""
-    front: str = "plain"
-    routing: str = ""
-
-
 FRONTS = ("plain", "mqtt", "all")
 IN_A_STORY = {
     "seeds": "a story is not drawn from a seed",
@@ -67,7 +56,6 @@ IN_A_STORY = {
     "routing": "a story has its own line for that (`routing …`)",
 }
 """Why an option for drawing stories excludes a given one."""
-PLAIN = Kind()
 
 
 def register(app: typer.Typer) -> None:
@@ -147,6 +135,8 @@ def fuzz(
     elif trace:
         raise InputError("--trace shows the messages of a story: name one with --story FILE")
     else:
+        from roamcast.simulator.fuzz import Kind
+
         seeds = SEEDS_DEFAULT if seeds is None else seeds
         kind = Kind(
             parse_faults(faults), parse_feature(feature, faults), parse_front(front, feature), routing or ""
@@ -197,10 +187,7 @@ def search(
                 report.protocol += f" ({one.front})" if kind.front == "all" else ""
             reports += found
     result = {**merged(reports), **kind._asdict(), "left_out": left_out}
-    if as_json:
-        emit_json(result)
-    else:
-        show(result)
+    present(result, show, as_json)
     return bool(result["failures"])
 
 
@@ -333,9 +320,11 @@ def fuzz_protocols(
     failures_max: int,
     workers: int,
     on_seed: Callable[[], None],
-    kind: Kind = PLAIN,
+    kind: Kind,
 ) -> list[FuzzReport]:
     """Return one report for each protocol, independent of the number of workers."""
+    from roamcast.simulator.fuzz import collect
+
     if workers == 1 or len(seeds) == 1:
         return [
             collect(name, in_this_process(name, seeds, kind), failures_max, on_seed) for name in protocols
@@ -348,34 +337,12 @@ def fuzz_protocols(
         ]
 
 
-def collect(
-    protocol: str, by_seed: Iterator[FuzzReport], failures_max: int, on_seed: Callable[[], None]
-) -> FuzzReport:
-    """Add up reports of single seeds, in the order of the seeds, until enough have failed."""
-    from roamcast.simulator.fuzz import FuzzReport
-
-    report = FuzzReport(protocol)
-    for one in by_seed:
-        report.add(one)
-        on_seed()
-        if len(report.failures) >= failures_max:
-            break
-    return report
-
-
-def in_this_process(protocol: str, seeds: Iterable[int], kind: Kind = PLAIN) -> Iterator[FuzzReport]:
-    from roamcast.simulator.fuzz import fuzz as run_seeds
+def in_this_process(protocol: str, seeds: Iterable[int], kind: Kind) -> Iterator[FuzzReport]:
+    from roamcast.simulator.fuzz import fuzz_seed
 
     for seed in seeds:
         try:
-            yield run_seeds(
-                protocol,
-                [seed],
-                faults=kind.faults,
-                feature=kind.feature,
-                front=kind.front,
-                routing=kind.routing,
-            )
+            yield fuzz_seed(protocol, seed, kind)
         except Exception as error:
             # Name the seed, so that the author of a protocol can reproduce the error.
             what = f"{type(error).__name__}: {error}"
@@ -478,7 +445,7 @@ def replay(place: str, protocol: str | None, *, trace: bool, as_json: bool) -> b
     from roamcast.simulator.story import format_story, parse_story
 
     name = "standard input" if place == "-" else place
-    story = parse_story(read_story(place), name)
+    story = parse_story(read_text(place, "--story"), name)
     if protocol is not None:
         known = protocol if protocol in MOBILE_PROTOCOLS else find_protocol(protocol).name
         settings = replace(story.settings, protocol=known)
@@ -545,15 +512,6 @@ def show_replay(story: Story, name: str, violations: list[str]) -> None:
         print(f"violation: {violation}")
     verdict = "is broken" if violations else "is kept"
     print(f"{name}: the promise of {story.settings.protocol} {verdict}")
-
-
-def read_story(place: str) -> str:
-    try:
-        return sys.stdin.read() if place == "-" else Path(place).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"--story {place}: cannot be read ({error.strerror})") from None
-    except ValueError:
-        raise InputError(f"--story {place}: is not a text file in UTF-8") from None
 
 
 def describe(value: Any) -> str:

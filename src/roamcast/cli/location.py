@@ -9,7 +9,7 @@ import typer
 
 from roamcast.cli.output import emit_json, table
 from roamcast.cli.usage import AsJson, argument, new_group, option, show_examples
-from roamcast.errors import InputError
+from roamcast.errors import InputError, read_text
 
 if TYPE_CHECKING:
     from roamcast.routing.location.movement_graph import MovementGraph
@@ -72,7 +72,7 @@ def show(
     """Check a movement graph, and show how many locations a client can reach in N steps."""
     from roamcast.routing.location.movement_graph import parse_movement_graph
 
-    found = parse_movement_graph(read(file), str(file))
+    found = parse_movement_graph(read_text(file), str(file))
     lonely = [str(one) for one in found.locations if not found.neighbours(one)]
     steps = sum(len(found.neighbours(one)) for one in found.locations)
     reached = {str(steps): mean_reach(found, steps) for steps in STEPS_SHOWN}
@@ -95,12 +95,3 @@ def show(
 def mean_reach(found: MovementGraph, steps: int) -> float:
     starts = found.locations[:: max(1, len(found) // STARTS_MAX)]
     return sum(len(found.ball(one, steps)) for one in starts) / len(starts)
-
-
-def read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror})") from None
-    except ValueError:
-        raise InputError(f"{file}: is not a text file in UTF-8") from None

@@ -11,7 +11,7 @@ import typer
 
 from roamcast.cli.output import emit_json, table
 from roamcast.cli.usage import AsJson, new_group, option, show_examples
-from roamcast.errors import InputError
+from roamcast.errors import InputError, read_text
 
 if TYPE_CHECKING:
     from roamcast.models.cost import Roaming, Sends, Setting
@@ -278,13 +278,7 @@ def gather_points(path: Path | None, flags: Sequence[str]) -> tuple[list[float],
 
 
 def read_points(path: Path) -> list[list[float]]:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise InputError(f"--points {path}: cannot be read ({error.strerror or error})") from None
-    except ValueError:
-        raise InputError(f"--points {path}: this is no text file in UTF-8") from None
-    reader = csv.reader(lines)
+    reader = csv.reader(read_text(path, "--points").splitlines())
     try:
         rows = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:

@@ -17,20 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from roamcast.errors import InputError
-from roamcast.lab.rows import cell, is_number, leaves
-
-__all__ = [
-    "Report",
-    "cell",
-    "emit_json",
-    "is_number",
-    "leaves",
-    "plain",
-    "prepare_new_folder",
-    "prepare_out_folder",
-    "progress",
-    "table",
-]  # fmt: skip
+from roamcast.lab.rows import cell as cell
+from roamcast.lab.rows import is_number
+from roamcast.lab.rows import leaves as leaves
 
 # Called by long work from time to time, with the amount done and the total.
 Report = Callable[[int, int], None]
@@ -45,6 +34,14 @@ def emit_json(value: Mapping[str, Any]) -> None:
     JSON has no NaN and no infinity; both become null, so that every parser accepts the line.
     """
     sys.stdout.write(json.dumps(plain(value), allow_nan=False) + "\n")
+
+
+def present(result: dict[str, Any], show: Callable[[dict[str, Any]], None], as_json: bool) -> None:
+    """Print a result as JSON, or as a command shows it to a person."""
+    if as_json:
+        emit_json(result)
+    else:
+        show(result)
 
 
 def plain(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from roamcast.cli.fuzz import cores, parse_seeds, process_pool
-from roamcast.cli.output import emit_json, prepare_out_folder, progress, table
+from roamcast.cli.output import prepare_out_folder, present, progress, table
 from roamcast.cli.spark import LOCAL, Conf, Master, MemoryMb, Where, run_audit
 from roamcast.cli.usage import AsJson, show_examples
 
@@ -79,10 +79,7 @@ def agree(
         "examples": [asdict(one) for one in differ[:SHOWN]],
         "wall_s": figures["wall_s"],
     }
-    if as_json:
-        emit_json(result)
-    else:
-        show(result)
+    present(result, show, as_json)
     if differ:
         raise typer.Exit(EXIT_DISAGREEMENT)
 

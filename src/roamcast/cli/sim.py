@@ -16,7 +16,7 @@ import typer
 
 from roamcast.cli.output import Report, emit_json, leaves, prepare_new_folder, progress, table
 from roamcast.cli.usage import AsJson, new_group, option, show_examples
-from roamcast.errors import InputError
+from roamcast.errors import InputError, read_text
 
 if TYPE_CHECKING:
     from roamcast.simulator.links import Delay
@@ -179,10 +179,7 @@ def read_graph(file: Path | None) -> str:
 
     if file is None:
         return ""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--neighbours {file}: cannot be read ({error})") from None
+    text = read_text(file, "--neighbours")
     parse_graph(text, f"--neighbours {file}")
     return text
 

@@ -196,8 +196,6 @@ class Following:
             self._host.begin_anew(str(error))
         replica.last = journal.last_sequence
         stream.send_now(Acknowledged(replica.last))
-        for data in entries:
-            self._host.recent.append(data)
         self._behind += entries
         if journal.is_unmarked and self._marking is None:
             self._marking = asyncio.get_running_loop().call_later(MARK_S, self._mark)

@@ -19,8 +19,8 @@ from roamcast.replication.messages import (
     Unwelcome,
     Welcome,
 )
-from roamcast.replication.recent import RECENT_BYTES_MAX
-from roamcast.storage.segments import SNAPSHOT_SUFFIX, numbered, read_snapshot
+from roamcast.storage.recovery import entries_after
+from roamcast.storage.segments import SNAPSHOT_SUFFIX, JournalDamaged, numbered, read_snapshot
 
 if TYPE_CHECKING:
     from roamcast.daemon.replicating import Replicating
@@ -30,6 +30,9 @@ log = logging.getLogger("roamcast.replication")
 RECORDS_BYTES = 128 * 1024
 """Bytes of entries sent together to a follower that catches up."""
 PART_BYTES = 256 * 1024
+CATCH_UP_BYTES_MAX = 64 << 20
+"""A follower that needs more bytes of entries is sent a snapshot. One that leaves more of them unread is too
+slow."""
 
 
 class Leading:
@@ -56,14 +59,13 @@ class Leading:
 
     def writing(self, entry: bytes) -> None:
         """Send an entry before this process writes it, so that both happen in parallel."""
-        recent = self._host.recent
-        recent.append(entry)
-        self._host.replica.on_written(since_boot(), recent.last)
+        number = self._host.journal.last_sequence + 1
+        self._host.replica.on_written(since_boot(), number)
         for stream in list(self._streams.values()):
-            if stream.connection.transport.get_write_buffer_size() > RECENT_BYTES_MAX:
+            if stream.connection.transport.get_write_buffer_size() > CATCH_UP_BYTES_MAX:
                 stream.close("the follower is too slow")
             else:
-                stream.send_entry_now(recent.last, entry)
+                stream.send_entry_now(number, entry)
 
     def _settled(self) -> dict[str, int]:
         ends = self._host.site.links.ends if self._host.site is not None else {}
@@ -94,10 +96,10 @@ class Leading:
         if why or self._host.engine is None:
             stream.send(Unwelcome(why or "the leader has just been promoted"))
             return
-        terms, last = self._host.replica.terms, self._host.recent.last
+        terms, last = self._host.replica.terms, self._host.journal.last_sequence
         entries = None
         if terms.includes(last, joining.epoch, joining.last):
-            entries = self._host.recent.after(joining.last)
+            entries = self._entries_after(joining.last)
         if entries is None:
             self._waiting[joining.name] = stream
             self._send_snapshots()
@@ -107,6 +109,15 @@ class Leading:
         self._host.replica.on_joined(since_boot(), joining.name, joining.disk, joining.last)
         self._send_entries(stream, joining.last + 1, entries)
         log.info("follower %s has joined and is sent %d entries", joining.name, len(entries))
+
+    def _entries_after(self, sequence: int) -> list[bytes] | None:
+        """Return the entries after this one; None if a snapshot must replace them."""
+        journal = self._host.journal
+        try:
+            return entries_after(journal.folder, sequence, journal.last_sequence, CATCH_UP_BYTES_MAX)
+        except JournalDamaged as error:
+            log.warning("%s", error)
+            return None
 
     def _send_entries(self, stream: ReplicaStream, first: int, entries: list[bytes]) -> None:
         batch: list[bytes] = []
@@ -119,12 +130,12 @@ class Leading:
                 batch, size = [], 0
 
     def _send_snapshots(self) -> None:
-        """Send the last snapshot to waiting followers, if the entries after it are in memory."""
+        """Send the last snapshot to waiting followers, if the entries after it are few."""
         if not self._waiting or self._host.engine is None:
             return
         found = numbered(self._host.journal.folder, SNAPSHOT_SUFFIX)
         newest = max(found, default=None)
-        if newest is None or self._host.recent.after(newest) is None:
+        if newest is None or self._entries_after(newest) is None:
             self._host.engine.on_snapshot = self._send_snapshots
             self._host.engine.take_snapshot()
             if not self._host.journal.is_writing_snapshot:

@@ -46,7 +46,6 @@ from roamcast.replication.messages import (
     Request,
     Resign,
 )
-from roamcast.replication.recent import Recent
 from roamcast.replication.replica import Replica, Timing
 from roamcast.replication.terms import Terms
 from roamcast.storage.journal import Journal
@@ -91,7 +90,6 @@ class Replicating:
             self.timing, since_boot(),
         )  # fmt: skip
         self.replica.reference = settings.reference
-        self.recent = Recent(journal.last_sequence)
         self.engine: Engine | None = None
         self.etcd_failure = ""
         """Why the last request to etcd failed; "" if it succeeded."""

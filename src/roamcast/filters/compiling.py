@@ -10,6 +10,7 @@ Types are compared exactly: a bool is not a number here although Python thinks s
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from roamcast.filters.expression import (
@@ -33,93 +34,61 @@ from roamcast.filters.patterns import LikePattern, Pattern, Wild
 
 Predicate = Callable[[Attributes], bool]
 
-# In the tables below: `a` the attributes, `n` the name, `v` the current value, the others constants. The
-# value is of any type, and the first half of each test finds out which. Type checkers cannot follow that, nor
-# default arguments of a lambda; the functions below the tables give the types.
+# In the tests below: `a` the attributes, `n` the name, `v` the current value, `b` and `c` constants. The
+# value is of any type, and a test begins by finding out which. NaN fails every comparison, except those that
+# test for inequality. Each test is written once, as text, and made for every condition.
 
-_STRING_TESTS: dict[str, Any] = {
-    "=": lambda name, value: lambda a, n=name, c=value: a.get(n) == c,
-    "<>": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)).__class__ is str and v != c,
-    "<": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)).__class__ is str and v < c,
-    "<=": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)).__class__ is str and v <= c,
-    ">": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)).__class__ is str and v > c,
-    ">=": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)).__class__ is str and v >= c,
-    "IN": lambda name, values: lambda a, n=name, c=values: a.get(n) in c,
-    "NOT IN": lambda name, values: (
-        lambda a, n=name, c=values: (v := a.get(n)).__class__ is str and v not in c
-    ),
-    "PREFIX": lambda name, prefix: (
-        lambda a, n=name, c=prefix: (v := a.get(n)).__class__ is str and v.startswith(c)
-    ),
-    "NOT PREFIX": lambda name, prefix: (
-        lambda a, n=name, c=prefix: (v := a.get(n)).__class__ is str and not v.startswith(c)
-    ),
-    "PATTERN": lambda name, search: (
-        lambda a, n=name, c=search: (v := a.get(n)).__class__ is str and c(v) is not None
-    ),
-    "NOT PATTERN": lambda name, search: (
-        lambda a, n=name, c=search: (v := a.get(n)).__class__ is str and c(v) is None
-    ),
-}
+_OF_STRINGS = "(v := a.get(n)).__class__ is str and ({})"
+_OF_NUMBERS = "((v := a.get(n)).__class__ is float or v.__class__ is int) and ({})"
+_ORDERS = {operator: f"v {operator} c" for operator in ("<", "<=", ">", ">=")}
 
-# NaN fails every comparison, except those that test for inequality.
-_NUMBER_TESTS: dict[str, Any] = {
-    "=": lambda name, value: lambda a, n=name, c=value: (v := a.get(n)) == c and v.__class__ is not bool,
-    "<>": lambda name, value: (
-        lambda a, n=name, c=value: (
-            ((v := a.get(n)).__class__ is float or v.__class__ is int) and v != c and v == v
-        )
-    ),
-    "<": lambda name, value: (
-        lambda a, n=name, c=value: ((v := a.get(n)).__class__ is float or v.__class__ is int) and v < c
-    ),
-    "<=": lambda name, value: (
-        lambda a, n=name, c=value: ((v := a.get(n)).__class__ is float or v.__class__ is int) and v <= c
-    ),
-    ">": lambda name, value: (
-        lambda a, n=name, c=value: ((v := a.get(n)).__class__ is float or v.__class__ is int) and v > c
-    ),
-    ">=": lambda name, value: (
-        lambda a, n=name, c=value: ((v := a.get(n)).__class__ is float or v.__class__ is int) and v >= c
-    ),
-    "IN": lambda name, values: lambda a, n=name, c=values: (v := a.get(n)) in c and v.__class__ is not bool,
-    "NOT IN": lambda name, values: (
-        lambda a, n=name, c=values: (
-            ((v := a.get(n)).__class__ is float or v.__class__ is int) and v not in c and v == v
-        )
-    ),
-}
 
-_BETWEEN: dict[tuple[bool, bool], Any] = {
-    # (is it about strings, is it NOT BETWEEN)
-    (True, False): lambda name, low, high: (
-        lambda a, n=name, b=low, c=high: (v := a.get(n)).__class__ is str and b <= v <= c
-    ),
-    (True, True): lambda name, low, high: (
-        lambda a, n=name, b=low, c=high: (v := a.get(n)).__class__ is str and (v < b or v > c)
-    ),
-    (False, False): lambda name, low, high: (
-        lambda a, n=name, b=low, c=high: (
-            ((v := a.get(n)).__class__ is float or v.__class__ is int) and b <= v <= c
-        )
-    ),
-    (False, True): lambda name, low, high: (
-        lambda a, n=name, b=low, c=high: (
-            ((v := a.get(n)).__class__ is float or v.__class__ is int) and (v < b or v > c)
-        )
-    ),
-}
+def _maker(test: str, constants: str = "c") -> Any:
+    """Return a function of a name and constants that returns the test."""
+    names = f"n, {constants}".split(", ")
+    defaults = ", ".join(f"{name}={name}" for name in names)
+    return eval(f"lambda {', '.join(names)}: lambda a, {defaults}: {test}")
 
-_ALL_OF: dict[int, Any] = {
-    2: lambda p, q: lambda a, p=p, q=q: p(a) and q(a),
-    3: lambda p, q, r: lambda a, p=p, q=q, r=r: p(a) and q(a) and r(a),
-    4: lambda p, q, r, s: lambda a, p=p, q=q, r=r, s=s: p(a) and q(a) and r(a) and s(a),
-}
 
-_ANY_OF: dict[int, Any] = {
-    2: lambda p, q: lambda a, p=p, q=q: p(a) or q(a),
-    3: lambda p, q, r: lambda a, p=p, q=q, r=r: p(a) or q(a) or r(a),
+_STRING_TESTS = {
+    "=": _maker("a.get(n) == c"),
+    "IN": _maker("a.get(n) in c"),
+    **{
+        name: _maker(_OF_STRINGS.format(test))
+        for name, test in {
+            **_ORDERS,
+            "<>": "v != c",
+            "NOT IN": "v not in c",
+            "PREFIX": "v.startswith(c)",
+            "NOT PREFIX": "not v.startswith(c)",
+            "PATTERN": "c(v) is not None",
+            "NOT PATTERN": "c(v) is None",
+        }.items()
+    },
 }
+_NUMBER_TESTS = {
+    "=": _maker("(v := a.get(n)) == c and v.__class__ is not bool"),
+    "IN": _maker("(v := a.get(n)) in c and v.__class__ is not bool"),
+    **{
+        name: _maker(_OF_NUMBERS.format(test))
+        for name, test in {**_ORDERS, "<>": "v != c and v == v", "NOT IN": "v not in c and v == v"}.items()
+    },
+}
+_BETWEEN = {
+    (is_string, negative): _maker(kind.format(test), "b, c")
+    for is_string, kind in ((True, _OF_STRINGS), (False, _OF_NUMBERS))
+    for negative, test in ((False, "b <= v <= c"), (True, "v < b or v > c"))
+}
+"""By whether it is about strings, and whether it is NOT BETWEEN."""
+
+
+@cache
+def _joiner(word: str, count: int) -> Any:
+    """Return a function that joins so many predicates by "and" or "or"."""
+    names = [f"p{number}" for number in range(count)]
+    defaults = ", ".join(f"{name}={name}" for name in names)
+    asked = f" {word} ".join(f"{name}(a)" for name in names)
+    return eval(f"lambda {', '.join(names)}: lambda a, {defaults}: {asked}")
 
 
 def compile_predicate(expression: Expression) -> Predicate:
@@ -127,9 +96,9 @@ def compile_predicate(expression: Expression) -> Predicate:
         case Constant(value):
             return (lambda a: True) if value else (lambda a: False)
         case And():
-            return _all_of(tuple(map(compile_predicate, expression.children)))
+            return _joined("and", expression)
         case Or():
-            return _any_of(tuple(map(compile_predicate, expression.children)))
+            return _joined("or", expression)
         case Compare(name, operator, value):
             return _compare(name, operator, value)
         case Between(name, low, high, negative):
@@ -157,25 +126,9 @@ def compile_predicate(expression: Expression) -> Predicate:
     raise TypeError(f"not an expression: {expression!r}")
 
 
-def _all_of(parts: tuple[Predicate, ...]) -> Predicate:
-    def all_of(a: Attributes) -> bool:
-        for part in parts:  # noqa: SIM110 (a generator would cost more than the rest)
-            if not part(a):
-                return False
-        return True
-
-    joined: Predicate = _ALL_OF[len(parts)](*parts) if len(parts) in _ALL_OF else all_of
-    return joined
-
-
-def _any_of(parts: tuple[Predicate, ...]) -> Predicate:
-    def any_of(a: Attributes) -> bool:
-        for part in parts:  # noqa: SIM110 (a generator would cost more than the rest)
-            if part(a):
-                return True
-        return False
-
-    joined: Predicate = _ANY_OF[len(parts)](*parts) if len(parts) in _ANY_OF else any_of
+def _joined(word: str, expression: And | Or) -> Predicate:
+    parts = map(compile_predicate, expression.children)
+    joined: Predicate = _joiner(word, len(expression.children))(*parts)
     return joined
 
 

@@ -195,7 +195,7 @@ class Host(Prover, Protocol):
     def refusal(self, peer: str, offer: Offer) -> str: ...
 
 
-_encode = msgspec.msgpack.Encoder().encode
+encoded = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(list[Any]).decode
 _decode = msgspec.msgpack.Decoder(
     HandshakeHello | Proof | Terms | Offering | Accept | Waiting | Refuse
@@ -208,16 +208,12 @@ def frame(step: _Frame) -> bytes:
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
-def encoded(step: _Frame) -> bytes:
-    return _encode(step)
-
-
 def proof(secret: str, role: str, dialer: bytes, listener: bytes) -> bytes:
     """Return a proof that the sender has the secret and takes part in this handshake, in this role.
 
     `dialer` and `listener` are their hellos, as they were sent.
     """
-    said = _encode(("roamcast link", HANDSHAKE_FORMAT, role, dialer, listener))
+    said = encoded(("roamcast link", HANDSHAKE_FORMAT, role, dialer, listener))
     return hmac.new(secret.encode(), said, hashlib.sha256).digest()
 
 

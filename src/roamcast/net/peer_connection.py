@@ -173,7 +173,7 @@ class PeerConnection(asyncio.Protocol):
         if self.state != "closed":
             self.transport.write(data if self._sealer is None else self._sealer.seal(data))
 
-    def write_now(self, *parts: bytes) -> None:
+    def write_now(self, *parts: bytes | memoryview) -> None:
         """Write at once, because the caller is about to block for long.
 
         Transports of uvloop write only when a turn of the loop is over.

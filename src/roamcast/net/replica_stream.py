@@ -14,7 +14,7 @@ from roamcast.net.peer_connection import PeerConnection
 from roamcast.protocol.codec import LENGTH_BYTES
 from roamcast.replication.messages import Acknowledged, AnyMessage, Message, Records, decode, encode
 
-PIECE_BYTES = 256 * 1024
+PIECE_BYTES = 512 * 1024
 _MORE, _LAST = b"\x00", b"\x01"
 _ONE_OF_BYTES = b"\x91\xc6"
 """MessagePack header of an array with one item of bytes; the length follows in four bytes."""
@@ -87,11 +87,16 @@ class ReplicaStream:
 
     def send_entry_now(self, number: int, entry: bytes) -> None:
         """Like `send_now` for one entry, whose bytes are not copied, since most entries are large."""
-        if len(entry) > PIECE_BYTES // 2:
-            self.send_now(Records(number, [entry]))
-            return
-        head = _LAST + encode(Records(number, []))[:-1] + _ONE_OF_BYTES + len(entry).to_bytes(4, "big")
-        self.connection.write_now((len(head) + len(entry)).to_bytes(LENGTH_BYTES, "big") + head, entry)
+        head = encode(Records(number, []))[:-1] + _ONE_OF_BYTES + len(entry).to_bytes(4, "big")
+        view, start, parts = memoryview(entry), 0, list[bytes | memoryview]()
+        while head or start < len(entry):
+            piece = view[start : start + PIECE_BYTES - len(head)]
+            start += len(piece)
+            mark = _LAST if start == len(entry) else _MORE
+            length = len(mark) + len(head) + len(piece)
+            parts += [length.to_bytes(LENGTH_BYTES, "big") + mark + head, piece]
+            head = b""
+        self.connection.write_now(*parts)
 
     def arrived(self, connection: PeerConnection, frames: bytes) -> None:
         messages: list[AnyMessage] = []

@@ -59,8 +59,8 @@ class _AboutFrame(msgspec.Struct, frozen=True, tag="About", array_like=True):
     message: msgspec.Raw
 
 
-_WRAPPERS = (Relayed, About)
-_FRAMES = (_RelayedFrame, _AboutFrame)
+_FRAME_OF: dict[type[Message], type[Any]] = {Relayed: _RelayedFrame, About: _AboutFrame}
+_WRAPPER_OF: dict[type[Any], type[Any]] = {frame: wrapper for wrapper, frame in _FRAME_OF.items()}
 
 
 def tag_of(kind: type[Message]) -> str:
@@ -92,8 +92,7 @@ def message_types() -> list[type[Message]]:
 @lru_cache(maxsize=2)
 def _decoders(kinds: tuple[type[Message], ...]) -> tuple[Any, Any]:
     """Decoders of one message and of a batch; making them takes a millisecond."""
-    plain = (one for one in kinds if one not in _WRAPPERS)
-    known: Any = Union[(*plain, *_FRAMES)]
+    known: Any = Union[(*(_FRAME_OF.get(one, one) for one in kinds),)]
     one = msgspec.msgpack.Decoder(known, dec_hook=_decode_hook)
     return one, msgspec.msgpack.Decoder(list[known], dec_hook=_decode_hook)
 
@@ -121,12 +120,11 @@ class Codec:
         return self._tags
 
     def encode(self, message: Message) -> bytes:
-        if type(message) not in _WRAPPERS:
+        frame = _FRAME_OF.get(type(message))
+        if frame is None:
             return self._encoder.encode(message)
-        inner = msgspec.Raw(self.encode(message.message))  # type: ignore[attr-defined]
-        if isinstance(message, Relayed):
-            return self._encoder.encode(_RelayedFrame(message.source, message.destination, inner))
-        return self._encoder.encode(_AboutFrame(message.whereabouts, inner))  # type: ignore[attr-defined]
+        *about, inner = msgspec.structs.astuple(message)
+        return self._encoder.encode(frame(*about, msgspec.Raw(self.encode(inner))))
 
     def decode(self, data: bytes | memoryview | msgspec.Raw) -> Message:
         try:
@@ -139,7 +137,7 @@ class Codec:
         try:
             messages: list[Any] = self._batch_decoder.decode(data)
             for position, one in enumerate(messages):
-                if type(one) in _FRAMES:
+                if type(one) in _WRAPPER_OF:
                     messages[position] = self._unwrapped(one)
             return messages
         except _MALFORMED as error:
@@ -151,13 +149,13 @@ class Codec:
             return [self.decode(part) for part in parts]
 
     def _unwrapped(self, decoded: Any) -> Message:
-        if isinstance(decoded, _RelayedFrame):
-            inner = self.decode(decoded.message)
-            return inner if type(inner) is Skipped else Relayed(decoded.source, decoded.destination, inner)
-        if isinstance(decoded, _AboutFrame):
-            inner = self.decode(decoded.message)
-            return inner if type(inner) is Skipped else About(decoded.whereabouts, inner)
         message: Message = decoded
+        wrapper = _WRAPPER_OF.get(type(decoded))
+        if wrapper is not None:
+            *about, inner = msgspec.structs.astuple(decoded)
+            message = self.decode(inner)
+            if type(message) is not Skipped:
+                message = wrapper(*about, message)
         return message
 
     def _skipped(self, what: str, data: bytes | memoryview | msgspec.Raw, error: Exception) -> Skipped:

@@ -11,58 +11,15 @@ from typing import ClassVar, Literal
 import msgspec
 
 from roamcast.filters.filter import Filter, Value
-from roamcast.protocol.notification import (
-    Area,
-    Burst,
-    Cause,
-    ClientMessage,
-    Command,
-    Fleeting,
-    Message,
-    count_of,
-)
+from roamcast.protocol.notification import Area, count_of
+from roamcast.protocol.notification import Burst as Burst
+from roamcast.protocol.notification import Cause as Cause
+from roamcast.protocol.notification import ClientMessage as ClientMessage
+from roamcast.protocol.notification import Command as Command
+from roamcast.protocol.notification import Fleeting as Fleeting
+from roamcast.protocol.notification import Message as Message
 from roamcast.protocol.session import Session
 from roamcast.protocol.whereabouts import Whereabouts
-
-__all__ = [
-    "About",
-    "Accepted",
-    "Acknowledge",
-    "Advertise",
-    "AttachRefused",
-    "AttachRequest",
-    "Burst",
-    "Cause",
-    "ClientMessage",
-    "ClientPublish",
-    "ClientSubscribe",
-    "ClientUnsubscribe",
-    "Command",
-    "Deliver",
-    "Drain",
-    "Entry",
-    "Fleeting",
-    "Grant",
-    "GrantReceived",
-    "Hello",
-    "HolderUnknown",
-    "InPlaceOf",
-    "Leave",
-    "Locate",
-    "Located",
-    "Message",
-    "Move",
-    "Probe",
-    "Relayed",
-    "Request",
-    "RequestRefused",
-    "Settled",
-    "SubscriptionSettled",
-    "TellHeld",
-    "Unadvertise",
-    "Update",
-    "Welcome",
-]
 
 # --- between neighbouring brokers: routing --------------------------------------------------------
 
@@ -113,51 +70,39 @@ class Settled(Message, frozen=True):
     cause: Cause = "subscribe"
 
 
-class Relayed(Message, frozen=True):
+class Wrapper(Message, frozen=True, tag=False):
+    """A message that carries another one, in its last field `message`, and is what that one is."""
+
+    @property
+    def cause(self) -> Cause:
+        return cause_of(self.message)  # type: ignore[attr-defined]
+
+    @property
+    def weight(self) -> int:
+        return self.message.weight  # type: ignore[attr-defined, no-any-return]
+
+    @property
+    def is_fleeting(self) -> bool:  # type: ignore[override]
+        return self.message.is_fleeting  # type: ignore[attr-defined, no-any-return]
+
+    @property
+    def needs(self) -> int:
+        return self.message.needs  # type: ignore[attr-defined, no-any-return]
+
+
+class Relayed(Wrapper, frozen=True, tag="Relayed"):
     """A message for a broker that is not a neighbour, on its way along the overlay."""
 
     source: str
     destination: str
     message: Message
 
-    @property
-    def cause(self) -> Cause:
-        return cause_of(self.message)
 
-    @property
-    def weight(self) -> int:
-        return self.message.weight
-
-    @property
-    def is_fleeting(self) -> bool:  # type: ignore[override]
-        return self.message.is_fleeting
-
-    @property
-    def needs(self) -> int:
-        return self.message.needs
-
-
-class About(Message, frozen=True):
+class About(Wrapper, frozen=True, tag="About"):
     """A message about a client, with the sender's knowledge of the client's state."""
 
     whereabouts: Whereabouts
     message: Message
-
-    @property
-    def cause(self) -> Cause:
-        return cause_of(self.message)
-
-    @property
-    def weight(self) -> int:
-        return self.message.weight
-
-    @property
-    def is_fleeting(self) -> bool:  # type: ignore[override]
-        return self.message.is_fleeting
-
-    @property
-    def needs(self) -> int:
-        return self.message.needs
 
 
 class Probe(Message, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -14,8 +14,6 @@ import msgspec
 from roamcast.errors import InputError
 from roamcast.filters.selector import read_again
 from roamcast.protocol.snapshot_form import FACTORIES, Catalogue, Fields, Kind, Shape, SnapshotForm
-
-_set_attribute = object.__setattr__
 
 
 class _Class:
@@ -195,32 +193,19 @@ class SnapshotReader:
 
     def _fill_instances(self) -> None:
         values, classes = self._values, self._class_of
-        stream, lifted = iter(self._state.instances), dict[int, dict[str, Any]]()
-        for number in stream:
-            told, instance = classes[number], values[number]
-            parts = self._parts(len(told.names), stream)
-            if told.is_lifted:
-                lifted[number] = dict(zip(told.names, parts, strict=True))
-            elif told.fields.kind == Kind.STRUCT:
-                for name, part in zip(told.names, parts, strict=True):
-                    setattr(instance, name, part)
-            else:
-                for name, part in zip(told.names, parts, strict=True):
-                    _set_attribute(instance, name, part)
-        stream = iter(self._state.unhashed)
-        for number in stream:
-            told, instance = classes[number], values[number]
-            parts = self._parts(len(told.unhashed), stream)
-            if told.is_lifted:
-                lifted[number].update(zip(told.unhashed, parts, strict=True))
-            else:
-                for name, part in zip(told.unhashed, parts, strict=True):
-                    _set_attribute(instance, name, part)
+        lifted = dict[int, dict[str, Any]]()
+        for references, is_hashed in ((self._state.instances, True), (self._state.unhashed, False)):
+            stream = iter(references)
+            for number in stream:
+                told = classes[number]
+                names = told.names if is_hashed else told.unhashed
+                parts = zip(names, self._parts(len(names), stream), strict=True)
+                if told.is_lifted:
+                    lifted.setdefault(number, {}).update(parts)
+                else:
+                    _fill(values[number], parts)
         for number, fields in lifted.items():
-            instance = values[number]
-            assign = setattr if isinstance(instance, msgspec.Struct) else _set_attribute
-            for name, part in classes[number].lift(fields).items():
-                assign(instance, name, part)
+            _fill(values[number], classes[number].lift(fields).items())
 
     def _fill_sequences(self) -> None:
         stream = iter(self._state.sequences)
@@ -240,6 +225,12 @@ class SnapshotReader:
         stream = iter(self._state.sets)
         for number in stream:
             self._values[number].update(self._parts(next(stream), stream))
+
+
+def _fill(instance: Any, parts: Iterable[tuple[str, Any]]) -> None:
+    assign = setattr if isinstance(instance, msgspec.Struct) else object.__setattr__
+    for name, part in parts:
+        assign(instance, name, part)
 
 
 def _make_struct(told: _Class, parts: list[Any]) -> Any:

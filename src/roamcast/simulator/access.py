@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from roamcast.broker.inputs import MachineEffects
@@ -72,20 +73,18 @@ class AnyClient(Protocol):
     def step(self, now: float, inputs: Iterable[Input]) -> ClientEffects: ...
 
 
+@dataclass(slots=True, eq=False)
 class AccessConnection:
     """One attach of one client, from its hello until it goes away."""
 
-    __slots__ = ("broker", "client", "down", "id", "is_heard", "is_open", "up")
-
-    def __init__(self, id: int, client: AnyClient, broker: str, up: Link, down: Link) -> None:
-        self.id = id
-        self.client = client
-        self.broker = broker
-        self.up = up
-        self.down = down
-        self.is_open = True
-        self.is_heard = True
-        """True while messages of the broker reach the client; false once it has said that it leaves."""
+    id: int
+    client: AnyClient
+    broker: str
+    up: Link
+    down: Link
+    is_open: bool = True
+    is_heard: bool = True
+    """True while messages of the broker reach the client; false once it has said that it leaves."""
 
     def close(self) -> None:
         self.is_open = self.is_heard = False

@@ -34,67 +34,56 @@ ROUNDING_S = 1e-6
 """Tolerance for sums of delays."""
 
 
+@dataclass(slots=True, eq=False)
 class Subscription:
     """One subscription of one client, from issued to the end of its unsubscription."""
 
-    __slots__ = ("client", "ending", "filter", "settled")
-
-    def __init__(self, client: str, filter: Filter) -> None:
-        self.client = client
-        self.filter = filter
-        self.settled = False
-        self.ending = False
+    client: str
+    filter: Filter
+    settled: bool = False
+    ending: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Receiver:
     """State of one client."""
 
-    __slots__ = (
-        "absences", "at", "filters", "given_up", "left_at", "move_ins", "newest", "noticed_at", "owed",
-        "waiting_since",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.filters: dict[str, Filter] = {}
-        """All its subscriptions so far, by the text of their filter."""
-        self.owed = 0
-        """Notifications that the client must still receive."""
-        self.newest: dict[str, Notification] = {}
-        """By publisher: the newest delivered notification."""
-        self.waiting_since: float | None = None
-        """Time of the last attach after which a waiting notification has not arrived yet."""
-        self.left_at: float | None = None
-        self.absences: list[tuple[float, float]] = []
-        """Start and end of each absence; the end is by the clock that stops during outages."""
-        self.at = ""
-        """The broker that the client reported to be attached to."""
-        self.noticed_at: dict[str, float] = {}
-        """Time at which a broker last noticed that the client was gone."""
-        self.move_ins: list[float] = []
-        """Times at which the session reached the client's new broker, and the protocol started."""
-        self.given_up: dict[str, set[Identity]] = {}
-        """Notifications that brokers dropped, by excuse."""
+    filters: dict[str, Filter] = field(default_factory=dict)
+    """All its subscriptions so far, by the text of their filter."""
+    owed: int = 0
+    """Notifications that the client must still receive."""
+    newest: dict[str, Notification] = field(default_factory=dict)
+    """By publisher: the newest delivered notification."""
+    waiting_since: float | None = None
+    """Time of the last attach after which a waiting notification has not arrived yet."""
+    left_at: float | None = None
+    absences: list[tuple[float, float]] = field(default_factory=list)
+    """Start and end of each absence; the end is by the clock that stops during outages."""
+    at: str = ""
+    """The broker that the client reported to be attached to."""
+    noticed_at: dict[str, float] = field(default_factory=dict)
+    """Time at which a broker last noticed that the client was gone."""
+    move_ins: list[float] = field(default_factory=list)
+    """Times at which the session reached the client's new broker, and the protocol started."""
+    given_up: dict[str, set[Identity]] = field(default_factory=dict)
+    """Notifications that brokers dropped, by excuse."""
 
 
+@dataclass(slots=True, eq=False)
 class Notification:
     """A published notification, and the clients that have not received it yet."""
 
-    __slots__ = ("attributes", "broker_of", "had", "owed", "position", "published_at", "status")
-
-    def __init__(
-        self, position: tuple[int, int], attributes: bytes, published_at: float, status: dict[str, int]
-    ) -> None:
-        self.position = position
-        """Incarnation and number: the order in which its publisher published."""
-        self.attributes = attributes
-        self.published_at = published_at
-        self.status: dict[str, int] | None = status
-        """By client: MUST, MAY or HAD; None once all have received it."""
-        self.had: tuple[str, ...] = ()
-        """Clients that received it, once all have: a smaller form of `status`."""
-        self.owed = 0
-        self.broker_of: dict[str, str] = {}
-        """The broker that delivered it first, kept if a promise needs it."""
+    position: tuple[int, int]
+    """Incarnation and number: the order in which its publisher published."""
+    attributes: bytes
+    published_at: float
+    status: dict[str, int] | None
+    """By client: MUST, MAY or HAD; None once all have received it."""
+    had: tuple[str, ...] = ()
+    """Clients that received it, once all have: a smaller form of `status`."""
+    owed: int = 0
+    broker_of: dict[str, str] = field(default_factory=dict)
+    """The broker that delivered it first, kept if a promise needs it."""
 
 
 @dataclass
@@ -320,7 +309,7 @@ class Checker:
             self._newest.clear()
         self._newest.append((row.node, notification))
         if number != len(numbered):
-            self._violate("numbering", f"{row.publisher} number {number} after {len(numbered) - 1}")
+            self.violate("numbering", f"{row.publisher} number {number} after {len(numbered) - 1}")
 
     # --- what came ---
 
@@ -335,7 +324,7 @@ class Checker:
             if 1 <= number <= len(numbered):
                 self._deliver(row, receiver, client or "", number, numbered[number - 1])
             elif client not in self._hears_hostile or not (publisher or "").startswith(self.hostile):
-                self._violate("invented", f"{client} got {publisher}/{number}, which nobody published")
+                self.violate("invented", f"{client} got {publisher}/{number}, which nobody published")
 
     def _deliver(
         self, row: Row, receiver: Receiver, client: str, number: int, notification: Notification
@@ -516,7 +505,7 @@ class Checker:
         for publisher, count in asked.items():
             if published[publisher] != count:
                 kind = "published twice" if published[publisher] > count else "never published"
-                self._violate(kind, f"{published[publisher]} notifications of {publisher} instead of {count}")
+                self.violate(kind, f"{published[publisher]} notifications of {publisher} instead of {count}")
 
     def _on_lost(
         self,
@@ -560,14 +549,10 @@ class Checker:
             name = f"{kind} ({excuse})"
             self.result.excused[name] = self.result.excused.get(name, 0) + 1
         else:
-            self._violate(kind, text())
-
-    def _violate(self, kind: str, text: str) -> None:
-        self.result.violate(kind, text, self._violations_max)
+            self.violate(kind, text())
 
     def violate(self, kind: str, text: str) -> None:
-        """Add a violation that the driver found."""
-        self._violate(kind, text)
+        self.result.violate(kind, text, self._violations_max)
 
 
 def _client(row: Row) -> str:

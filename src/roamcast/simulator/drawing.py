@@ -127,7 +127,7 @@ def in_order(actions: Iterable[Action]) -> tuple[Action, ...]:
 def with_faults(story: Story, faults: Sequence[str], span_start_s: float, rng: random.Random) -> Story:
     """Add faults of these kinds to the story."""
     is_mobile = story.settings.protocol in MOBILE_PROTOCOLS
-    draws = _MOBILE_FAULTS if is_mobile else _FAULTS
+    topology = story.topology
     for kind in draw_kinds(faults, rng):
         if kind == "hostile":
             continue
@@ -135,8 +135,15 @@ def with_faults(story: Story, faults: Sequence[str], span_start_s: float, rng: r
             story = story if is_mobile else _with_replicas(story, span_start_s, rng)
         elif kind == "loss":
             story = replace(story, settings=replace(story.settings, loss=rng.choice(LOSSES)))
-        elif kind in draws:  # Where brokers move, there are no histories to mix up.
-            drawn = draws[kind](story, span_start_s, rng)
+        else:
+            if is_mobile:  # There are no histories to mix up, and no detours.
+                drawn = _MOBILE_FAULTS[kind](story, span_start_s, rng) if kind in _MOBILE_FAULTS else []
+            elif kind == "crash":
+                drawn = _draw_crashes(story, span_start_s, rng)
+            else:
+                span = _span_of(story, span_start_s)
+                ground = Ground(topology.brokers, topology.overlay, story.settings, span, rng)
+                drawn = DRAW_FAULTS[kind](ground)
             story = replace(story, actions=in_order([*story.actions, *drawn]))
     if "hostile" in faults and not is_mobile:
         story = with_hostile(story, span_start_s, rng)
@@ -235,28 +242,31 @@ def _draw_outages_of_brokers(
     return faults
 
 
-def _draw_partitions(story: Story, start_s: float, rng: random.Random) -> list[Action]:
-    return draw_cuts(story.topology.overlay, story.settings, _span_of(story, start_s), rng)
+@dataclass(frozen=True)
+class Ground:
+    """What may fail in a story, and when."""
+
+    brokers: Sequence[str]
+    links: Sequence[tuple[str, str]]
+    settings: NetworkSettings
+    span: Span
+    rng: random.Random
 
 
-def draw_cuts(
-    links: Sequence[tuple[str, str]], settings: NetworkSettings, span: Span, rng: random.Random
-) -> list[Action]:
+def draw_cuts(ground: Ground) -> list[Action]:
     """Draw outages of one or two links at a time."""
+    links, rng = ground.links, ground.rng
     faults: list[Action] = []
     for _ in range(rng.choice((1, 2, 3)) if links else 0):
-        down_s, up_s = draw_outage(settings, span, rng)
+        down_s, up_s = draw_outage(ground.settings, ground.span, rng)
         for broker, peer in rng.sample(links, min(rng.choice((1, 1, 2)), len(links))):
             faults += [(down_s, broker, Cut(peer)), (up_s, broker, Heal(peer))]
     return faults
 
 
-def _draw_detours(story: Story, start_s: float, rng: random.Random) -> list[Action]:
-    return draw_detours(story.topology.overlay, _span_of(story, start_s), rng)
-
-
-def draw_detours(links: Sequence[tuple[str, str]], span: Span, rng: random.Random) -> list[Action]:
+def draw_detours(ground: Ground) -> list[Action]:
     """Draw changes of links between paths of different lengths; the direct path has the factor 1."""
+    links, span, rng = ground.links, ground.span, ground.rng
     faults: list[Action] = []
     for _ in range(rng.choice((1, 2, 4, 8)) if links else 0):
         broker, peer = rng.choice(links)
@@ -288,19 +298,14 @@ def _draw_partings(story: Story, start_s: float, rng: random.Random) -> list[Act
     return faults
 
 
-def _draw_histories(story: Story, start_s: float, rng: random.Random) -> list[Action]:
-    return draw_impostors(story.topology.brokers, story.settings, _span_of(story, start_s), rng)
-
-
-def draw_impostors(
-    brokers: Sequence[str], settings: NetworkSettings, span: Span, rng: random.Random
-) -> list[Action]:
+def draw_impostors(ground: Ground) -> list[Action]:
     """Draw brokers that are cloned, or whose disk is replaced by an empty one or an old backup for a
     while."""
+    span, rng = ground.span, ground.rng
     faults: list[Action] = []
     for _ in range(rng.choice((1, 2, 3))):
-        broker = rng.choice(brokers)
-        down_s, up_s = draw_outage(settings, span, rng)
+        broker = rng.choice(ground.brokers)
+        down_s, up_s = draw_outage(ground.settings, span, rng)
         back_s = rng.expovariate(1 / max(span.duration_s / rng.choice((4, 40)), 0.005))
         faults.append((max(0.0, down_s - back_s), broker, Backup()))
         is_clone = rng.random() < 0.3
@@ -310,12 +315,8 @@ def draw_impostors(
     return faults
 
 
-_FAULTS = {
-    "crash": _draw_crashes,
-    "partition": _draw_partitions,
-    "detour": _draw_detours,
-    "history": _draw_histories,
-}
+DRAW_FAULTS = {"partition": draw_cuts, "detour": draw_detours, "history": draw_impostors}
+"""Faults that are drawn alike whatever clients speak."""
 _MOBILE_FAULTS = {"crash": _draw_mobile_crashes, "partition": _draw_partings}
 
 

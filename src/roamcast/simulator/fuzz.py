@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import NamedTuple
 
 from roamcast.filters.filter import Value
 from roamcast.filters.selector import parse
@@ -212,48 +213,69 @@ class FuzzReport:
         self.excused = dict(Counter(self.excused) + Counter(other.excused))
 
 
+class Kind(NamedTuple):
+    """What stories are drawn with."""
+
+    faults: tuple[str, ...] = ()
+    feature: str = ""
+    front: str = "plain"
+    routing: str = ""
+    """The strategy of every story; "" if its seed draws one."""
+
+    def draw(self, protocol: str, seed: int) -> Story:
+        if self.feature == "location":
+            story = draw_location_story(protocol, seed)
+        elif self.front == "mqtt":
+            story = Story(*draw_mqtt_story(protocol, seed, self.faults))
+            if "hostile" in self.faults:
+                story = with_hostile(story, START_S, random.Random(f"mqtt/{seed}/hostile"))
+        else:
+            story = draw_story(protocol, seed, self.faults)
+        if not self.routing:
+            return story
+        advertisements = story.settings.advertisements and self.routing != "flooding"
+        settings = replace(story.settings, routing=self.routing, advertisements=advertisements)
+        return replace(story, settings=settings)
+
+
+def fuzz_seed(protocol: str, seed: int, kind: Kind) -> FuzzReport:
+    """Run one seed; a failure is shrunk to a short story."""
+    story = kind.draw(protocol, seed)
+    result = verdict(story)
+    report = FuzzReport.of(protocol, result)
+    if result.violations:
+        report.failures = [shrunk_failure(seed, story, [str(one) for one in result.violations])]
+    return report
+
+
+def collect(
+    protocol: str,
+    by_seed: Iterable[FuzzReport],
+    failures_max: int,
+    on_seed: Callable[[], None] = lambda: None,
+) -> FuzzReport:
+    """Add up reports of single seeds, in the order of the seeds, until enough have failed."""
+    report = FuzzReport(protocol)
+    for one in by_seed:
+        report.add(one)
+        on_seed()
+        if len(report.failures) >= failures_max:
+            break
+    return report
+
+
 def fuzz(
     protocol: str,
     seeds: Iterable[int],
-    progress: Callable[[int], None] | None = None,
     failures_max: int = 5,
     faults: Sequence[str] = (),
     feature: str = "",
     front: str = "plain",
     routing: str = "",
 ) -> FuzzReport:
-    """Run the seeds; stop after `failures_max` failures, each shrunk to a short story.
-
-    With `routing`, every story has this strategy instead of one that its seed draws.
-    """
-    report = FuzzReport(protocol)
-    for seed in seeds:
-        if feature == "location":
-            story = draw_location_story(protocol, seed)
-        elif front == "mqtt":
-            story = Story(*draw_mqtt_story(protocol, seed, faults))
-            if "hostile" in faults:
-                story = with_hostile(story, START_S, random.Random(f"mqtt/{seed}/hostile"))
-        else:
-            story = draw_story(protocol, seed, faults)
-        if routing:
-            story = routed_by(story, routing)
-        result = verdict(story)
-        report.add(FuzzReport.of(protocol, result))
-        if result.violations:
-            report.failures.append(shrunk_failure(seed, story, [str(one) for one in result.violations]))
-            if len(report.failures) >= failures_max:
-                break
-        if progress is not None:
-            progress(report.seeds)
-    return report
-
-
-def routed_by(story: Story, routing: str) -> Story:
-    """Return the story with this routing strategy."""
-    settings = story.settings
-    advertisements = settings.advertisements and routing != "flooding"
-    return replace(story, settings=replace(settings, routing=routing, advertisements=advertisements))
+    """Run the seeds; stop after `failures_max` failures."""
+    kind = Kind(tuple(faults), feature, front, routing)
+    return collect(protocol, (fuzz_seed(protocol, seed, kind) for seed in seeds), failures_max)
 
 
 def shrunk_failure(seed: int, story: Story, violations: list[str]) -> Failure:

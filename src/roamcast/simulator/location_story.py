@@ -35,18 +35,18 @@ from roamcast.routing.location.ploc import Rule
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.routing.location.variables import NumberSteps, Variable
 
-LINES = (
-    "graph", "earth", "zone", "dwell", "hysteresis", "told", "lent", "number", "stay", "first_stay", "steps",
-)  # fmt: skip
+_FIELDS = {"dwell": "dwell_s", "hysteresis": "hysteresis_m", "stay": "stay_s", "first_stay": "stay_first_s"}
+LINES = ("graph", "earth", "zone", "told", "lent", "number", "steps", *_FIELDS)
 _EDGE = re.compile(r"([^\s>-]+)([->])([^\s>-]+)")
 _RULES = {"round_trip": Rule(), "published": Rule("one_way"), "table_4": Rule("one_way", "down")}
 
 
 def parse_location_line(settings: LocationSettings, key: str, text: str) -> LocationSettings:
-    if key == "graph":
-        return _with_variable(settings, "location", _parse_graph(text))
-    if key == "earth":
-        return _with_variable(settings, "location", Earth(float(text)))
+    if key in _FIELDS:
+        return msgspec.structs.replace(settings, **{_FIELDS[key]: float(text)})
+    if key in ("graph", "earth"):
+        variable = _parse_graph(text) if key == "graph" else Earth(float(text))
+        return _with_variable(settings, "location", variable)
     if key == "zone":
         name, _, shape = text.partition(" ")
         zones = {**settings.zones, name: read_geojson(shape).shape}
@@ -61,15 +61,9 @@ def parse_location_line(settings: LocationSettings, key: str, text: str) -> Loca
         if len(words) != 5:
             raise InputError(f"number {text!r}: valid is `number NAME FALL RISE LOWEST HIGHEST`")
         return _with_variable(settings, words[0], NumberSteps(*map(float, words[1:])))
-    if key == "steps":
-        if text not in _RULES:
-            raise InputError(f"steps {text!r}: valid are {', '.join(_RULES)}")
-        return msgspec.structs.replace(settings, rule=_RULES[text])
-    fields = {
-        "stay": "stay_s", "first_stay": "stay_first_s", "dwell": "dwell_s", "hysteresis": "hysteresis_m",
-    }  # fmt: skip
-    field = fields[key]
-    return msgspec.structs.replace(settings, **{field: float(text)})
+    if text not in _RULES:
+        raise InputError(f"steps {text!r}: valid are {', '.join(_RULES)}")
+    return msgspec.structs.replace(settings, rule=_RULES[text])
 
 
 def format_location_lines(settings: LocationSettings) -> Iterator[str]:

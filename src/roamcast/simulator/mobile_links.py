@@ -9,33 +9,34 @@ received them.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 
 from roamcast.protocol.messages import Message
 from roamcast.simulator.links import Link
 
 
+@dataclass(eq=False)
 class Direction:
     """Messages of one end of a link."""
 
-    def __init__(self, link: Link, acknowledging: Link) -> None:
-        self.link = link
-        self.acknowledging = acknowledging
-        self.unacknowledged: deque[Message] = deque()
+    link: Link
+    acknowledging: Link
+    unacknowledged: deque[Message] = field(default_factory=deque)
 
 
+@dataclass(eq=False)
 class TreeLink:
     """A link from a child to its parent."""
 
-    def __init__(self, number: int, child: str, parent: str, directions: dict[str, Direction]) -> None:
-        self.number = number
-        """Later links have higher numbers."""
-        self.child = child
-        self.parent = parent
-        self.directions = directions
-        self.is_cut = False
-        """True if nothing arrives any more."""
-        self.closed: dict[str, None] = {}
-        """The ends that have given the link up."""
+    number: int
+    """Later links have higher numbers."""
+    child: str
+    parent: str
+    directions: dict[str, Direction]
+    is_cut: bool = False
+    """True if nothing arrives any more."""
+    closed: dict[str, None] = field(default_factory=dict)
+    """The ends that have given the link up."""
 
     def other(self, end: str) -> str:
         return self.parent if end == self.child else self.child

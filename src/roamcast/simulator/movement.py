@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from roamcast.errors import InputError
-from roamcast.simulator.topology import Topology, did_you_mean
+from roamcast.errors import InputError, did_you_mean, read_text
+from roamcast.simulator.topology import Topology
 
 PATTERNS = ("uniform", "RND", "NBR", "fixed")
 
@@ -201,10 +201,8 @@ def _after(time_s: float, mean_s: float, rng: random.Random) -> float:
 
 def _check(pattern: str, topology: Topology, home: str, duration_s: float, proclaimed: float) -> None:
     if pattern not in PATTERNS:
-        hint = did_you_mean(pattern, PATTERNS)
-        if pattern == "list":
-            hint = " (a list of visits is read from a file, not drawn)"
-        raise InputError(f"pattern {pattern!r}: unknown{hint}; valid: {', '.join(PATTERNS)}")
+        hint = did_you_mean(pattern, PATTERNS) or f"valid: {', '.join(PATTERNS)}"
+        raise InputError(f"pattern {pattern!r}: unknown; {hint}")
     topology.check_broker(home)
     _period("duration_s", duration_s)
     if not 0.0 <= proclaimed <= 1.0:
@@ -231,13 +229,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 def _split(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield the values of each line that is not empty."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise InputError(f"visits: cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"visits: {path} is not a text file in UTF-8") from error
-    reader = csv.reader(lines)
+    reader = csv.reader(read_text(path).splitlines())
     try:
         for row in reader:
             if row:

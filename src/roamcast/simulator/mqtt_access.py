@@ -9,6 +9,7 @@ clients are recorded in a `Ledger`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -58,32 +59,27 @@ QOS_0_PUBLISH = 0x30
 CONTROL_TOPIC = MOVE_TOPIC.decode()
 
 
+@dataclass(slots=True, eq=False)
 class Line:
     """One connection between a client and a broker."""
 
-    __slots__ = (
-        "asked", "begun", "broker", "client", "down", "is_heard", "is_open", "is_taken", "noted", "up",
-        "waiting_bytes",
-    )  # fmt: skip
-
-    def __init__(self, client: MqttClient, broker: str, up: Link, down: Link, noted: Connection) -> None:
-        self.client = client
-        self.broker = broker
-        self.up = up
-        self.down = down
-        self.noted = noted
-        self.asked: dict[int, SubscribeFilter | UnsubscribeFilter] = {}
-        """Unanswered requests by packet id."""
-        self.begun = b""
-        """The beginning of a packet whose rest is still in transit to the broker."""
-        self.waiting_bytes = 0
-        """Bytes that the client has sent and the broker has not received yet."""
-        self.is_taken = False
-        """True if the broker has received the CONNECT."""
-        self.is_open = True
-        """True while bytes of the client reach the broker."""
-        self.is_heard = True
-        """True while bytes of the broker reach the client."""
+    client: MqttClient
+    broker: str
+    up: Link
+    down: Link
+    noted: Connection
+    asked: dict[int, SubscribeFilter | UnsubscribeFilter] = field(default_factory=dict)
+    """Unanswered requests by packet id."""
+    begun: bytes = b""
+    """The beginning of a packet whose rest is still in transit to the broker."""
+    waiting_bytes: int = 0
+    """Bytes that the client has sent and the broker has not received yet."""
+    is_taken: bool = False
+    """True if the broker has received the CONNECT."""
+    is_open: bool = True
+    """True while bytes of the client reach the broker."""
+    is_heard: bool = True
+    """True while bytes of the broker reach the client."""
 
 
 class MqttClient:
@@ -408,15 +404,12 @@ class MqttAccess:
 
     def _note_sent(self, client: MqttClient, line: Line, data: bytes) -> None:
         """Record packets that leave the client; it always writes whole packets."""
-        now, position = self._network.now, 0
+        now = self._network.now
         version = client.settings.version if client.session is None else client.session.version
-        while position < len(data):
-            whole = cut(data, position, PACKET_MAX)
-            assert whole is not None
-            first, start, position = whole
+        for first, start, end in _whole_packets(data):
             if first >> 4 not in (1, 3, 8, 10):
                 continue
-            packet = parse(first, data[start:position], version)
+            packet = parse(first, data[start:end], version)
             match packet:
                 case packets.Connect():
                     line.noted.is_clean = packet.clean_start
@@ -580,23 +573,20 @@ def _asked_by(packet: packets.Subscribe) -> SubscribeFilter:
     )  # fmt: skip
 
 
+def _whole_packets(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Return the first byte of each whole packet, and where its body begins and ends."""
+    end = 0
+    while end < len(data) and (whole := cut(data, end, PACKET_MAX)) is not None:
+        yield whole
+        end = whole[2]
+
+
 def _rest_of(data: bytes) -> bytes:
     """Return the bytes after the last whole packet."""
-    position = 0
-    while position < len(data):
-        whole = cut(data, position, PACKET_MAX)
-        if whole is None:
-            break
-        position = whole[2]
-    return data[position:]
+    ends = [end for _, _, end in _whole_packets(data)]
+    return data[ends[-1] :] if ends else data
 
 
 def _is_plain_qos_0(data: bytes) -> bool:
     """Return whether these are whole packets, and all of them plain QoS 0 publishes."""
-    position = 0
-    while position < len(data):
-        whole = cut(data, position, PACKET_MAX) if data[position] == QOS_0_PUBLISH else None
-        if whole is None:
-            return False
-        position = whole[2]
-    return True
+    return not _rest_of(data) and all(first == QOS_0_PUBLISH for first, _, _ in _whole_packets(data))

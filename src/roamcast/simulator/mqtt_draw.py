@@ -7,7 +7,7 @@ delays, so that clients often leave again in the middle of a handoff.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -22,13 +22,12 @@ from roamcast.protocol.effects import Input, LeaveFor, MoveTo
 from roamcast.routing.location.movement_graph import MovementGraph
 from roamcast.routing.location.settings import LocationSettings
 from roamcast.simulator.drawing import (
+    DRAW_FAULTS,
     LOSSES,
+    Ground,
     Span,
     attached_at,
     draw_copies,
-    draw_cuts,
-    draw_detours,
-    draw_impostors,
     draw_kinds,
     draw_outage,
     draw_publishes,
@@ -93,6 +92,13 @@ class Plot:
     rng: random.Random
     late: tuple[str, str] | None = None
     """A broker that joins later, and its peer."""
+
+    def ground(self) -> Ground:
+        """Everything may fail except the broker that joins later."""
+        late = self.late[0] if self.late is not None else ""
+        brokers = [broker for broker in self.topology.brokers if broker != late]
+        links = [edge for edge in self.topology.overlay if late not in edge]
+        return Ground(brokers, links, self.settings, self.scale, self.rng)
 
 
 def protocols() -> list[str]:
@@ -542,8 +548,10 @@ def _draw_faults(plot: Plot, faults: Sequence[str], actions: list[Action]) -> Ne
             continue  # Added to the finished story.
         if kind == "loss":
             settings = replace(settings, loss=rng.choice(LOSSES))
+        elif kind == "crash":
+            actions += _draw_crashes(plot, actions)
         else:
-            actions += _DRAW_FAULT[kind](plot, actions)
+            actions += DRAW_FAULTS[kind](plot.ground())
     return settings
 
 
@@ -564,26 +572,3 @@ def _draw_crashes(plot: Plot, actions: list[Action]) -> list[Action]:
             drawn.append((start_s - rng.expovariate(1 / plot.scale.step_s), broker, Snapshot()))
         drawn.append((end_s, broker, Restart()))
     return [(max(at, 0.0), node, item) for at, node, item in drawn]
-
-
-def _draw_partitions(plot: Plot, actions: list[Action]) -> list[Action]:
-    links = [edge for edge in plot.topology.overlay if plot.late is None or plot.late[0] not in edge]
-    return draw_cuts(links, plot.settings, plot.scale, plot.rng)
-
-
-def _draw_detours(plot: Plot, actions: list[Action]) -> list[Action]:
-    links = [edge for edge in plot.topology.overlay if plot.late is None or plot.late[0] not in edge]
-    return draw_detours(links, plot.scale, plot.rng)
-
-
-def _draw_histories(plot: Plot, actions: list[Action]) -> list[Action]:
-    brokers = [broker for broker in plot.topology.brokers if plot.late is None or plot.late[0] != broker]
-    return draw_impostors(brokers, plot.settings, plot.scale, plot.rng)
-
-
-_DRAW_FAULT: dict[str, Callable[[Plot, list[Action]], list[Action]]] = {
-    "crash": _draw_crashes,
-    "partition": _draw_partitions,
-    "detour": _draw_detours,
-    "history": _draw_histories,
-}

@@ -35,11 +35,9 @@ from roamcast.simulator.hostile import is_of_hostile
 from roamcast.simulator.mqtt_access import MqttAccess
 from roamcast.simulator.mqtt_ledger import Ledger
 from roamcast.simulator.mqtt_story import PLACE, Drain, Forget, Join, MqttSettings, SetLimit, SetRules
-from roamcast.simulator.network import Action, Network, NetworkSettings
+from roamcast.simulator.network import Network, NetworkSettings
 from roamcast.simulator.topology import Topology
 
-REST_S = 60.0
-"""Simulated time after the last action in which the network comes to rest; later timers are ignored."""
 OF_OTHERS = (ClientConnected, ClientFrames, ConnectionLost, LinkFrames, Tick)
 """Inputs that may be lost with a journal entry, because their senders repeat them."""
 NOT_JOINED = "not joined"
@@ -130,14 +128,6 @@ class MqttNetwork(Network):
 
     # --- running ---
 
-    def run(self, actions: Iterable[Action] = (), progress: Callable[[float], None] | None = None) -> None:
-        """Perform the actions, which are in order of time, and continue until the network is at rest."""
-        script = list(actions)
-        self._push_action(iter(script))
-        self.go(progress, (script[-1][0] if script else 0.0) + REST_S)
-        self._report(sorted(self._rows.values(), key=lambda row: row.time))
-        self._rows.clear()
-
     def _send_frames(
         self,
         broker: str,
@@ -217,17 +207,12 @@ class MqttNetwork(Network):
 
     # --- for those who look on ---
 
-    def wrongs(self) -> Iterator[tuple[str, str]]:
-        yield from self.access.wrongs()
+    def _wrongs_at_rest(self) -> Iterator[tuple[str, str]]:
         for broker in self.machines:
             self._refused.update(self._refusals(broker))
         if not self.settings.hostile:
             for text in sorted(self._refused):
                 yield "honest peer refused", text
-        for text in self._rows_differing:
-            yield "replay differs", text
-        for text in self._broken:
-            yield "link broken", text
         left_out = {*self._gone, self.settings.hostile}
         for one, other in self.topology.overlay:
             if not left_out & {one, other}:

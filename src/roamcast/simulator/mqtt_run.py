@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from roamcast.mobility import check_combination, find_protocol
+from roamcast.mobility import find_protocol
 from roamcast.protocol.notification import Message
 from roamcast.protocol.records import Row
 from roamcast.simulator.checkers import Result
@@ -23,10 +23,13 @@ from roamcast.simulator.mqtt_story import (
     SubscribeFilter,
 )
 from roamcast.simulator.network import Action, NetworkSettings
+from roamcast.simulator.run import check_settings
 from roamcast.simulator.topology import Topology
 
 CALM_S = 30.0
 """Simulated time with all clients home, before probes check whether all brokers agree."""
+REST_S = 60.0
+"""Simulated time after the last action in which the network comes to rest; later timers are ignored."""
 SURE_S = 0.25
 """Margin added to computed maximum delays."""
 
@@ -40,9 +43,7 @@ def run_mqtt(
     prepare: Callable[[MqttNetwork], None] | None = None,
 ) -> Result:
     """Perform the actions, let the network come to rest, and judge what clients received."""
-    protocol = find_protocol(settings.protocol)
-    check_combination(protocol, settings.routing or protocol.strategies[0], False)
-    protocol.check(settings.mobility_settings(topology))
+    check_settings(topology, settings)
     bound_s = longest_detour(actions) * settings.delay_bound_s(topology)
     slack_s = 4 * bound_s + 4 * settings.access_delay.high_s + SURE_S
     ledger = Ledger(tuple(_disturbances(actions, slack_s)), slack_s)
@@ -63,8 +64,9 @@ def run_mqtt(
     network = MqttNetwork(topology, settings, on_rows, ledger, drains, joins, trace)
     if prepare is not None:
         prepare(network)
-    network.run([*actions, *_last_look([id for id in topology.brokers if id != settings.hostile], actions)])
-    checker = MqttChecker(ledger, protocol.promise, about)
+    script = [*actions, *_last_look([id for id in topology.brokers if id != settings.hostile], actions)]
+    network.run(script, until_s=(script[-1][0] if script else 0.0) + REST_S)
+    checker = MqttChecker(ledger, find_protocol(settings.protocol).promise, about)
     for kind, text in network.wrongs():
         checker.result.violate(kind, text)
     return checker.judge()

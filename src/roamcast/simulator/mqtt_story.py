@@ -253,12 +253,12 @@ MQTT_VERBS: dict[str, Verb | Phrase] = {
     ),
     "publish": Phrase(PublishMessage, _read_publish, _write_publish),
     "subscribe": Phrase(SubscribeFilter, _read_subscribe, _write_subscribe),
-    "unsubscribe": Verb(UnsubscribeFilter, ("filter",)),
+    "unsubscribe": Verb.of(UnsubscribeFilter),
     "move": Phrase(MoveTo, parse_move, format_move),
-    "drain": Verb(Drain, ("destination",)),
-    "forget": Verb(Forget, ("gone",)),
-    "join": Verb(Join, ("peer",)),
+    "drain": Verb.of(Drain),
+    "forget": Verb.of(Forget),
+    "join": Verb.of(Join),
     "rules": Phrase(SetRules, _read_rules, _write_rules),
-    "limit": Verb(SetLimit, ("name", "value")),
+    "limit": Verb.of(SetLimit),
 }
 """Actions of clients and operators in a story with `front mqtt`."""

@@ -392,10 +392,15 @@ class Network(NetworkBase):
 
     # --- running ---
 
-    def run(self, actions: Iterable[Action] = (), progress: Callable[[float], None] | None = None) -> None:
+    def run(
+        self,
+        actions: Iterable[Action] = (),
+        progress: Callable[[float], None] | None = None,
+        until_s: float = float("inf"),
+    ) -> None:
         """Perform the actions, which are in order of time, and continue until nothing is left to do."""
         self._push_action(iter(actions))
-        self.go(progress)
+        self.go(progress, until_s)
         if self._has_faults:
             self._report(sorted(self._rows.values(), key=lambda row: row.time))
             self._rows.clear()
@@ -783,6 +788,9 @@ class Network(NetworkBase):
             yield "replay differs", text
         for text in self._broken:
             yield "link broken", text
+        yield from self._wrongs_at_rest()
+
+    def _wrongs_at_rest(self) -> Iterator[tuple[str, str]]:
         for id, machine in self.machines.items():
             for peer, end in machine.links.ends.items() if machine is not self._hostile else ():
                 received = self.machines[peer].links.ends[id].received

@@ -45,6 +45,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -64,29 +65,8 @@ from roamcast.protocol.effects import (
 )
 from roamcast.protocol.notification import Message, decode_attributes, encode_attributes
 from roamcast.protocol.records import Row
+from roamcast.simulator import faults
 from roamcast.simulator.checkers import Result, Violation
-from roamcast.simulator.faults import (
-    Backup,
-    Clone,
-    Crash,
-    Cut,
-    Detour,
-    Fault,
-    Halt,
-    Heal,
-    Impostor,
-    Kill,
-    Lie,
-    Mend,
-    Part,
-    Proceed,
-    Promote,
-    Relink,
-    Repair,
-    Restart,
-    Revive,
-    Snapshot,
-)
 from roamcast.simulator.links import Delay
 from roamcast.simulator.location_oracle import judge_location
 from roamcast.simulator.location_story import (
@@ -118,7 +98,7 @@ class Story:
     def has_faults(self) -> bool:
         settings = self.settings
         is_faulty = bool(settings.hostile or settings.replicas)
-        return is_faulty or any(isinstance(item, Fault) for _, _, item in self.actions)
+        return is_faulty or any(isinstance(item, faults.Fault) for _, _, item in self.actions)
 
     def judge(
         self,
@@ -161,7 +141,7 @@ class Story:
         absent client."""
         last_broker: dict[str, str] = {}
         away: dict[str, None] = {}
-        repairs: dict[frozenset[str], tuple[str, Fault]] = {}
+        repairs: dict[frozenset[str], tuple[str, faults.Fault]] = {}
         end_s = 0.0
         for action in self.actions:
             end_s, client, item = action
@@ -170,17 +150,17 @@ class Story:
                 away.pop(client, None)
             elif isinstance(item, LeaveFor) and client in last_broker:
                 away[client] = None
-            elif isinstance(item, Crash):
-                repairs[frozenset({client})] = (client, Restart())
-            elif isinstance(item, Cut) and self.settings.protocol not in MOBILE_PROTOCOLS:
-                repairs[frozenset({client, item.peer})] = (client, Heal(item.peer))
-            elif isinstance(item, Restart):
+            elif isinstance(item, faults.Crash):
+                repairs[frozenset({client})] = (client, faults.Restart())
+            elif isinstance(item, faults.Cut) and self.settings.protocol not in MOBILE_PROTOCOLS:
+                repairs[frozenset({client, item.peer})] = (client, faults.Heal(item.peer))
+            elif isinstance(item, faults.Restart):
                 repairs.pop(frozenset({client}), None)
-            elif isinstance(item, Heal):
+            elif isinstance(item, faults.Heal):
                 repairs.pop(frozenset({client, item.peer}), None)
             yield action
         for broker, _ in self.settings.replicas:
-            yield (end_s + HOME_AFTER_S, broker, Repair())
+            yield (end_s + HOME_AFTER_S, broker, faults.Repair())
         for broker, repair in repairs.values():
             yield (end_s + HOME_AFTER_S, broker, repair)
         for client in away:
@@ -201,6 +181,36 @@ comment.
 MOBILITY_LINES = Lines(Settings, "delay_bound_s")
 """The bound on the delay comes from the network, and has no line in a story."""
 _DELAYS = {"link": "link_delay", "access": "access_delay", "notice": "notice_delay"}
+
+
+def _parse_share(text: str) -> float:
+    share = float(text)
+    if not 0 <= share < 1:
+        raise InputError(f"loss {text}: valid is a number from 0 to below 1")
+    return share
+
+
+def _parse_truth(key: str, text: str) -> bool:
+    if text not in ("True", "False"):
+        raise InputError(f"{key} {text!r}: valid are True and False")
+    return text == "True"
+
+
+def _parse_replicas(text: str) -> tuple[tuple[str, int], ...]:
+    pairs = [word.partition(":") for word in text.split()]
+    return tuple((broker, int(count)) for broker, _, count in pairs)
+
+
+_PARSERS: dict[str, Callable[[str], object]] = {
+    **dict.fromkeys(_DELAYS, Delay.parse),
+    **dict.fromkeys(("seed", "window", "buffer_bytes"), int),
+    **dict.fromkeys(("access_bits_per_s", "service_s", "lease_s"), float),
+    **{key: partial(_parse_truth, key) for key in ("advertisements", "names_last_broker")},
+    "loss": _parse_share,
+    "replicas": _parse_replicas,
+    "reach": lambda text: tuple(_parse_edges(f"reach {text}", text)),
+}
+"""How values are read that are no plain text."""
 
 
 def format_story(story: Story) -> str:
@@ -249,25 +259,11 @@ def _write_publish(item: PublishThis) -> str:
     return f"{times}{json.dumps(decode_attributes(item.attributes))}"
 
 
+_OfLink = faults.Cut | faults.Heal | faults.Detour | Join
 _FAULT_VERBS: dict[str, Verb | Phrase] = {
-    "crash": Verb(Crash, flags={"unsent": "unsent", "torn": "torn", "amnesia": "amnesia"}),
-    "restart": Verb(Restart),
-    "snapshot": Verb(Snapshot),
-    "backup": Verb(Backup),
-    "impostor": Verb(Impostor, flags={"empty": "is_empty"}),
-    "cut": Verb(Cut, ("peer",)),
-    "heal": Verb(Heal, ("peer",)),
-    "detour": Verb(Detour, ("peer", "factor")),
-    "lie": Verb(Lie, ("number",)),
-    "kill": Verb(Kill, ("replica", "entries"), {"wiped": "is_wiped"}),
-    "revive": Verb(Revive, ("replica",)),
-    "halt": Verb(Halt, ("replica",)),
-    "proceed": Verb(Proceed, ("replica",)),
-    "clone": Verb(Clone, ("replica",)),
-    "promote": Verb(Promote, ("replica",)),
-    "part": Verb(Part, ("one", "other")),
-    "mend": Verb(Mend),
-    "repair": Verb(Repair),
+    kind.__name__.lower(): Verb.of(kind)
+    for kind in faults.Fault.__subclasses__()
+    if kind.__module__ == faults.__name__ and kind is not faults.Relink
 }
 _VERBS: dict[str, Verb | Phrase] = {
     "attach": Phrase(AttachTo, lambda text: AttachTo(text, 0), attrgetter("broker")),
@@ -279,7 +275,7 @@ _VERBS: dict[str, Verb | Phrase] = {
     "advertise": _filter_verb(AdvertiseThat),
     "unadvertise": _filter_verb(UnadvertiseThat),
     **_FAULT_VERBS,
-    "relink": Verb(Relink, ("old", "new")),
+    "relink": Verb.of(faults.Relink),
 }
 _VERB_OF = {how.kind: (verb, how) for verbs in (MQTT_VERBS, _VERBS) for verb, how in verbs.items()}
 
@@ -320,17 +316,17 @@ def _check_places(topology: Topology, settings: NetworkSettings, action: Action)
     support.
     """
     _, node, item = action
-    broker = node if isinstance(item, Fault) else ""
+    broker = node if isinstance(item, faults.Fault) else ""
     broker = broker or getattr(item, "broker", "") or getattr(item, "destination", "")
     if broker and broker not in topology.brokers:
         raise InputError(f"there is no broker {broker!r}; valid are {', '.join(topology.brokers)}")
     if settings.protocol in MOBILE_PROTOCOLS:
         check_mobile_action(topology, node, item)
         return
-    if isinstance(item, Cut | Heal | Detour | Join) and item.peer not in topology.peers(node):
+    if isinstance(item, _OfLink) and item.peer not in topology.peers(node):
         valid = ", ".join(topology.peers(node))
         raise InputError(f"{node} has no link to {item.peer!r}; valid are {valid}")
-    if isinstance(item, Relink) or (isinstance(item, Crash) and item.amnesia):
+    if isinstance(item, faults.Relink) or (isinstance(item, faults.Crash) and item.amnesia):
         valid = ", ".join(sorted(MOBILE_PROTOCOLS))
         raise InputError(f"`{_format_input(item)}` is for brokers that move; their protocols are {valid}")
 
@@ -362,28 +358,8 @@ def _parse_setting(settings: NetworkSettings, key: str, value: str) -> NetworkSe
         raise InputError(f"{key!r} is not known: valid are {valid}")
     if key == "link" and " " in value:
         return replace(settings, link_delays=(*settings.link_delays, _parse_link(value)))
-    field = _DELAYS.get(key, key)
-    parsed: object = value
-    if key in _DELAYS:
-        parsed = Delay.parse(value)
-    elif key in ("seed", "window", "buffer_bytes"):
-        parsed = int(value)
-    elif key in ("access_bits_per_s", "service_s", "lease_s"):
-        parsed = float(value)
-    elif key == "replicas":
-        pairs = [word.partition(":") for word in value.split()]
-        parsed = tuple((broker, int(count)) for broker, _, count in pairs)
-    elif key == "reach":
-        parsed = tuple(_parse_edges(f"{key} {value}", value))
-    elif key == "loss":
-        parsed = float(value)
-        if not 0 <= parsed < 1:
-            raise InputError(f"loss {value}: valid is a number from 0 to below 1")
-    elif key in ("advertisements", "names_last_broker"):
-        if value not in ("True", "False"):
-            raise InputError(f"{key} {value!r}: valid are True and False")
-        parsed = value == "True"
-    return replace(settings, **{field: parsed})  # type: ignore[arg-type]
+    parsed: Any = _PARSERS.get(key, str)(value)
+    return replace(settings, **{_DELAYS.get(key, key): parsed})
 
 
 def _parse_link(text: str) -> tuple[str, str, Delay]:

@@ -4,18 +4,16 @@ A topology is created from a short text such as ``grid:5``; `FORMS` lists them a
 random source give the same network in every process.
 """
 
-import difflib
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import networkx as nx
 
-from roamcast.errors import InputError
+from roamcast.errors import InputError, did_you_mean, read_text
 
 BROKERS_MAX = 10_000
 
@@ -135,9 +133,8 @@ def parse_topology(text: str, rng: random.Random) -> Topology:
         return _from_file(text, rest)
     if kind not in _MAKERS:
         known = [form.partition(":")[0] for form in FORMS]
-        raise InputError(
-            f"topology {text!r}: unknown kind {kind!r}{did_you_mean(kind, known)}; valid: {', '.join(FORMS)}"
-        )
+        hint = did_you_mean(kind, known) or f"valid: {', '.join(FORMS)}"
+        raise InputError(f"topology {text!r}: unknown kind {kind!r}; {hint}")
     form, make = _MAKERS[kind]
     names = form.split(":")[1:]
     given = rest.split(":") if colon else []
@@ -150,7 +147,7 @@ def from_edges(
     name: str,
     brokers: Iterable[str],
     edges: Iterable[Edge],
-    neighbours: Mapping[str, Iterable[str]] | None = None,
+    neighbours: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Topology:
     """Create a network from given edges, which must form a tree over the brokers.
 
@@ -166,17 +163,7 @@ def from_edges(
     _check_count(name, len(ordered))
     overlay = tuple(sorted((min(edge), max(edge)) for edge in edges))
     _check_tree(name, ordered, overlay)
-    graph = _adjacency(ordered, overlay)
-    if neighbours is not None:
-        graph = _checked_neighbours(name, graph, neighbours)
-    return Topology(name, ordered, overlay, graph)
-
-
-def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """Return a hint at the nearest valid name for an error message, or ""."""
-    by_lower = {candidate.lower(): candidate for candidate in valid}
-    nearest = difflib.get_close_matches(name.lower(), by_lower, n=1)
-    return f" (did you mean {by_lower[nearest[0]]!r}?)" if nearest else ""
+    return Topology(name, ordered, overlay, neighbours or _adjacency(ordered, overlay))
 
 
 def _grid(text: str, sizes: list[int], rng: random.Random) -> Topology:
@@ -255,7 +242,7 @@ def _from_file(text: str, path_text: str) -> Topology:
     if not path_text:
         raise InputError("topology 'file:': expected the form file:PATH, such as file:network.txt")
     lines_of: dict[Edge, int] = {}
-    for number, line in enumerate(_read_lines(text, path_text), start=1):
+    for number, line in enumerate(read_text(path_text).splitlines(), start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue
@@ -273,15 +260,6 @@ def _from_file(text: str, path_text: str) -> Topology:
     if not lines_of:
         raise InputError(f"{path_text}: no edges in this file; expected one per line, such as 'b1 b2'")
     return from_edges(text, dict.fromkeys(itertools.chain.from_iterable(lines_of)), lines_of)
-
-
-def _read_lines(text: str, path_text: str) -> list[str]:
-    try:
-        return Path(path_text).read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise InputError(f"topology {text!r}: cannot read {path_text}: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"topology {text!r}: {path_text} is not a text file in UTF-8") from error
 
 
 def _numbered(text: str, count: int, edges: Iterable[tuple[int, int]]) -> Topology:
@@ -337,23 +315,6 @@ def _check_tree(name: str, brokers: tuple[str, ...], overlay: tuple[Edge, ...]) 
             f"topology {name}: {' - '.join([*cycle, cycle[0]])} is a cycle; "
             "the overlay must have none, so leave one of these edges out"
         )
-
-
-def _checked_neighbours(
-    name: str, graph: Collection[str], neighbours: Mapping[str, Iterable[str]]
-) -> dict[str, tuple[str, ...]]:
-    result: dict[str, tuple[str, ...]] = dict.fromkeys(graph, ())
-    for broker, reachable in neighbours.items():
-        result[broker] = tuple(sorted(set(reachable)))
-        for end in (broker, *result[broker]):
-            if end not in graph:
-                raise InputError(
-                    f"topology {name}: the neighbours of {broker!r} name {end!r}, "
-                    "which is not among its brokers"
-                )
-        if broker in result[broker]:
-            raise InputError(f"topology {name}: broker {broker!r} cannot be its own neighbour")
-    return result
 
 
 def _adjacency(brokers: Iterable[str], edges: Iterable[Edge]) -> dict[str, tuple[str, ...]]:

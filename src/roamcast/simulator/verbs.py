@@ -28,6 +28,13 @@ class Verb(NamedTuple):
     options: Mapping[str, str] = _NO_WORDS
     """Words that are followed by the value of a field."""
 
+    @classmethod
+    def of(cls, kind: type[Any]) -> Verb:
+        """The verb of a struct whose fields say everything: each takes a word; a truth value is a flag."""
+        fields = msgspec.structs.fields(kind)
+        flags = {one.name.removeprefix("is_"): one.name for one in fields if one.type is bool}
+        return cls(kind, tuple(one.name for one in fields if one.type is not bool), flags)
+
     def read(self, verb: str, text: str, **found: Any) -> Any:
         """Parse the words after the verb; `found` holds fields that the caller has parsed."""
         fields = {field.name: field for field in msgspec.structs.fields(self.kind)}

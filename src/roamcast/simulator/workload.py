@@ -10,14 +10,10 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
-from roamcast.errors import InputError
+from roamcast.errors import InputError, did_you_mean
 from roamcast.filters.filter import Filter, Value
 from roamcast.filters.selector import parse
-from roamcast.simulator.topology import did_you_mean
-
-Jitter = Literal["exponential", "fixed", "uniform"]
 
 GROUPS_MAX = 10_000
 NESTED_VALUES = 1_000
@@ -55,7 +51,8 @@ def make_workload(kind: str, clients: Sequence[str], selectivity: float, rng: ra
     of the clients. The kind `gaddah` ignores `selectivity`.
     """
     if kind not in _MAKERS:
-        raise InputError(f"workload {kind!r}: unknown{did_you_mean(kind, KINDS)}; valid: {', '.join(KINDS)}")
+        hint = did_you_mean(kind, KINDS) or f"valid: {', '.join(KINDS)}"
+        raise InputError(f"workload {kind!r}: unknown; {hint}")
     if not 0.0 < selectivity <= 1.0:
         raise InputError(f"selectivity must be above 0 and at most 1, not {selectivity}")
     if not clients:
@@ -66,32 +63,16 @@ def make_workload(kind: str, clients: Sequence[str], selectivity: float, rng: ra
     return _MAKERS[kind](clients, selectivity, rng)
 
 
-def publish_times(
-    every_s: float, duration_s: float, rng: random.Random, jitter: str = "exponential"
-) -> list[float]:
-    """Return the times at which one publisher publishes: rising, below `duration_s`, on average one per
-    `every_s`.
-
-    `exponential`: periods drawn independently (a Poisson process). `fixed`: at every multiple of `every_s`,
-    the first after one period. `uniform`: once in every period, at a moment drawn uniformly within it.
+def publish_times(every_s: float, duration_s: float, rng: random.Random) -> list[float]:
+    """Return the times at which one publisher publishes, below `duration_s`: a Poisson process with one per
+    `every_s` on average.
     """
     for name, value_s in (("every_s", every_s), ("duration_s", duration_s)):
         if not 0.0 < value_s < math.inf:
             raise InputError(f"{name} must be a number of seconds above 0, not {value_s}")
     if duration_s / every_s > TIMES_MAX:
         raise InputError(f"every_s {every_s}: more than {TIMES_MAX:,} notifications in {duration_s} s")
-    valid = get_args(Jitter)
-    if jitter not in valid:
-        raise InputError(
-            f"jitter {jitter!r}: unknown{did_you_mean(jitter, valid)}; valid: {', '.join(valid)}"
-        )
-    times: Iterable[float]
-    if jitter == "exponential":
-        times = itertools.accumulate(rng.expovariate(1.0 / every_s) for _ in itertools.count())
-    elif jitter == "fixed":
-        times = (number * every_s for number in itertools.count(1))
-    else:
-        times = ((number + rng.random()) * every_s for number in itertools.count())
+    times = itertools.accumulate(rng.expovariate(1.0 / every_s) for _ in itertools.count())
     return list(itertools.takewhile(lambda time_s: time_s < duration_s, times))
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 from roamcast.errors import InputError
@@ -36,6 +36,7 @@ from roamcast.storage.segments import (
     read_entries,
     read_segment_head,
     read_snapshot,
+    read_whole_part,
     scan_segment,
 )
 from roamcast.storage.snapshots import Child
@@ -119,6 +120,28 @@ def find_recoverable(folder: Path) -> Found:
         return Found(head.sequence, data, head.version, _noting(scans, notes), notes)
     scans = _chain_instead(folder, segments, 0, snapshots, notes)
     return Found(0, None, None, _noting(scans, notes), notes)
+
+
+def entries_after(folder: Path, sequence: int, last: int, bytes_max: int) -> list[bytes] | None:
+    """Return the entries after `sequence` of a journal in use that ends with `last`.
+
+    None if the oldest of them are gone, or if reading them means reading more than about `bytes_max`.
+    """
+    chain: list[tuple[Path, int]] = []
+    first = last + 1
+    for path in reversed(numbered(folder, SEGMENT_SUFFIX).values()):
+        if first <= sequence + 1:
+            break
+        chain.append((path, first))
+        first = read_segment_head(path).first
+    entries: list[bytes] = []
+    for path, end in reversed(chain):
+        scan = read_whole_part(path, end)
+        bytes_max -= scan.record_bytes
+        if bytes_max < 0:
+            return None
+        entries += islice(read_entries(scan), max(0, sequence + 1 - scan.head.first), None)
+    return entries if first <= sequence + 1 and len(entries) == last - sequence else None
 
 
 def _chain_instead(

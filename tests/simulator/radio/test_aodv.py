@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from roamcast.simulator.radio.aodv import Aodv, AodvSettings, Timer
+from roamcast.simulator.radio.aodv import Aodv, AodvSettings
 from roamcast.simulator.radio.aodv_messages import AodvHello, AodvMessage, Data, Rerr, Rrep, Rreq
 
 SETTINGS = AodvSettings()
 EVERYONE = -1
+
+
+CALLED = {
+    "hello": "_say_hello", "repeat": "broadcast", "discovery": "_discovery_timed_out", "rreq": "_issue_rreq",
+}  # fmt: skip
+"""By kind of timer: what it calls."""
 
 
 class Air:
@@ -17,7 +26,7 @@ class Air:
     def __init__(self, node: int = 0, settings: AodvSettings = SETTINGS) -> None:
         self.now = 100.0
         self.out: list[tuple[int, AodvMessage]] = []
-        self.timers: list[tuple[float, Timer]] = []
+        self.timers: list[tuple[float, Callable[..., Any], tuple[Any, ...]]] = []
         self.delivered: list[Data] = []
         self.dropped: list[tuple[Data, str]] = []
         self.aodv = Aodv(node, self, settings)
@@ -28,8 +37,8 @@ class Air:
     def unicast(self, neighbour: int, message: AodvMessage) -> None:
         self.out.append((neighbour, message))
 
-    def set_timer(self, at: float, token: Timer) -> None:
-        self.timers.append((at, token))
+    def set_timer(self, at: float, then: Callable[..., Any], *about: Any) -> None:
+        self.timers.append((at, then, about))
 
     def jitter(self, up_to_s: float) -> float:
         return up_to_s / 2
@@ -49,10 +58,10 @@ class Air:
     def due(self, kind: str) -> list[tuple[int, AodvMessage]]:
         """Go to the next timer of this kind; what the machine sends because of it."""
         self.timers.sort(key=lambda timer: timer[0])
-        index = next(index for index, (_, timer) in enumerate(self.timers) if timer.kind == kind)
-        self.now, timer = self.timers.pop(index)
+        index = next(i for i, (_, then, _) in enumerate(self.timers) if then.__name__ == CALLED[kind])
+        self.now, then, about = self.timers.pop(index)
         self.out.clear()
-        self.aodv.on_deadline(timer)
+        then(*about)
         return list(self.out)
 
     def knows(
@@ -185,7 +194,7 @@ def test_who_knows_a_way_answers_and_the_request_ends_there() -> None:
     assert isinstance(answer, Rrep)
     assert (to, answer[:4]) == (4, (9, 5, 7, 2))
     assert answer.lifetime_s == pytest.approx(8.0)
-    assert [timer for _, timer in air.timers if timer.kind == "repeat"] == []
+    assert [then for _, then, _ in air.timers if then == air.broadcast] == []
     assert list(air.aodv.routes[9].precursors) == [4]
 
 

@@ -40,9 +40,6 @@ class Notebook:
     def on_send_failed(self, destination: int, message: Any) -> None:
         self.failed.append((destination, message))
 
-    def on_deadline(self, token: Any) -> None:
-        raise AssertionError(token)
-
 
 def run(
     places_m: list[float],

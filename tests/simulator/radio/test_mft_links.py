@@ -14,7 +14,6 @@ from roamcast.simulator.radio.mft_links import (
     LinkSettings,
     Outbox,
     Relink,
-    RoomFor,
     Wire,
     bytes_of,
     wires_of,
@@ -57,9 +56,6 @@ class End:
     def on_send_failed(self, destination: int, message: Wire | Group) -> None:
         if self.outbox.failed(destination, message):
             self.lost += self.outbox.give_up(destination)
-
-    def on_deadline(self, token: RoomFor) -> None:
-        self.outbox.retry(token.destination)
 
 
 def ends(apart_m: float = 10.0) -> tuple[RadioNetwork, End, End]:

@@ -82,51 +82,60 @@ class FrameCutter:
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max
         self._bytes = b""
+        self._later: list[bytes] = []
+        """Bytes behind these, while the first frame is incomplete: large frames come in many reads."""
+        self.waiting_bytes = 0
 
     def feed(self, data: bytes) -> None:
-        self._bytes = self._bytes + data if self._bytes else data
-
-    @property
-    def waiting_bytes(self) -> int:
-        return len(self._bytes)
+        self.waiting_bytes += len(data)
+        if self._bytes:
+            self._later.append(data)
+            if len(self._bytes) < LENGTH_BYTES or self.waiting_bytes >= LENGTH_BYTES + self._length(0):
+                self._bytes = b"".join((self._bytes, *self._later))
+                self._later = []
+        else:
+            self._bytes = data
 
     def take_bytes(self, size: int) -> bytes:
         """Return the next `size` bytes outside a frame, or nothing while there are fewer."""
-        if len(self._bytes) < size:
-            return b""
-        taken, self._bytes = self._bytes[:size], self._bytes[size:]
-        return taken
+        return self._take(size) if self.waiting_bytes >= size else b""
 
     def take_rest(self) -> bytes:
         """Return the remaining bytes, whole frames or not."""
-        taken, self._bytes = self._bytes, b""
-        return taken
+        return self._take(self.waiting_bytes)
 
     def take_one(self) -> bytes:
         """Return the next frame without its length, or nothing while it is incomplete."""
-        end = self._end_of_frame(0)
-        frame = self._bytes[LENGTH_BYTES:end]
-        self._bytes = self._bytes[end:]
-        return frame
+        return self._take(self._end_of_frame(0))[LENGTH_BYTES:]
 
     def take_all(self, bytes_max: int = sys.maxsize) -> bytes:
         """Return every complete frame in order; stops after the frame that reaches `bytes_max`."""
         end = 0
         while end < bytes_max and (after := self._end_of_frame(end)) != end:
             end = after
-        whole, self._bytes = self._bytes[:end], self._bytes[end:]
-        return whole
+        return self._take(end)
 
     @property
     def has_frame(self) -> bool:
         return self._end_of_frame(0) > 0
+
+    def _take(self, size: int) -> bytes:
+        if self._later and size:
+            self._bytes = b"".join((self._bytes, *self._later))
+            self._later = []
+        taken, self._bytes = self._bytes[:size], self._bytes[size:]
+        self.waiting_bytes -= size
+        return taken
+
+    def _length(self, start: int) -> int:
+        return int.from_bytes(self._bytes[start : start + LENGTH_BYTES], "big")
 
     def _end_of_frame(self, start: int) -> int:
         """Return the end of the frame that starts there; `start` itself if incomplete."""
         body = start + LENGTH_BYTES
         if len(self._bytes) < body:
             return start
-        length = int.from_bytes(self._bytes[start:body], "big")
+        length = self._length(start)
         if not 0 < length <= self.frame_bytes_max:
             raise InputError(f"a frame of {length} bytes: 1 to {self.frame_bytes_max} are allowed")
         end = body + length

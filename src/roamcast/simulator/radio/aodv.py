@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from roamcast.simulator.radio.aodv_messages import AodvHello, AodvMessage, Data, Rerr, Rrep, Rreq
 
@@ -76,7 +76,8 @@ class Host(Protocol):
 
     def unicast(self, neighbour: int, message: AodvMessage) -> None: ...
 
-    def set_timer(self, at: float, token: Timer) -> None: ...
+    def set_timer(self, at: float, then: Callable[..., Any], *about: Any) -> None:
+        """Call `then(*about)` at that time."""
 
     def jitter(self, up_to_s: float) -> float: ...
 
@@ -85,11 +86,6 @@ class Host(Protocol):
 
     def given_up(self, data: Data, reason: str) -> None:
         """Note that the packet is dropped here."""
-
-
-class Timer(NamedTuple):
-    kind: Literal["hello", "repeat", "discovery", "rreq"]
-    about: Any = None
 
 
 @dataclass(slots=True)
@@ -142,7 +138,7 @@ class Aodv:
     # --- what others call ---
 
     def start(self) -> None:
-        self.host.set_timer(self.host.now + self.host.jitter(self.settings.hello_interval_s), Timer("hello"))
+        self.host.set_timer(self.host.now + self.host.jitter(self.settings.hello_interval_s), self._say_hello)
 
     def send(self, destination: int, content: Any, content_bytes: int) -> None:
         """Send a packet. Only this starts an RREQ: nodes that only forward never do."""
@@ -166,22 +162,12 @@ class Aodv:
             else:
                 self.host.given_up(message, "link broken")
 
-    def on_deadline(self, timer: Timer) -> None:
-        if timer.kind == "hello":
-            self._say_hello()
-        elif timer.kind == "repeat":
-            self.host.broadcast(timer.about)
-        elif timer.kind == "discovery":
-            self._discovery_timed_out(*timer.about)
-        else:
-            self._issue_rreq(timer.about)
-
     # --- hello (6.9) ---
 
     def _say_hello(self) -> None:
         now, settings = self.host.now, self.settings
         self.host.broadcast(AodvHello(self.sequence))
-        self.host.set_timer(now + settings.hello_interval_s, Timer("hello"))
+        self.host.set_timer(now + settings.hello_interval_s, self._say_hello)
         for neighbour, heard_at in list(self._heard_at.items()):
             if now - heard_at > settings.neighbour_timeout_s:
                 del self._heard_at[neighbour]
@@ -219,7 +205,7 @@ class Aodv:
             return  # A route came while this one waited its turn.
         now, settings = self.host.now, self.settings
         if len(self._rreqs_at) == settings.rreq_per_s_max and now < self._rreqs_at[0] + 1.0:
-            self.host.set_timer(self._rreqs_at[0] + 1.0, Timer("rreq", destination))
+            self.host.set_timer(self._rreqs_at[0] + 1.0, self._issue_rreq, destination)
             return
         self._rreqs_at.append(now)
         self.rreq_number += 1
@@ -231,8 +217,8 @@ class Aodv:
         self.host.broadcast(
             Rreq(self.rreq_number, destination, sequence, self.node, self.sequence, 0, discovery.ttl)
         )
-        timer = Timer("discovery", (destination, self.rreq_number))
-        self.host.set_timer(now + self._discovery_wait_s(discovery), timer)
+        at = now + self._discovery_wait_s(discovery)
+        self.host.set_timer(at, self._discovery_timed_out, destination, self.rreq_number)
 
     def _discovery_wait_s(self, discovery: Discovery) -> float:
         """Return the timeout for an answer; each retry over the whole network doubles it."""
@@ -280,7 +266,7 @@ class Aodv:
             known = self.routes.get(message.destination)
             asked = _newest(message.destination_sequence, known.sequence if known is not None else None)
             onward = message._replace(destination_sequence=asked, hops=hops, ttl=message.ttl - 1)
-            self.host.set_timer(now + self.host.jitter(settings.jitter_s), Timer("repeat", onward))
+            self.host.set_timer(now + self.host.jitter(settings.jitter_s), self.host.broadcast, onward)
 
     def _answer_as_destination(self, message: Rreq) -> None:
         self.sequence = max(self.sequence, message.destination_sequence or 0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-from roamcast.simulator.radio.aodv import Aodv, AodvSettings, Timer
+from roamcast.simulator.radio.aodv import Aodv, AodvSettings
 from roamcast.simulator.radio.aodv_messages import AodvMessage, Data
 from roamcast.simulator.radio.ledger import Ledger, Notification
 from roamcast.simulator.radio.network import Station
@@ -37,9 +38,6 @@ class AodvProgram:
         if destination >= 0:
             self.aodv.on_send_failed(destination, message)
 
-    def on_deadline(self, token: Timer) -> None:
-        self.aodv.on_deadline(token)
-
     # --- for the machine ---
 
     @property
@@ -54,8 +52,8 @@ class AodvProgram:
         if not self._station.unicast(neighbour, kind, message, message.payload_bytes) and kind == "Data":
             self._ledger.given_up["queue full"] += 1
 
-    def set_timer(self, at: float, token: Timer) -> None:
-        self._station.set_timer(at, token)
+    def set_timer(self, at: float, then: Callable[..., Any], *about: Any) -> None:
+        self._station.set_timer(at, then, *about)
 
     def jitter(self, up_to_s: float) -> float:
         return self._station.chance.random() * up_to_s
@@ -65,13 +63,6 @@ class AodvProgram:
 
     def given_up(self, data: Data, reason: str) -> None:
         self._ledger.given_up[reason] += 1
-
-
-class Turn(NamedTuple):
-    """A timer: send a notification to one of its subscribers."""
-
-    notification: Notification
-    subscriber: int
 
 
 class AodvPublisher(AodvProgram):
@@ -96,16 +87,7 @@ class AodvPublisher(AodvProgram):
 
     def on_start(self) -> None:
         super().on_start()
-        self._station.set_timer(self.jitter(self._publishing.every_s), None)
-
-    def on_deadline(self, token: Timer | Turn | None) -> None:
-        if token is None:
-            self._publish()
-        elif isinstance(token, Turn):
-            self._ledger.owed(token.notification, token.subscriber, self.now)
-            self.aodv.send(token.subscriber, token.notification, self._publishing.content_bytes)
-        else:
-            super().on_deadline(token)
+        self._station.set_timer(self.jitter(self._publishing.every_s), self._publish)
 
     def _publish(self) -> None:
         if self.now >= self._publishing.until_s:
@@ -115,5 +97,9 @@ class AodvPublisher(AodvProgram):
         self._ledger.published(notification, self.now, len(self._subscribers))
         apart_s = self._publishing.every_s / len(self._subscribers)
         for index, subscriber in enumerate(self._subscribers):
-            self._station.set_timer(self.now + index * apart_s, Turn(notification, subscriber))
-        self._station.set_timer(self.now + self._publishing.every_s, None)
+            self._station.set_timer(self.now + index * apart_s, self._send, notification, subscriber)
+        self._station.set_timer(self.now + self._publishing.every_s, self._publish)
+
+    def _send(self, notification: Notification, subscriber: int) -> None:
+        self._ledger.owed(notification, subscriber, self.now)
+        self.aodv.send(subscriber, notification, self._publishing.content_bytes)

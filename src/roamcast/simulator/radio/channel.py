@@ -10,6 +10,7 @@ there plain floats are several times faster than arrays.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,31 +31,19 @@ EVERYONE = -1
 """The destination of a broadcast."""
 
 
+@dataclass(slots=True, eq=False)
 class Transmission:
     """A frame on the air."""
 
-    __slots__ = (
-        "destination",
-        "ends_at",
-        "log_arrived",
-        "log_arrived_one",
-        "power_mw",
-        "power_row",
-        "sender",
-    )
-
-    def __init__(
-        self, sender: int, destination: int, ends_at: float, power_row: list[float], power_mw: Floats
-    ) -> None:
-        self.sender = sender
-        self.destination = destination
-        self.ends_at = ends_at
-        self.power_row = power_row
-        self.power_mw = power_mw
-        self.log_arrived: Floats | None = None
-        """For each station: ln of the probability that all bits so far have arrived."""
-        self.log_arrived_one = 0.0
-        """Like `log_arrived`, for the destination of a unicast frame."""
+    sender: int
+    destination: int
+    ends_at: float
+    power_row: list[float]
+    power_mw: Floats
+    log_arrived: Floats | None = None
+    """For each station: ln of the probability that all bits so far have arrived."""
+    log_arrived_one: float = 0.0
+    """Like `log_arrived`, for the destination of a unicast frame."""
 
 
 class Channel:

@@ -10,27 +10,13 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from roamcast.simulator.engine import Handle
 from roamcast.simulator.radio.channel import EVERYONE, Channel, Transmission
 from roamcast.simulator.radio.parameters import RadioParameters
 
-
-class Stations(Protocol):
-    """Interface of the network for the medium access."""
-
-    now: float
-
-    def push(self, at: float, handle: Handle, first: Any = None, second: Any = None) -> None: ...
-
-    def accepts(self, receiver: int, sender: int, message: Any) -> bool: ...
-
-    def receive(self, receiver: int, sender: int, message: Any) -> None: ...
-
-    def sent(self, sender: int, destination: int, message: Any) -> None: ...
-
-    def fail(self, sender: int, destination: int, message: Any) -> None: ...
+if TYPE_CHECKING:
+    from roamcast.simulator.radio.network import Program, RadioNetwork
 
 
 @dataclass(slots=True)
@@ -70,20 +56,24 @@ class MediumAccess:
         station: int,
         parameters: RadioParameters,
         channel: Channel,
-        engine: Stations,
+        network: RadioNetwork,
         chance: random.Random,
     ) -> None:
         self.station = station
         self.counts = AirCounts()
         self._parameters = parameters
         self._channel = channel
-        self._engine = engine
+        self._network = network
         self._chance = chance
         self._queue: deque[Outgoing] = deque()
         self._backoffs = 0
         self._sequence = 0
         self._seen: dict[int, int] = {}
         self.peers: list[MediumAccess] = []
+
+    @property
+    def _program(self) -> Program:
+        return self._network.programs[self.station]
 
     def send(self, destination: int, message: Any, payload_bytes: int) -> bool:
         """Queue a message; False if there is no room for it."""
@@ -109,13 +99,13 @@ class MediumAccess:
         else:
             exponent = min(parameters.backoff_exponent_min + self._backoffs, parameters.backoff_exponent_max)
             wait_s = int(self._chance.random() * (1 << exponent)) * parameters.backoff_unit_s
-        self._engine.push(self._engine.now + wait_s + parameters.sensing_s, self._sense)
+        self._network.push(self._network.now + wait_s + parameters.sensing_s, self._sense)
 
     def _sense(self, *_: None) -> None:
         if self._channel.is_busy(self.station):
             self._wait_longer()
         else:
-            self._engine.push(self._engine.now + self._parameters.turnaround_s, self._transmit)
+            self._network.push(self._network.now + self._parameters.turnaround_s, self._transmit)
 
     def _wait_longer(self) -> None:
         self._backoffs += 1
@@ -135,30 +125,30 @@ class MediumAccess:
         air_s = parameters.air_s(frame_bytes)
         self.counts.frames += 1
         self.counts.bytes += parameters.preamble_bytes + frame_bytes
-        frame = self._channel.begin(self._engine.now, self.station, outgoing.destination, air_s)
-        self._engine.push(frame.ends_at, self._end, frame)
+        frame = self._channel.begin(self._network.now, self.station, outgoing.destination, air_s)
+        self._network.push(frame.ends_at, self._end, frame)
 
     def _end(self, frame: Transmission, _: None) -> None:
-        received = self._channel.end(self._engine.now, frame)
+        received = self._channel.end(self._network.now, frame)
         outgoing = self._queue[0]
         if frame.destination == EVERYONE:
             self._next()
             for receiver in received:
-                self._engine.receive(receiver, self.station, outgoing.message)
-            self._engine.sent(self.station, EVERYONE, outgoing.message)
+                self._network.programs[receiver].on_received(self.station, outgoing.message)
+            self._program.on_sent(EVERYONE, outgoing.message)
             return
         if not self._parameters.acknowledged:
             self._end_unconfirmed(frame, bool(received), outgoing)
             return
-        give_up_at = self._engine.now + self._parameters.acknowledgement_wait_s
-        if received and self._engine.accepts(frame.destination, self.station, outgoing.message):
+        give_up_at = self._network.now + self._parameters.acknowledgement_wait_s
+        if received and self._network.programs[frame.destination].accepts(self.station, outgoing.message):
             peer = self.peers[frame.destination]
-            acknowledge_at = self._engine.now + self._parameters.turnaround_s
-            self._engine.push(acknowledge_at, peer.acknowledge, self, give_up_at)
+            acknowledge_at = self._network.now + self._parameters.turnaround_s
+            self._network.push(acknowledge_at, peer.acknowledge, self, give_up_at)
             if peer.is_news(self.station, outgoing):
-                self._engine.receive(frame.destination, self.station, outgoing.message)
+                self._network.programs[frame.destination].on_received(self.station, outgoing.message)
         else:
-            self._engine.push(give_up_at, self._attempt_failed)
+            self._network.push(give_up_at, self._attempt_failed)
 
     def _end_unconfirmed(self, frame: Transmission, has_arrived: bool, outgoing: Outgoing) -> None:
         """End a unicast frame without acknowledgements: the sender assumes that it arrived."""
@@ -169,9 +159,10 @@ class MediumAccess:
             self._contend()
             return
         self._next()
-        if outgoing.is_whole and self._engine.accepts(frame.destination, self.station, outgoing.message):
-            self._engine.receive(frame.destination, self.station, outgoing.message)
-        self._engine.sent(self.station, outgoing.destination, outgoing.message)
+        receiver = self._network.programs[frame.destination]
+        if outgoing.is_whole and receiver.accepts(self.station, outgoing.message):
+            receiver.on_received(self.station, outgoing.message)
+        self._program.on_sent(outgoing.destination, outgoing.message)
 
     # --- acknowledgements ---
 
@@ -187,17 +178,17 @@ class MediumAccess:
     def acknowledge(self, sender: MediumAccess, give_up_at: float) -> None:
         """Acknowledge the frame received from a station, which waits until the given time."""
         if self._channel.is_sending(self.station):
-            self._engine.push(give_up_at, sender._attempt_failed)
+            self._network.push(give_up_at, sender._attempt_failed)
             return
         parameters = self._parameters
         self.counts.acknowledgements += 1
         air_s = parameters.air_s(parameters.acknowledgement_bytes)
-        frame = self._channel.begin(self._engine.now, self.station, sender.station, air_s)
-        self._engine.push(frame.ends_at, sender._acknowledged, frame, give_up_at)
+        frame = self._channel.begin(self._network.now, self.station, sender.station, air_s)
+        self._network.push(frame.ends_at, sender._acknowledged, frame, give_up_at)
 
     def _acknowledged(self, frame: Transmission, give_up_at: float) -> None:
-        if not self._channel.end(self._engine.now, frame):
-            self._engine.push(max(give_up_at, self._engine.now), self._attempt_failed)
+        if not self._channel.end(self._network.now, frame):
+            self._network.push(max(give_up_at, self._network.now), self._attempt_failed)
             return
         outgoing = self._queue[0]
         outgoing.bytes_left -= self._parameters.payload_bytes_max
@@ -206,7 +197,7 @@ class MediumAccess:
             self._contend()
         else:
             self._next()
-            self._engine.sent(self.station, outgoing.destination, outgoing.message)
+            self._program.on_sent(outgoing.destination, outgoing.message)
 
     def _attempt_failed(self, *_: None) -> None:
         outgoing = self._queue[0]
@@ -215,7 +206,7 @@ class MediumAccess:
             self._contend()
             return
         self._next()
-        self._engine.fail(self.station, outgoing.destination, outgoing.message)
+        self._program.on_send_failed(outgoing.destination, outgoing.message)
 
     def _next(self) -> None:
         self._queue.popleft()

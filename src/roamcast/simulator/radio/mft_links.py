@@ -173,7 +173,7 @@ class Outbox:
             if len(waiting) == 1:
                 self._begin(destination)
 
-    def retry(self, destination: int) -> None:
+    def _retry(self, destination: int) -> None:
         """Try again, because there may be room now."""
         if self._waiting.get(destination) and destination not in self._on_air:
             self._begin(destination)
@@ -186,7 +186,7 @@ class Outbox:
         if self._station.unicast(destination, kind, message, size):
             self._on_air[destination] = message
         else:
-            self._station.set_timer(self._station.now + RETRY_S, RoomFor(destination))
+            self._station.set_timer(self._station.now + RETRY_S, self._retry, destination)
 
     def _next(self, destination: int) -> Wire | Group:
         """Return the next message, and those after it that fit into the same frame."""
@@ -220,7 +220,7 @@ class Outbox:
         if self._tries[destination] >= self._settings.tries:
             return True
         del self._on_air[destination]
-        self._station.set_timer(self._station.now + TRY_AGAIN_S, RoomFor(destination))
+        self._station.set_timer(self._station.now + TRY_AGAIN_S, self._retry, destination)
         return False
 
     def give_up(self, destination: int) -> list[Message]:
@@ -230,12 +230,6 @@ class Outbox:
         self.links.pop(destination, None)
         left: Sequence[Wire] = self._waiting.pop(destination, ())
         return [wire.message for wire in left if isinstance(wire.message, Message)]
-
-
-class RoomFor(NamedTuple):
-    """A timer: check whether the antenna accepts the next message to this station."""
-
-    destination: int
 
 
 def _parts(message: Message | Relink) -> list[Message | Relink]:

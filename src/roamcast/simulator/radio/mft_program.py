@@ -42,7 +42,6 @@ from roamcast.simulator.radio.mft_links import (
     Outbox,
     Presence,
     Relink,
-    RoomFor,
     Wire,
     name_of,
     wires_of,
@@ -63,30 +62,6 @@ itself.
 """
 
 EVERYTHING = parse("TRUE")
-
-
-class Repeat(NamedTuple):
-    """A timer: broadcast this message."""
-
-    heartbeat: Heartbeat
-
-
-class Check(NamedTuple):
-    """A timer: runs once in a heartbeat period."""
-
-
-class Elect(NamedTuple):
-    """A timer: the deadline of the election."""
-
-
-class Publish(NamedTuple):
-    """A timer: publish a notification."""
-
-
-class PublishTo(NamedTuple):
-    """A timer: publish a notification for this subscriber alone."""
-
-    subscriber: str
 
 
 def number_of(name: str) -> int:
@@ -133,8 +108,8 @@ class MftBroker:
     # --- for the network ---
 
     def on_start(self) -> None:
-        self.station.set_timer(self.station.chance.random() * self._period_s, Elect())
-        self.station.set_timer(self.station.chance.random() * self._period_s, Check())
+        self.station.set_timer(self.station.chance.random() * self._period_s, self._elect)
+        self.station.set_timer(self.station.chance.random() * self._period_s, self._check)
 
     def accepts(self, sender: int, message: Wire | Group) -> bool:
         return (
@@ -176,16 +151,6 @@ class MftBroker:
         if destination in self._brokers:
             self._perform(self.election.on_link_lost(self.station.now, name_of(destination)))
 
-    def on_deadline(self, token: Repeat | Check | Elect | RoomFor) -> None:
-        if isinstance(token, Repeat):
-            self.station.broadcast("HEARTBEAT", token.heartbeat, HEARTBEAT_BYTES)
-        elif isinstance(token, Elect):
-            self._elect()
-        elif isinstance(token, RoomFor):
-            self._outbox.retry(token.destination)
-        else:
-            self._check()
-
     # --- election ---
 
     def _elect(self) -> None:
@@ -200,8 +165,9 @@ class MftBroker:
     def _perform(self, effects: Iterable[ElectionEffect]) -> None:
         for effect in effects:
             if isinstance(effect, Broadcast):
-                wait_s = self.station.chance.random() * JITTER_S
-                self.station.set_timer(self.station.now + wait_s, Repeat(effect.heartbeat))
+                at = self.station.now + self.station.chance.random() * JITTER_S
+                say = self.station.broadcast
+                self.station.set_timer(at, say, "HEARTBEAT", effect.heartbeat, HEARTBEAT_BYTES)
             elif isinstance(effect, ParentChanged):
                 if effect.old is not None:
                     self._give_up(effect.old)
@@ -212,7 +178,7 @@ class MftBroker:
         deadline = self.election.deadline()
         if deadline is not None and (self._elects_at is None or deadline < self._elects_at):
             self._elects_at = max(deadline, self.station.now)
-            self.station.set_timer(self._elects_at, Elect())
+            self.station.set_timer(self._elects_at, self._elect)
 
     def _give_up(self, name: str) -> None:
         """Give up the link to a neighbour or client."""
@@ -253,7 +219,7 @@ class MftBroker:
 
     def _check(self) -> None:
         """Ask stations to connect again whose link was given up here, and who may not know it."""
-        self.station.set_timer(self.station.now + self._period_s, Check())
+        self.station.set_timer(self.station.now + self._period_s, self._check)
         self._count()
         if self._links.relinks:
             self._ask_to_connect()
@@ -330,9 +296,9 @@ class MftClient:
 
     def on_start(self) -> None:
         now, chance = self.station.now, self.station.chance
-        self.station.set_timer(now + chance.random() * self._period_s, Check())
+        self.station.set_timer(now + chance.random() * self._period_s, self._check)
         if self._publishes:
-            self.station.set_timer(now + chance.random() * self._publishing.every_s, Publish())
+            self.station.set_timer(now + chance.random() * self._publishing.every_s, self._publish)
         else:
             wanted = parse(f"to = '{self.client.id}'") if self._publishing.to_each else EVERYTHING
             self._send(self.client.subscribe(wanted))
@@ -374,21 +340,11 @@ class MftClient:
         if not isinstance(message, Presence) and self._outbox.failed(destination, message):
             self._lose(destination)
 
-    def on_deadline(self, token: Check | Publish | PublishTo | RoomFor) -> None:
-        if isinstance(token, Publish):
-            self._publish()
-        elif isinstance(token, PublishTo):
-            self._publish_one({"to": token.subscriber}, 1)
-        elif isinstance(token, RoomFor):
-            self._outbox.retry(token.destination)
-        else:
-            self._check()
-
     # --- being connected ---
 
     def _check(self) -> None:
         now = self.station.now
-        self.station.set_timer(now + self._period_s, Check())
+        self.station.set_timer(now + self._period_s, self._check)
         if self._links.clients_beat:
             self.station.broadcast("HEARTBEAT", Presence(), HEARTBEAT_BYTES)
         missed_s = MISSED_MAX * self._period_s
@@ -437,13 +393,14 @@ class MftClient:
         now = self.station.now
         if now >= self._publishing.until_s:
             return
-        self.station.set_timer(now + self._publishing.every_s, Publish())
+        self.station.set_timer(now + self._publishing.every_s, self._publish)
         if not self._publishing.to_each:
             self._publish_one({"kind": "event"}, len(self._subscribers))
             return
         apart_s = self._publishing.every_s / len(self._subscribers)
         for index, subscriber in enumerate(self._subscribers):
-            self.station.set_timer(now + index * apart_s, PublishTo(name_of(subscriber)))
+            alone: Attributes = {"to": name_of(subscriber)}
+            self.station.set_timer(now + index * apart_s, self._publish_one, alone, 1)
 
     def _publish_one(self, attributes: Attributes, subscribers: int) -> None:
         now = self.station.now

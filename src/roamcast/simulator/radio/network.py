@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,8 +36,6 @@ class Program(Protocol):
 
     def on_send_failed(self, destination: int, message: Any) -> None:
         """Handle that a message could not be sent: no acknowledgement came, or the channel was never free."""
-
-    def on_deadline(self, token: Any) -> None: ...
 
 
 class Station:
@@ -70,11 +68,9 @@ class Station:
         self.sent[kind] += 1
         return self.access.send(destination, message, payload_bytes)
 
-    def set_timer(self, at: float, token: Any) -> None:
-        self._network.push(at, self._on_deadline, token)
-
-    def _on_deadline(self, token: Any, _: None) -> None:
-        self._network.programs[self.number].on_deadline(token)
+    def set_timer(self, at: float, then: Callable[..., Any], *about: Any) -> None:
+        """Call `then(*about)` at that time."""
+        self._network.push(at, lambda *_: then(*about))
 
 
 class RadioNetwork(Engine):
@@ -115,15 +111,3 @@ class RadioNetwork(Engine):
         self.movement.advance(self.parameters.move_every_s)
         self.channel.move(self.movement.positions_m)
         self.push(self.now + self.parameters.move_every_s, self._move)
-
-    def accepts(self, receiver: int, sender: int, message: Any) -> bool:
-        return self.programs[receiver].accepts(sender, message)
-
-    def receive(self, receiver: int, sender: int, message: Any) -> None:
-        self.programs[receiver].on_received(sender, message)
-
-    def sent(self, sender: int, destination: int, message: Any) -> None:
-        self.programs[sender].on_sent(destination, message)
-
-    def fail(self, sender: int, destination: int, message: Any) -> None:
-        self.programs[sender].on_send_failed(destination, message)
