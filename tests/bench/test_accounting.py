@@ -114,7 +114,7 @@ def test_mixed_publishers_are_each_in_order(tamper: Callable[[list[bytes]], None
 def test_mixed_publishers_notice_a_stranger() -> None:
     stream = MixedStream([Cycle(*numbered(10), 0)])
     stream.take(Cycle(*numbered(1, publisher=7), 0).frames[0])
-    with pytest.raises(Miscounted, match="is of no publisher"):
+    with pytest.raises(Miscounted, match="comes from no known publisher"):
         stream.verify([0])
 
 

@@ -283,9 +283,9 @@ def test_a_journal_that_is_older_than_it_was_is_noticed() -> None:
     a, _ = journals()
     old = LinkEnd("a", 22, CODEC)
     old.send(Settled(1))
-    with pytest.raises(LinkError, match="b reports 0 received messages: here 3 were sent"):
+    with pytest.raises(LinkError, match="b reports 0 received messages, but 3 were sent here"):
         a.up(old.resume())
-    with pytest.raises(LinkError, match="a reports 3 received messages: here 1 were sent"):
+    with pytest.raises(LinkError, match="a reports 3 received messages, but 1 were sent here"):
         old.up(a.resume())
 
 

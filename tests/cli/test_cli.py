@@ -121,7 +121,9 @@ print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
             "'roamcast bench match' has no option --zzz; see 'roamcast bench match --help'",
         ),
         (["bench", "match", "--subscriptions"], "option '--subscriptions' requires an argument"),
-        (["bench", "match", "--subscriptions", "many"], "invalid value for '--subscriptions'"),
+        (["bench", "match", "--subscriptions", "many"], "'many' is not a whole number; see"),
+        (["links", "--up"], "'roamcast links' has no option --up; see 'roamcast links --help'"),
+        (["top", "--interval", "0"], "'--interval': 0.0 is not between 0.2 and 60; see"),
         (["bench", "match", "--subscriptions", "0"], "invalid value for '--subscriptions'"),
         (["bench", "match", "more"], "unexpected argument 'more'"),
     ],
@@ -169,6 +171,14 @@ def test_our_own_fault_is_one_line_too(
     monkeypatch.delenv("ROAMCAST_DEBUG", raising=False)
     assert run(planted(KeyError("broker")), ["fail"]) == 70
     line = "roamcast: internal error: KeyError: 'broker'; set ROAMCAST_DEBUG=1 for the traceback\n"
+    assert capsys.readouterr().err == line
+
+
+def test_a_package_without_a_library_of_the_system_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    why = "libstdc++.so.6: cannot open shared object file: No such file or directory"
+    error = ImportError(why, name="pyarrow.lib", path="/opt/pyarrow/lib.cpython-311-x86_64-linux-gnu.so")
+    assert run(planted(error), ["fail"]) == 2
+    line = f"roamcast: the package pyarrow cannot be loaded ({why}); install that library\n"
     assert capsys.readouterr().err == line
 
 

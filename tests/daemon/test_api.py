@@ -401,6 +401,9 @@ def test_operators_commands_tell_of_the_whole_network(chain: Chain) -> None:
     refused = command(a, "kick", "nobody")
     assert refused.returncode == 2
     assert "no broker that can be asked has a session of 'nobody'" in refused.stderr
+    mistyped = command(a, "clients", "--broker", "zz")
+    assert mistyped.returncode == 2
+    assert "--broker zz: there is no such broker; known are: a, b, c" in mistyped.stderr
 
 
 def test_alerts_and_dashboard_name_metrics_that_exist(chain: Chain) -> None:

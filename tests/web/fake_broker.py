@@ -57,6 +57,8 @@ class FakeNetwork:
         self.changes = 0
         self.done: list[tuple[str, dict[str, Any]]] = []
         """Actions that were asked for, as they came."""
+        self.followers: dict[str, dict[str, Any]] = {}
+        """Broker to its followers, if it is replicated."""
         self.lost = 0
         self.moved = 0
         self.owed_before_s = 0.0
@@ -137,7 +139,8 @@ class FakeNetwork:
             "attached": sum(client["attached"] for client in here) if is_up else 0,
             "queued": sum(client["queued"] for client in here),
             "queued_bytes": 160 * sum(client["queued"] for client in here), "memory_bytes": 91_000_000,
-            "cpu": 0.08, "journal": "ok", "role": "single", "lag": 0,
+            "cpu": 0.08, "journal": "ok",
+            "role": "leader" if name in self.followers else "single", "lag": 0,
             "rates": {"received_per_s": 31.0, "delivered_per_s": 270.5, "handoffs_per_s": 2.0},
             "latency_ms": {"p50": 1 + self.random.random(), "p99": 9 + 3 * self.random.random()},
             "handoff_ms": {"p50": 43.0, "p99": 310.0},
@@ -247,7 +250,9 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "brokers" and name in network.places:
             (broker,) = [one for one in network.network()["brokers"] if one["id"] == name]
             configuration = {"listener": {"address": "127.0.0.1", "port": 1883}}
-            return self._json(broker | {"configuration": configuration, "status": {"journal": "ok"}})
+            followers = network.followers.get(name)
+            status = {"journal": "ok", **({"replication": {"followers": followers}} if followers else {})}
+            return self._json(broker | {"configuration": configuration, "status": status})
         return self._text(404, "not found")
 
     def do_POST(self) -> None:

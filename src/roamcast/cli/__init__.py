@@ -85,6 +85,11 @@ def answered(work: Callable[[], int]) -> int:
 
         missing = missing_extra(error.name or "", sys.argv[1:])
         return complain(missing, EXIT_INPUT) if missing else _complain_of_fault(error)
+    except ImportError as error:
+        if not (error.path or "").endswith(".so"):
+            return _complain_of_fault(error)
+        package = (error.name or error.path or "").partition(".")[0]
+        return complain(f"the package {package} cannot be loaded ({error}); install that library", EXIT_INPUT)
     except KeyboardInterrupt:
         return complain("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:

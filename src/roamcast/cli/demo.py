@@ -146,9 +146,9 @@ def show_audit_of_demo(figures: dict[str, Any] | None) -> None:
 
 
 LEAD = """\
-{brokers}Then the same roaming clients were simulated under each mobility protocol. "none" is what ordinary \
-brokers do: messages published while a client is away are lost. Red figures are expected where a protocol \
-promises less than "exactly once"; the table "protocols" has each promise.
+{brokers}Roaming clients were simulated under each mobility protocol. "none" is what ordinary brokers do: \
+messages published while a client is away are lost. Red figures are expected where a protocol promises \
+less than "exactly once"; the table "protocols" has each promise.
 
 To watch it again: {replay}
 """

@@ -24,6 +24,7 @@ from roamcast.cli.operate import (
 from roamcast.cli.output import emit_json
 from roamcast.cli.output import table as print_table
 from roamcast.cli.usage import AsJson, argument, option, show_examples
+from roamcast.errors import InputError
 
 ANSWER_S = 30.0
 EXIT_FAILING = 1
@@ -120,6 +121,7 @@ def clients(
 ) -> None:
     """List connected clients, of all brokers."""
     folder = folder_of(data, config)
+    check_broker(folder, broker)
 
     def found() -> Answer:
         return sessions_of(folder, search, broker, lambda one: bool(one["attached"]))
@@ -140,11 +142,21 @@ def sessions(
 ) -> None:
     """List sessions of all brokers, including those of disconnected clients, and their queued messages."""
     folder = folder_of(data, config)
+    check_broker(folder, broker)
 
     def is_wanted(one: Answer) -> bool:
         return not (away and one["attached"]) and int(one["queued"]) >= queued
 
     repeat(lambda: sessions_of(folder, search, broker, is_wanted), print_clients, as_json, watch, interval)
+
+
+def check_broker(folder: Path, broker: str) -> None:
+    """Refuse an id that no broker of the network has; "" is not checked."""
+    if broker:
+        brokers = asked(folder, "network")["brokers"]
+        known = sorted({name for one in brokers for name in (one["id"], one["site"]) if name})
+        if broker not in known:
+            raise InputError(f"--broker {broker}: there is no such broker; known are: {', '.join(known)}")
 
 
 def sessions_of(folder: Path, search: str, broker: str, is_wanted: Callable[[Answer], bool]) -> Answer:
@@ -184,6 +196,7 @@ def subscriptions(
 ) -> None:
     """List subscriptions of all brokers, and their clients."""
     folder = folder_of(data, config)
+    check_broker(folder, broker)
 
     def found() -> Answer:
         return asked_in_parts(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from roamcast.errors import InputError, did_you_mean
+from roamcast.errors import InputError, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from roamcast.cli.flags import Command
@@ -24,6 +24,8 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 ClickException: type[Exception] = UsageError.__bases__[0]
 
 
+NOT_A_NUMBER = re.compile(r"is not a valid (integer|int|float)( range)?")
+OUT_OF_RANGE = re.compile(r"is not in the range ([\d.e+-]+)<=x<=([\d.e+-]+)")
 EXTRA_ARGUMENT = re.compile(r"^Got unexpected extra arguments?(?:\(s\))? \((.*)\)$")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -103,10 +105,17 @@ def describe_usage_error(error: Exception) -> str:
     option: str | None = getattr(error, "option_name", None)
     # If a known option lacks its value, the error has its name, too, but then the message is sufficient.
     if option is not None and context is not None and option not in options_of(context):
-        known = did_you_mean(option, options_of(context)) or f"see '{context.command_path} --help'"
+        # Dashes would make every short option similar to every other.
+        options = {one.lstrip("-"): one for one in options_of(context)}
+        near = nearest(option.lstrip("-"), options)
+        known = f"did you mean '{options[near]}'?" if near else f"see '{context.command_path} --help'"
         return f"'{context.command_path}' has no option {option}; {known}"
     text = " ".join(str(getattr(error, "format_message", error.__str__)()).split()).rstrip(".")
     text = EXTRA_ARGUMENT.sub(r"unexpected argument '\1'", text)
+    text = NOT_A_NUMBER.sub(
+        lambda found: "is not a whole number" if "int" in found[0] else "is not a number", text
+    )
+    text = OUT_OF_RANGE.sub(r"is not between \1 and \2", text)
     text = text[:1].lower() + text[1:]
     return f"{text}; see '{context.command_path} --help'" if context is not None else text
 

@@ -17,7 +17,7 @@ from roamcast.daemon.gate import Gate, Reader, read_body
 from roamcast.daemon.http import Answer, Problem, Request, Stream, TooSlow, as_json
 from roamcast.daemon.network import Handoff, Network, handoff_told
 from roamcast.daemon.openapi import description
-from roamcast.daemon.watching import Watching
+from roamcast.daemon.watching import NoSession, Watching
 from roamcast.records.pseudonyms import pseudonyms
 
 log = logging.getLogger("roamcast")
@@ -142,10 +142,11 @@ class Api:
         client = shown
         if not reader.sees_names:
             client = next((one for one in network.clients if names(one) == shown), "")
-        where = network.clients.get(client)
-        if where is None:
-            raise Problem(HTTPStatus.NOT_FOUND, "no broker that can be asked holds a session of this client")
-        found = await self._watching.ask(where[0], "client", client=client)
+        try:
+            found = await self._watching.ask_holder(client, "client")
+        except NoSession:
+            why = "no broker that can be asked holds a session of this client"
+            raise Problem(HTTPStatus.NOT_FOUND, why) from None
         moves = {(move["at"], move["to"]): move for move in found["moves"]}
         for one in network.handoffs:
             if one.client == client:

@@ -39,7 +39,7 @@ from roamcast.daemon.linking import Linking
 from roamcast.daemon.reports import Ask
 from roamcast.daemon.siblings import Siblings, merged, site_health, site_status
 from roamcast.daemon.trees import Trees
-from roamcast.daemon.watching import Watching
+from roamcast.daemon.watching import SessionMoved, Watching
 from roamcast.daemon.workers import serves
 from roamcast.errors import InputError
 from roamcast.mqtt.server.sessions import PROVISIONAL
@@ -424,11 +424,7 @@ class Operations:
         broker = arguments["broker"]
         match name:
             case "kick":
-                network = await self.watching.gathered()
-                where = network.clients.get(arguments["client"])
-                if where is None:
-                    raise InputError(f"no broker that can be asked has a session of {arguments['client']!r}")
-                answer = await self.watching.ask(where[0], "kick", client=arguments["client"])
+                answer = await self.watching.ask_holder(arguments["client"], "kick")
             case "drain":
                 answer = await self.watching.ask(broker or self._config.id, "drain", to=arguments["to"])
             case "forget":
@@ -445,7 +441,7 @@ class Operations:
             case "client":
                 found = detail_of(self._engine.site, arguments.get("client", ""))
                 if found is None:
-                    raise InputError(f"the session is not at {self._config.id} any more")
+                    raise SessionMoved(f"the session is not at {self._config.id} any more")
                 return found
             case "broker":
                 tables = shown_table(self._server.config)
@@ -478,7 +474,7 @@ class Operations:
         sessions = self._engine.site.endpoint.sessions
         session = sessions.get(client) or sessions.get(PROVISIONAL + client)
         if session is None:
-            raise InputError(f"the session of {client!r} is not at {self._config.id} any more")
+            raise SessionMoved(f"the session of {client!r} is not at {self._config.id} any more")
         if not session.connection:
             raise InputError(f"{client!r} is not connected; its session is at {self._config.id}")
         why = "an operator disconnected it"

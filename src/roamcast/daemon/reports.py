@@ -132,6 +132,8 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     number: int
     values: dict[str, Any]
     error: str = ""
+    has_moved: bool = False
+    """True if the session is not at that broker any more."""
 
 
 Body = Watch | Report | Ask | Told

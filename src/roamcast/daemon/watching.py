@@ -30,6 +30,7 @@ from roamcast.daemon.reports import (
     Ask,
     Body,
     BrokerRow,
+    ClientRow,
     HandoffRow,
     LinkRow,
     Report,
@@ -56,6 +57,8 @@ GATHER_S = 5.0
 """Time that the first questions wait for the first reports of all brokers. Later questions use the reports at
 hand."""
 ASK_S = 10.0
+FOLLOW_S = 5.0
+"""Time that a question follows a session that moves; a handoff shows in the reports within two of them."""
 ANSWERED_AT_ONCE_MAX = 64
 """Concurrent questions of other brokers; further ones are refused."""
 HANDOFFS_REPORTED_MAX = 1000
@@ -64,6 +67,14 @@ REASONS_REPORTED_MAX = 50
 
 Orders = Callable[[str, Ask], Awaitable[dict[str, Any]]]
 """Answers the question of another broker, which came over this peer; raises InputError to refuse."""
+
+
+class SessionMoved(InputError):
+    """The session is not at the asked broker any more."""
+
+
+class NoSession(InputError):
+    """No broker reports a session of the client."""
 
 
 class Watching:
@@ -344,6 +355,34 @@ class Watching:
 
     # --- questions to single brokers ---
 
+    async def ask_holder(self, client: str, command: str) -> dict[str, Any]:
+        """Ask the broker that has the session of a client, and follow the session if it moves meanwhile.
+
+        Raises NoSession if no broker reports the session; otherwise as `ask`.
+        """
+        until_s = time.monotonic() + FOLLOW_S
+        where = (await self.gathered()).clients.get(client)
+        while where is not None:
+            try:
+                return await self.ask(where[0], command, client=client)
+            except SessionMoved:
+                where = await self._moved(client, where[0], until_s)
+        raise NoSession(f"no broker that can be asked has a session of {client!r}")
+
+    async def _moved(self, client: str, broker: str, until_s: float) -> tuple[str, ClientRow] | None:
+        """Wait until a report says that the session is at another broker; None if none says so in time."""
+
+        def is_elsewhere() -> bool:
+            where = self.network.clients.get(client)
+            return where is not None and where[0] != broker
+
+        try:
+            async with asyncio.timeout(max(0.0, until_s - time.monotonic())), self._reported:
+                await self._reported.wait_for(is_elsewhere)
+        except TimeoutError:
+            return None
+        return self.network.clients.get(client)
+
     async def ask(self, broker: str, command: str, **arguments: str) -> dict[str, Any]:
         """Ask a broker and return its answer; raise InputError if it refuses or does not answer."""
         self._asked += 1
@@ -363,14 +402,14 @@ class Watching:
         finally:
             del self._answers[ask.number]
         if told.error:
-            raise InputError(told.error)
+            raise SessionMoved(told.error) if told.has_moved else InputError(told.error)
         return told.values
 
     async def _answer(self, peer: str, origin: str, ask: Ask) -> None:
         try:
             told = Told(ask.number, await self._orders(peer, ask))
         except InputError as error:
-            told = Told(ask.number, {}, str(error))
+            told = Told(ask.number, {}, str(error), isinstance(error, SessionMoved))
         self._send(origin, told)
 
 

@@ -81,7 +81,8 @@ table,tbody,tr,td{display:block}tr:first-child{display:none}
 tr{border:1px solid var(--line);border-radius:8px;margin:.5rem 0;padding:.3rem .6rem}
 td,td.number{border:0;padding:.1rem 0;text-align:left;white-space:normal}
 td::before{content:attr(data-name) ": ";color:var(--quiet)}td:first-child{font-weight:600}
-td.text{min-width:0}td:empty{display:none}}
+td.text{min-width:0}td:empty{display:none}
+figure{overflow-x:auto}figure img{min-width:40rem}figcaption{position:sticky;left:0}}
 @media print{body{max-width:none;padding:0}.grid{display:block}figure,tr{break-inside:avoid}}
 """
 

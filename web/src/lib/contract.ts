@@ -20,7 +20,7 @@ export interface Broker {
   memory_bytes?: number;
   cpu?: number;
   journal?: string;
-  role?: "single" | "leader" | "follower";
+  role?: "single" | "leader";
   lag?: number;
   rates?: { received_per_s: number; delivered_per_s: number; handoffs_per_s: number };
   latency_ms?: Percentiles | null;
@@ -101,9 +101,15 @@ export interface ClientDetail extends Client {
   text?: string[];
 }
 
+export interface Follower {
+  connected: boolean;
+  in_sync: boolean;
+  lag: number;
+}
+
 export interface BrokerDetail extends Broker {
   configuration?: Record<string, unknown>;
-  status?: Record<string, unknown>;
+  status?: Record<string, unknown> & { replication?: { followers: Record<string, Follower> } };
 }
 
 export interface Handoff {
