@@ -622,8 +622,8 @@ def replicas(
     if as_json:
         emit_json(result)
         return
-    columns = ["case", "sync", "alone", "with_follower", "ratio", "target", "holds", "ratio_per_core_s"]
-    table_of(result["cases"], "bench replicas", columns)
+    costs = ["alone", "with_follower", "ratio", "added", "target", "holds", "ratio_per_core_s"]
+    table_of(result["cases"], "bench replicas", ["case", "sync", *costs])
     spent = ["case", "sync", "alone_us", "leader_us", "follower_us", "load_us", "follower_cores"]
     throughput = [row for row in result["cases"] if "ratio" in row]
     table_of(throughput, "bench replicas, microseconds of a core per message", spent)
