@@ -103,7 +103,7 @@ class World:
         self.crashes = False
         """Whether brokers crash now and then."""
         self.is_ahead: dict[str, None] = {}
-        """Brokers that crashed and lost what they had journalled."""
+        """Brokers that crashed before their last turn was journalled."""
         for id in self.ids:
             self.start(id)
         for one, other in self.links:
@@ -150,8 +150,12 @@ class World:
         self.now += 0.001
         effects = site.step(self.now, inputs)
         if effects.durable:
-            self.journals[id].append(encode_entry(self.now, effects.durable))
-            if self.crashes and self.rng.random() < 0.004:
+            end = self.fate(inputs)
+            if end != "before":
+                self.journals[id].append(encode_entry(self.now, effects.durable))
+            if end == "before":
+                self.is_ahead[id] = None
+            if end:
                 self.crash(id)
                 return
             site.journalled()
@@ -165,6 +169,10 @@ class World:
             data = end.take()
             if data:
                 self.wires[id, peer].append(data)
+
+    def fate(self, inputs: list[MachineInput]) -> str:
+        """Whether the broker crashes "before" or "after" this turn is journalled; "" if it lives."""
+        return "after" if self.crashes and self.rng.random() < 0.004 else ""
 
     # --- links ---
 

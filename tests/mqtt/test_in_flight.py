@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from roamcast.mqtt.codec.packet_ids import PACKET_ID_MAX
 from roamcast.mqtt.server.in_flight import InFlight, PackedInFlight
 from roamcast.protocol.notification import Burst
+from roamcast.protocol.snapshot import state_hash
 
 counts = st.lists(st.integers(1, 4), min_size=1, max_size=6)
 starts = st.sampled_from([1, PACKET_ID_MAX - 3])
@@ -82,3 +83,23 @@ def test_a_gap_does_not_make_later_acknowledgements_slow() -> None:
         assert in_flight.acknowledge(packet_id, 1) == 0
     assert len(looked) <= 2 * 2000
     assert in_flight.acknowledge(1, 1) == 2000
+
+
+@given(counts=counts, start=starts, qos=st.sampled_from([0, 1, 2]), acknowledged=st.integers(0, 5))
+def test_the_state_does_not_depend_on_how_a_delivery_was_divided(
+    counts: list[int], start: int, qos: int, acknowledged: int
+) -> None:
+    """Where plans are known, topics of a burst are sent together, else one by one: a replay has other plans."""
+    together, singly = InFlight(PackedInFlight(start)), InFlight(PackedInFlight(start))
+    for in_flight, parts in ((together, counts), (singly, [1] * sum(counts))):
+        # Something else is in flight, or messages that nobody acknowledges would not be noted.
+        in_flight.send(Burst("other", 1, 1, b"", 0.0, (b"",), 1, marks=b"\0"), 1, 1)
+        number = 1
+        for count in parts:
+            if qos:
+                in_flight.send(burst(number, count), number + 1, qos)
+            else:
+                in_flight.pass_over(burst(number, count), number + 1)
+            number += count
+        in_flight.acknowledge_in_order(acknowledged)
+    assert state_hash(together) == state_hash(singly)

@@ -110,14 +110,36 @@ class InFlight:
         count, packet_id = burst.count, self._next
         if self.count + count > PACKET_ID_MAX // 2:
             return 0
-        way = burst.marks[0] & PICKED
-        run = Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, burst.number, way)
-        self._runs.append(run)
-        if self._places is not None:
-            self._place(run)
+        if not self._runs or not self._continues(packet_id, count, sequence, qos, burst):
+            way = burst.marks[0] & PICKED
+            run = Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, burst.number, way)
+            self._runs.append(run)
+            if self._places is not None:
+                self._place(run)
         self._next = (packet_id - 1 + count) % PACKET_ID_MAX + 1
         self.count += count
         return packet_id
+
+    def _continues(self, packet_id: int, count: int, sequence: int, qos: int, burst: Burst) -> bool:
+        """Extend the last run by a burst that continues it; False if it does not.
+
+        So the state does not depend on how a delivery was divided, which plans kept by a session decide.
+        """
+        run = self._runs[-1]
+        if (
+            run.number + run.count != burst.number
+            or run.sequence + run.count != sequence
+            or run.qos != qos
+            or run.publisher != burst.publisher
+            or run.incarnation != burst.incarnation
+            or run.way != burst.marks[0] & PICKED
+            or (qos and following(run.packet_id, run.count) != packet_id)
+        ):
+            return False
+        run.count += count
+        if self._places is not None and qos:
+            self._places.update(dict.fromkeys(consecutive(packet_id, count), run))
+        return True
 
     def send(self, burst: Burst, sequence: int, qos: int) -> list[tuple[int, int]]:
         """Allocate packet ids to a burst sent for the first time; returns runs of (packet id, count)."""
@@ -142,7 +164,8 @@ class InFlight:
         last = sequence + burst.count - 1
         if not self._runs:
             return last
-        self._runs.append(Run(0, burst.count, sequence, 0, *_identity(burst)))
+        if not self._continues(0, burst.count, sequence, 0, burst):
+            self._runs.append(Run(0, burst.count, sequence, 0, *_identity(burst)))
         return 0
 
     def _free_runs(self, count: int) -> list[tuple[int, int]]:
