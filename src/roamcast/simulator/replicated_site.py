@@ -645,6 +645,8 @@ class Site:
         return (
             [*sorted(replica.view.in_sync)] == self.names
             and not replica.in_doubt
+            and not replica.asked_to_lead
+            and not replica.steps_down
             and all(
                 not one.is_dead and not one.is_halted and one.disk.last == leader.disk.last
                 for one in self.nodes.values()
