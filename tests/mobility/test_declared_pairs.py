@@ -13,7 +13,7 @@ from roamcast.protocol.messages import AttachRequest, Locate, Located
 from roamcast.protocol.notification import Message
 from roamcast.routing.covering import CoveringAggregate, Node
 from roamcast.routing.router import Router
-from roamcast.simulator.fuzz import draw_story, fuzz, routed_by
+from roamcast.simulator.fuzz import Kind, fuzz
 from roamcast.simulator.story import parse_story, violations_of
 
 
@@ -51,9 +51,9 @@ def test_entries_that_are_turned_cannot_be_taken_back_later(protocol: str) -> No
 def test_what_is_delivered_does_not_depend_on_the_strategy() -> None:
     """The entries that are turned are the same, so the messages are."""
     for seed in range(5):
-        story = draw_story("relocation", seed)
         simple, *others = (
-            routed_by(story, routing).run().result for routing in ("simple", "covering", "merging")
+            Kind(routing=routing).draw("relocation", seed).run().result
+            for routing in ("simple", "covering", "merging")
         )
         assert [one.delivered for one in others] == [simple.delivered] * 2
         assert [one.handoffs for one in others] == [simple.handoffs] * 2
@@ -138,7 +138,7 @@ def test_a_broken_rule_is_found(
 
 def fails(protocol: str, seed: int) -> bool:
     try:
-        return bool(violations_of(routed_by(draw_story(protocol, seed), "covering")))
+        return bool(violations_of(Kind(routing="covering").draw(protocol, seed)))
     except (KeyError, AssertionError):
         return True
 
