@@ -89,7 +89,7 @@ def test_a_gap_does_not_make_later_acknowledgements_slow() -> None:
 def test_the_state_does_not_depend_on_how_a_delivery_was_divided(
     counts: list[int], start: int, qos: int, acknowledged: int
 ) -> None:
-    """Where plans are known, topics of a burst are sent together, else one by one: a replay has other plans."""
+    """Topics of a burst are sent together where their plans are known: a replay knows others."""
     together, singly = InFlight(PackedInFlight(start)), InFlight(PackedInFlight(start))
     for in_flight, parts in ((together, counts), (singly, [1] * sum(counts))):
         # Something else is in flight, or messages that nobody acknowledges would not be noted.
