@@ -253,9 +253,9 @@ class ClientLedger:
             life is None or noted.is_clean or may_have_ended(since, noted, now) or self._comes_late(life)
         ):
             ledger.lost_sessions.append((self.id, now))
-            life = self._begin_after(life, noted, now)
+            life = self._begin_after(life, noted, now, ledger)
         else:
-            life = self._begin_after(life, noted, now)
+            life = self._begin_after(life, noted, now, ledger)
         assert life is not None
         life.has_stand_in = life.has_stand_in or noted.stands_in
         life.connection, noted.life = noted.number, life.number
@@ -295,12 +295,21 @@ class ClientLedger:
             if one.number < life.connection
         )
 
-    def _begin_after(self, life: Life | None, noted: Connection, now: float) -> Life:
+    def _begin_after(self, life: Life | None, noted: Connection, now: float, ledger: Ledger) -> Life:
+        begun = self._begin(noted.asked_at, now)
         if life is not None:
             life.ended_at = now
             # It was over with the first CONNECT that may have ended it.
             life.over_from = min(one.asked_at for one in self.connections if one.number > life.connection)
-        return self._begin(noted.asked_at, now)
+            # A stand-in that its client left behind elsewhere becomes part of the next session.
+            begun.has_stand_in = any(
+                one.life == life.number
+                and one.stands_in
+                and one.broker != noted.broker
+                and not ledger.was_calm_between(one.welcome_at, now)
+                for one in self.connections
+            )
+        return begun
 
     def _begin(self, asked_at: float, now: float) -> Life:
         self.lives.append(Life(len(self.lives), asked_at, now))
