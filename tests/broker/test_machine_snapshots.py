@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.broker.test_world import bring_home, check, drive
-from tests.broker.world import World
+from tests.broker.test_world import drive
+from tests.broker.world import World, bring_home, check
 
 from roamcast.broker.contract import AnyMachine
 from roamcast.broker.inputs import MachineInput

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tests.broker.world import World
+from tests.broker.world import World, bring_home, check
 
 TOPICS = ("a/1", "a/2", "b/1")
 
@@ -29,29 +29,6 @@ def drive(world: World, rng: random.Random, rounds: int) -> None:
         else:
             world.publish(name, rng.choice(TOPICS), rng.choice((1, 2)))
         world.run(rng.randrange(12))
-
-
-def bring_home(world: World, rng: random.Random) -> None:
-    """Everyone attaches once more, and everything is delivered."""
-    world.settle()
-    for name in world.clients:
-        world.attach(name, rng.choice(world.ids))
-    world.settle()
-
-
-def check(world: World) -> None:
-    """Nothing acknowledged is lost, QoS 2 repeats nothing, every publisher's order holds."""
-    for reader in world.clients.values():
-        seen: dict[str, int] = {}
-        for payload, qos, _ in reader.received:
-            seen[payload] = seen.get(payload, 0) + 1
-            assert qos < 2 or seen[payload] == 1, f"{reader.id} got {payload} twice"
-        for writer in world.clients.values():
-            wanted = [one for one in writer.sent if one.split(":")[2].startswith("a/")]
-            missing = [one for one in wanted if one not in seen and one in writer.acknowledged]
-            assert not missing, f"{reader.id} lost {missing}"
-            first = [one for one in dict.fromkeys(one for one, _, _ in reader.received) if one in wanted]
-            assert first == [one for one in wanted if one in seen], f"{reader.id}: order of {writer.id}"
 
 
 @pytest.mark.parametrize("crash", [False, True])
