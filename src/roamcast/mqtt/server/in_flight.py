@@ -110,36 +110,35 @@ class InFlight:
         count, packet_id = burst.count, self._next
         if self.count + count > PACKET_ID_MAX // 2:
             return 0
-        if not self._runs or not self._continues(packet_id, count, sequence, qos, burst):
-            way = burst.marks[0] & PICKED
-            run = Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, burst.number, way)
-            self._runs.append(run)
-            if self._places is not None:
-                self._place(run)
+        self._add(packet_id, count, sequence, qos, burst, burst.number)
         self._next = (packet_id - 1 + count) % PACKET_ID_MAX + 1
         self.count += count
         return packet_id
 
-    def _continues(self, packet_id: int, count: int, sequence: int, qos: int, burst: Burst) -> bool:
-        """Extend the last run by a burst that continues it; False if it does not.
+    def _add(self, packet_id: int, count: int, sequence: int, qos: int, burst: Burst, number: int) -> None:
+        """Note notifications of a burst, from this number on, in the last run if they continue it.
 
         So the state does not depend on how a delivery was divided, which plans kept by a session decide.
         """
-        run = self._runs[-1]
-        if (
-            run.number + run.count != burst.number
-            or run.sequence + run.count != sequence
-            or run.qos != qos
-            or run.publisher != burst.publisher
-            or run.incarnation != burst.incarnation
-            or run.way != burst.marks[0] & PICKED
-            or (qos and following(run.packet_id, run.count) != packet_id)
-        ):
-            return False
-        run.count += count
-        if self._places is not None and qos:
-            self._places.update(dict.fromkeys(consecutive(packet_id, count), run))
-        return True
+        way, runs = burst.marks[0] & PICKED, self._runs
+        if runs:
+            run = runs[-1]
+            if (
+                run.number + run.count == number
+                and run.sequence + run.count == sequence
+                and run.qos == qos
+                and run.publisher == burst.publisher
+                and run.incarnation == burst.incarnation
+                and run.way == way
+                and (not qos or following(run.packet_id, run.count) == packet_id)
+            ):
+                run.count += count
+                if self._places is not None and qos:
+                    self._places.update(dict.fromkeys(consecutive(packet_id, count), run))
+                return
+        run = Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, number, way)
+        runs.append(run)
+        self._place(run)
 
     def send(self, burst: Burst, sequence: int, qos: int) -> list[tuple[int, int]]:
         """Allocate packet ids to a burst sent for the first time; returns runs of (packet id, count)."""
@@ -147,11 +146,9 @@ class InFlight:
         if packet_id:
             return [(packet_id, burst.count)]
         runs = self._free_runs(burst.count)
-        number, way = burst.number, burst.marks[0] & PICKED
+        number = burst.number
         for packet_id, count in runs:
-            run = Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, number, way)
-            self._runs.append(run)
-            self._place(run)
+            self._add(packet_id, count, sequence, qos, burst, number)
             sequence += count
             number += count
             self._next = following(packet_id, count)
@@ -164,8 +161,7 @@ class InFlight:
         last = sequence + burst.count - 1
         if not self._runs:
             return last
-        if not self._continues(0, burst.count, sequence, 0, burst):
-            self._runs.append(Run(0, burst.count, sequence, 0, *_identity(burst)))
+        self._add(0, burst.count, sequence, 0, burst, burst.number)
         return 0
 
     def _free_runs(self, count: int) -> list[tuple[int, int]]:
