@@ -165,6 +165,8 @@ MAKES_CLASSES = "-XX:ArchiveClassesAtExit"
 
 _scratch: dict[int, Path] = {}
 """Folder of each running session, by the id of its context."""
+_leaving: list[subprocess.Popen[bytes]] = []
+"""Java processes that nobody waits for: Python warns of those that are forgotten before they have ended."""
 
 
 def start_spark(
@@ -293,6 +295,8 @@ def _end_gateway(*, waits: bool = True) -> None:
     gateway.proc.stdin.close()  # Its sign to go.
     if waits:
         gateway.proc.wait()
+    else:
+        _leaving.append(gateway.proc)
 
 
 def _first_complaint(log: Path) -> str:
