@@ -240,6 +240,11 @@ class CoreServices:
         self.deliver_from(client, queue)
         return True
 
+    def ask_too(self, client: str, broker: str) -> None:
+        here = self.clients.here.get(client)
+        if here is not None and here.request is not None:
+            self.send(broker, here.request)
+
     def is_read(self, client: str, queue: DeliveryQueue) -> bool:
         attachment = self.attachments.get(client)
         return attachment is not None and attachment.queue is queue
