@@ -1,4 +1,4 @@
-"""How a broker process collects garbage; in a process of its own, because that is a setting of the process."""
+"""How a broker process collects garbage. Each test has a process: that is a setting of the process."""
 
 import subprocess
 import sys

@@ -185,7 +185,7 @@ class CoreServices:
     # --- to brokers ---
 
     def send(self, broker: str, message: Message) -> None:
-        if self.router.dependents and type(message) not in self._handlers:
+        if type(message) not in self._handlers and self.router.dependents:
             message = self.places.about(message)
         if broker == self.id:
             self.loopback.append(message)

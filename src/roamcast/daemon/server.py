@@ -254,7 +254,7 @@ class Server:
 
     def _room_for_strangers(self) -> int:
         """Limit of connections before CONNECT: the part of the limit that admitted clients leave."""
-        outside = sum(doorway.outside for doorway in self._doorways)
+        outside = sum([doorway.outside for doorway in self._doorways])
         admitted = len(self._clients) + outside - len(self.strangers)
         return min(self.config.quotas.connecting_max, self._connections_max - admitted)
 

@@ -100,7 +100,7 @@ class Identity(msgspec.Struct, frozen=True):
     @property
     def owner(self) -> str:
         """Owner of the client's session: no other owner can take the session with the same client id."""
-        if not self.name:
+        if not (self.user or self.certificate):
             return ANONYMOUS
         name = USER + self.user if self.user else CERTIFICATE + self.certificate
         return f"{self.site}/{name}" if self.site else name
