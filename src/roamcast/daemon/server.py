@@ -335,7 +335,7 @@ class Server:
             if list(map(_fixed, listeners)) != list(map(_fixed, self.config.listeners)):
                 raise InputError("other listeners need a restart")
             if config.discovery != self.config.discovery:
-                raise InputError("another way of discovery needs a restart")
+                raise InputError("changing discovery needs a restart")
             for number, context in self._contexts.items():
                 context.reload(_tls_of(number, listeners[number]))
             gone = self._admission.reconfigure(config)
