@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from roamcast.broker.contract import AnyMachine
-from roamcast.broker.copy import SiteCopy
+from roamcast.broker.site_copy import SiteCopy
 from roamcast.replication.messages import Acknowledged, Campaign, Change
 from roamcast.replication.replica import Follower, Replica
 from roamcast.replication.terms import Terms

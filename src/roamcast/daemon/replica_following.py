@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from roamcast import __version__
 from roamcast.broker.contract import AnyMachine
-from roamcast.broker.copy import SiteCopy
 from roamcast.broker.inputs import REPLAY, Entry, Started
 from roamcast.broker.making import make_machine
+from roamcast.broker.site_copy import SiteCopy
 from roamcast.config.addresses import split_endpoint
 from roamcast.daemon.engine import MARK_S
 from roamcast.daemon.settings import site_settings

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from roamcast.broker.copy import SiteCopy
 from roamcast.broker.inputs import Entry, MachineEffects
 from roamcast.broker.machine import BrokerMachine
+from roamcast.broker.site_copy import SiteCopy
 from roamcast.protocol.records import Row
 from roamcast.replication.messages import Campaign, Change, Look, Renew, Request, Resign, SiteView
 from roamcast.replication.replica import Replica

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from roamcast.broker.copy import SiteCopy
 from roamcast.broker.inputs import MachineEffects, Tick, encode_entry
+from roamcast.broker.site_copy import SiteCopy
 
 
 class Copied:
