@@ -126,7 +126,7 @@ class Server:
             look_at_memory=self._look_at_memory,
         )  # fmt: skip
         if replicating is not None:
-            replicating.engine, replicating.site = self.engine, site
+            replicating.engine = self.engine
         self.push, self.take = self.engine.push, self.engine.take
         self.connect_packet_max = min(config.mqtt.packet_bytes_max, 256 << 10)
         self.buffered = Buffered(self.engine.look_soon)
