@@ -420,7 +420,9 @@ def _compile(number: int, rule: Rule) -> _Compiled:
             raise InputError("a rule for connect has neither topic nor where, only user and client")
         where = parse(rule.where) if rule.where else None
         if where is not None and where.own:
-            raise InputError(f"where = {rule.where}: a rule knows no client's state; leave out myloc and my")
+            raise InputError(
+                f"where = {rule.where}: rules cannot use the state of clients; leave out myloc and my"
+            )
         for topic in _texts(rule.topic):
             TopicPattern(_substituted(topic, "x", "x"))
         reach = _rule_filter([TopicPattern(_widened(topic)) for topic in _texts(rule.topic)], where)
