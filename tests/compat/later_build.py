@@ -68,7 +68,8 @@ def _receive(self, peer, frames, before=Links.receive):
     return turn
 
 
-Links.__state__ = State("links", 2, saved=("heard", *Links.__state__.saved), lifts={1: _add_heard})
+_was = Links.__state__
+Links.__state__ = State("links", 2, saved=("heard", *_was.saved), derived=_was.derived, lifts={1: _add_heard})
 Links.__init__, Links.send, Links.receive = _init, _send, _receive
 '''
 

@@ -173,7 +173,9 @@ def test_mosquitto_sub_is_narrowed_too(site: Site) -> None:
             bob.publish("end", b"x", qos=1)
             seen = []
             while "end x" not in seen:
-                seen.append(reader.stdout.readline().strip())
+                line = reader.stdout.readline()
+                assert line, seen
+                seen.append(line.strip())
             assert set(seen) <= {"start x", "end x"}
         finally:
             reader.terminate()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from roamcast.broker.contract import AnyMachine
+from roamcast.broker.site_copy import SiteCopy
 from roamcast.replication.messages import Acknowledged, Campaign, Change
 from roamcast.replication.replica import Follower, Replica
 from roamcast.replication.terms import Terms
@@ -115,6 +117,15 @@ def whoever_catches_up_is_in_sync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "_is_to_enter", is_to_enter)
 
 
+def a_copy_that_is_behind_learns_at_once_what_peers_have(patch: pytest.MonkeyPatch) -> None:
+    learn = SiteCopy.learn_settled
+
+    def learn_at_once(self: SiteCopy[AnyMachine], settled: dict[str, int], last: int) -> None:
+        learn(self, settled, 0)
+
+    patch.setattr(SiteCopy, "learn_settled", learn_at_once)
+
+
 BREAKAGES: list[Plant] = [
     effects_leave_at_once,
     a_lagging_follower_is_promoted,
@@ -127,6 +138,7 @@ BREAKAGES: list[Plant] = [
     a_new_leader_forgets_its_followers,
     whoever_joins_counts_as_caught_up,
     whoever_catches_up_is_in_sync,
+    a_copy_that_is_behind_learns_at_once_what_peers_have,
 ]
 
 

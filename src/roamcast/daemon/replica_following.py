@@ -15,8 +15,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from roamcast import __version__
-from roamcast.broker.inputs import REPLAY, Started, decode_entry
+from roamcast.broker.contract import AnyMachine
+from roamcast.broker.inputs import REPLAY, Entry, Started
 from roamcast.broker.making import make_machine
+from roamcast.broker.site_copy import SiteCopy
 from roamcast.config.addresses import split_endpoint
 from roamcast.daemon.engine import MARK_S
 from roamcast.daemon.settings import site_settings
@@ -52,15 +54,22 @@ BEHIND_MAX = 500
 class Following:
     """The stream to the leader."""
 
-    def __init__(self, host: Replicating, is_foreign: bool, rows: deque[tuple[int, list[Row]]]) -> None:
-        """`is_foreign`: the data in the folder was never part of a replicated site; `rows`: those of
-        replayed entries."""
+    def __init__(
+        self,
+        host: Replicating,
+        site: AnyMachine | None,
+        is_foreign: bool,
+        rows: deque[tuple[int, list[Row]]],
+    ) -> None:
+        """`site` has replayed the journal; `is_foreign`: the data in the folder was never part of a
+        replicated site; `rows`: those of replayed entries."""
         self._host = host
+        self.copy = SiteCopy(site, host.replica.last, self._make)
+        if site is not None:
+            site.endpoint.encoder.is_mute = True
         self._is_foreign = is_foreign
         self._released = 0
         """Last entry whose effects the leader has released, as far as it has reported."""
-        self._behind: deque[bytes] = deque()
-        """Entries that are written but not yet stepped by the copy."""
         self._rows = rows
         """Rows that the copy recorded, by entry, until the entry's effects are known to be released. A leader
         that was lost before that may be succeeded by one without its last entries."""
@@ -79,7 +88,7 @@ class Following:
     @property
     def lag(self) -> int:
         """Entries that the leader has and this replica has not applied."""
-        return max(0, self._released - self._host.replica.last) + len(self._behind)
+        return max(0, self._released - self._host.replica.last) + self.copy.behind
 
     def close(self, why: str) -> None:
         if self._leader is not None:
@@ -139,8 +148,10 @@ class Following:
                     if self._complaints.is_due(stream.peer, why):
                         log.warning("%s refuses this replica: %s", stream.peer, why)
                     stream.close(why)
-                case Released() if self._is_copy:
-                    self._on_released(message)
+                case Released(released, settled) if self._is_copy:
+                    self._released = released
+                    self.tell_rows(released)
+                    self.copy.learn_settled(settled, self._host.replica.last + len(entries))
         if entries:
             self._take(stream, entries)
 
@@ -196,7 +207,7 @@ class Following:
             self._host.begin_anew(str(error))
         replica.last = journal.last_sequence
         stream.send_now(Acknowledged(replica.last))
-        self._behind += entries
+        self.copy.take(entries)
         if journal.is_unmarked and self._marking is None:
             self._marking = asyncio.get_running_loop().call_later(MARK_S, self._mark)
         if journal.wants_snapshot:
@@ -210,34 +221,32 @@ class Following:
         self._host.journal.mark()
 
     def _go_on(self) -> None:
-        self.catch_up(max(1, len(self._behind) - BEHIND_MAX))
-        self._stepping = asyncio.get_running_loop().call_soon(self._go_on) if self._behind else None
+        self.catch_up(max(1, self.copy.behind - BEHIND_MAX))
+        self._stepping = asyncio.get_running_loop().call_soon(self._go_on) if self.copy.behind else None
 
     def catch_up(self, entries: int | None = None) -> None:
         """Let the copy step written entries; all of them if no number is given."""
-        for _ in range(len(self._behind) if entries is None else entries):
-            if self._behind:
-                self._step(self._behind.popleft())
-
-    def _step(self, data: bytes) -> None:
-        host, entry = self._host, decode_entry(data)
-        if host.site is None:
-            first = entry.inputs[0]
-            assert isinstance(first, Started)
-            host.site = make_machine(first.settings)
+        copy = self.copy
+        for _ in range(copy.behind if entries is None else min(entries, copy.behind)):
             try:
-                host.site.check_start(site_settings(host.config))
-            except InputError as error:
-                host.begin_anew(str(error))
-        host.site.endpoint.encoder.is_mute = True
+                number, rows = copy.step()
+            except Exception as error:
+                # The leader has stepped this entry, so the copy differs from what the journal says.
+                log.exception("the copy of the site has failed")
+                self._host.begin_anew(f"the copy of the site has failed: {error}")
+            if rows and self._host.records is not None:
+                self._rows.append((number, rows))
+
+    def _make(self, entry: Entry) -> AnyMachine:
+        first = entry.inputs[0]
+        assert isinstance(first, Started)
+        site = make_machine(first.settings)
         try:
-            effects = host.site.step(entry.now, entry.inputs)
-        except Exception as error:
-            # The leader has stepped this entry, so the copy differs from what the journal says.
-            log.exception("the copy of the site has failed")
-            host.begin_anew(f"the copy of the site has failed: {error}")
-        if effects.records and host.records is not None:
-            self._rows.append((host.replica.last - len(self._behind), effects.records))
+            site.check_start(site_settings(self._host.config))
+        except InputError as error:
+            self._host.begin_anew(str(error))
+        site.endpoint.encoder.is_mute = True
+        return site
 
     def tell_rows(self, released: int) -> None:
         """Write the rows recorded up to this entry to the event log."""
@@ -246,17 +255,7 @@ class Following:
 
     def _write_snapshot(self) -> None:
         self.catch_up()
-        site = self._host.site
+        site = self.copy.machine
         if site is not None:
             with suppress(JournalFailed):
                 self._host.journal.begin_snapshot().write_in_child(lambda: freezing(site))
-
-    def _on_released(self, released: Released) -> None:
-        self._released = released.sequence
-        self.tell_rows(released.sequence)
-        if self._host.site is None:
-            return
-        for peer, number in released.settled.items():
-            end = self._host.site.links.ends.get(peer)
-            if end is not None:
-                end.learn_settled(number)

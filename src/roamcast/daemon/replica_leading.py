@@ -68,7 +68,8 @@ class Leading:
                 stream.send_entry_now(number, entry)
 
     def _settled(self) -> dict[str, int]:
-        ends = self._host.site.links.ends if self._host.site is not None else {}
+        engine = self._host.engine
+        ends = engine.site.links.ends if engine is not None else {}
         return {peer: end.settled for peer, end in ends.items()}
 
     def _on_follower_said(self, stream: ReplicaStream, messages: list[AnyMessage]) -> None:

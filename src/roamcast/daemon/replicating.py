@@ -75,7 +75,6 @@ class Replicating:
         settings = config.replication
         self.config = config
         self.journal = journal
-        self.site = site
         self._state = state
         self.records = records
         self._closes = closes
@@ -104,7 +103,7 @@ class Replicating:
         self._doorway = Doorway(self._strangers, self._enter, lambda: self.timing.lease_s)
         self._complaints = Complaints()
         self.leading = Leading(self)
-        self.following = Following(self, is_foreign, rows)
+        self.following = Following(self, site, is_foreign, rows)
 
     # --- from start to end ---
 
@@ -127,14 +126,20 @@ class Replicating:
         await self._promoted.wait()
         self.following.close("this replica leads now")
         self.following.catch_up()
-        if self.site is not None:
-            self.site.endpoint.encoder.is_mute = False
+        site = self.site
+        if site is not None:
+            site.endpoint.encoder.is_mute = False
         log.warning(
             "replica %s leads the site %s with epoch %d, from entry %d; in sync: %s",
             self.replica.name, self.config.id, self.replica.epoch, self.replica.last,
             ", ".join(self.replica.view.in_sync),
         )  # fmt: skip
-        return self.site
+        return site
+
+    @property
+    def site(self) -> AnyMachine | None:
+        """This replica's copy of the site."""
+        return self.following.copy.machine
 
     async def until_released(self) -> None:
         """Wait until everything written so far is on all disks of the in-sync set."""

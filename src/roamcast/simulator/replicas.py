@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from roamcast.broker.inputs import MachineEffects
+from roamcast.broker.inputs import Entry, MachineEffects
 from roamcast.broker.machine import BrokerMachine
+from roamcast.broker.site_copy import SiteCopy
 from roamcast.protocol.records import Row
 from roamcast.replication.messages import Campaign, Change, Look, Renew, Request, Resign, SiteView
 from roamcast.replication.replica import Replica
@@ -80,13 +81,18 @@ class Held:
 class Node:
     """A process of one replica."""
 
-    def __init__(self, name: str, disk: Disk, replica: Replica, rate: float) -> None:
+    def __init__(
+        self, name: str, disk: Disk, replica: Replica, rate: float, make: Callable[[Entry], BrokerMachine]
+    ) -> None:
         self.name = name
         self.disk = disk
         self.replica = replica
         self.rate = rate
         """Speed of its clock."""
-        self.machine: BrokerMachine | None = None
+        self._make = make
+        self.machine = None
+        self.is_copying = False
+        """True if the copy is about to step what it is behind."""
         self.is_dead = False
         self.is_halted = False
         self.waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -98,10 +104,27 @@ class Node:
         self.streams: dict[str, Stream] = {}
         """On a leader: its streams to followers."""
         self.requests: dict[type[Request], int] = {}
+        self.astray_until = 0.0
+        """Time until which its requests to etcd are very slow."""
         self.is_clone = False
         self.is_promoted = False
         self.tick_at = -1.0
         self.deadline: float | None = None
+
+    @property
+    def machine(self) -> BrokerMachine | None:
+        """The site; as a follower's copy, it may be behind the disk."""
+        return self.copy.machine
+
+    @machine.setter
+    def machine(self, machine: BrokerMachine | None) -> None:
+        self.copy = SiteCopy(machine, self.disk.last, self._make)
+
+    def catch_up(self) -> None:
+        """Let the copy step all entries on the disk."""
+        while self.copy.behind:
+            number, rows = self.copy.step()
+            self.disk.rows[number - 1] = rows
 
 
 class Stream:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from roamcast.broker.inputs import MachineInput, Tick, decode_entry, encode_entry
+from roamcast.broker.inputs import MachineInput, Tick, encode_entry
 from roamcast.broker.machine import BrokerMachine
 from roamcast.protocol.effects import Input
 from roamcast.protocol.snapshot import freeze, state_hash, thaw
@@ -22,6 +22,7 @@ from roamcast.replication.messages import (
     Joining,
     Look,
     Records,
+    Released,
     Renew,
     Request,
     Resign,
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 ETCD = "etcd"
 LEADER = "leader"
 """The replica that leads when a fault happens."""
+ASTRAY = 0.05
+"""Share of the requests to etcd with which a replica's requests begin to arrive late, for one lease."""
 
 
 class Site:
@@ -64,6 +67,8 @@ class Site:
         self.broker = broker
         self.rng = network.rng_for("replicas", broker)
         self.catching_up = network.rng_for("catching up", broker)
+        self.copying = network.rng_for("copying", broker)
+        self.going_astray = network.rng_for("going astray", broker)
         self.timing = Timing(lease_s, lease_s / 3)
         self.etcd = Etcd()
         self.names = [f"r{number}" for number in range(followers + 1)]
@@ -117,7 +122,7 @@ class Site:
         now = self.network.now * rate
         own.ids.append(f"{name}-{self.boots}")
         replica = Replica(name, own.ids, boot, Terms(own.terms), own.last, self.timing, now)
-        node = Node(name, own, replica, rate)
+        node = Node(name, own, replica, rate, lambda entry: self.network.new_machine(self.broker))
         if own.snapshot is not None or own.entries:
             node.machine = self.network.replayed_disk(self.broker, own)
         if disk is None:
@@ -194,16 +199,23 @@ class Site:
         pause_s = 0.0 if wanted is None else (wanted - self.clock(node)) / node.rate
         node.tick_at = self.network.now + max(pause_s, self.timing.lease_s / 100)
         self.network.push(node.tick_at, self.network.tick_replica, (self, node), node.tick_at)
+        if node.replica.role == "leader":
+            self._tell_released(node)
 
     def wake(self) -> None:
         """Resume ticking after everything had come to rest."""
+        self._renew_resting()
         for node in self.all_nodes:
             if node.tick_at < 0 and not node.is_halted and not node.is_dead:
-                if node.replica.role == "leader" and not self.parted:
-                    # Nothing has happened meanwhile but renewals.
-                    self.etcd.expires = self.network.now + self.timing.lease_s
-                    node.replica.lease_until = node.replica.lease_from(self.clock(node))
                 self.tick(node, None)
+
+    def _renew_resting(self) -> None:
+        """Renew the lease of a leader at rest: nothing has happened meanwhile but renewals."""
+        for node in self.all_nodes:
+            is_resting = node.tick_at < 0 and not node.is_halted and not node.is_dead
+            if is_resting and node.replica.role == "leader" and not self.parted:
+                self.etcd.expires = self.network.now + self.timing.lease_s
+                node.replica.lease_until = node.replica.lease_from(self.clock(node))
 
     def _advance(self, node: Node) -> None:
         replica = node.replica
@@ -235,20 +247,27 @@ class Site:
     def _ask(self, node: Node, request: Request) -> None:
         number = node.requests[type(request)] = node.requests.get(type(request), 0) + 1
         network, key = self.network, (node, request, number)
-        network.push(network.now + self._way_to_etcd_s(), self._reach_etcd, key, None)
+        network.push(network.now + self._way_to_etcd_s(node, request), self._reach_etcd, key, None)
         network.push(network.now + self.timing.lease_s / 3, self._hear_etcd, key, None)
 
     def _delay_s(self) -> float:
         return self.timing.lease_s * self.rng.choice((0.001, 0.005, 0.02))
 
-    def _way_to_etcd_s(self) -> float:
-        """Draw the delay of a request; some are so slow that the answer is no longer awaited."""
-        return self.timing.lease_s * self.rng.choice((0.001, 0.005, 0.02, 0.02, 0.02, 0.4))
+    def _way_to_etcd_s(self, node: Node, request: Request) -> float:
+        """Draw the delay of a request. The answers of slow ones are no longer awaited. At times all requests
+        of a replica are so slow that another one may lead when they arrive."""
+        now, lease_s = self.network.now, self.timing.lease_s
+        if not isinstance(request, Look) and self.going_astray.random() < ASTRAY:
+            node.astray_until = now + lease_s
+        if now < node.astray_until:
+            return lease_s * 1.5
+        return lease_s * self.rng.choice((0.001, 0.005, 0.02, 0.02, 0.02, 0.4))
 
     def _reach_etcd(self, key: tuple[Node, Request, int], _: None) -> None:
         node, request, _number = key
         if self.is_cut(node.name, ETCD):
             return
+        self._renew_resting()
         answer = self.etcd.ask(self.network.now, node.replica.boot, request, self.timing.lease_s)
         self.network.push(self.network.now + self._delay_s(), self._hear_etcd, key, answer)
 
@@ -290,6 +309,7 @@ class Site:
             self.network.site_stopped(self.broker)
         self.promotions += 1
         node.is_promoted = True
+        node.catch_up()
         node.disk.terms = node.replica.terms.terms
         self._check_promoted(node)
         if node.machine is None:
@@ -345,6 +365,18 @@ class Site:
             self._doom(node)
         else:
             self.release(node)
+
+    def _tell_released(self, node: Node) -> None:
+        """Send a sign of life to the followers."""
+        assert node.machine is not None
+        settled = {peer: end.settled for peer, end in node.machine.links.ends.items()}
+        for stream in node.streams.values():
+            if stream.is_joined:
+                self._send(stream, True, Released(node.replica.released, settled), self._shortest_s)
+
+    @property
+    def _shortest_s(self) -> float:
+        return self.timing.lease_s * 0.001
 
     def share_beginning(self, leader: Node) -> None:
         """Put the entry with the links on every disk, because the network has existed for long."""
@@ -454,7 +486,8 @@ class Site:
     def _arrive(self, way: tuple[Stream, bool], message: Any) -> None:
         stream, of_leader = way
         if stream.is_open:
-            self.wake()
+            if not isinstance(message, Released):
+                self.wake()
             receiver = stream.follower if of_leader else stream.leader
             self.deliver(receiver, self._receive, stream, of_leader, message)
 
@@ -509,6 +542,8 @@ class Site:
             self.close(stream)
         elif isinstance(message, Records):
             self._write(node, stream, message)
+        elif isinstance(message, Released):
+            node.copy.learn_settled(message.settled, node.disk.last)
         else:
             welcome, snapshot, disk = message
             if welcome.epoch < node.replica.terms.epoch:
@@ -525,17 +560,26 @@ class Site:
             self._acknowledge(node, stream)
 
     def _write(self, node: Node, stream: Stream, records: Records) -> None:
-        """Write entries, step the own copy, sync, acknowledge."""
+        """Write entries, sync, acknowledge; the own copy steps them at some time."""
         if records.first != node.disk.last + 1:
             self.wrongs.append(("gap", f"{node.name} of {self.broker} was sent {records.first}"))
             return
         for data in records.entries:
-            entry = decode_entry(data)
-            if node.machine is None:
-                node.machine = self.network.new_machine(self.broker)
-            node.disk.append(data, node.machine.step(entry.now, entry.inputs).records)
+            node.disk.append(data, [])
+        node.copy.take(records.entries)
         node.replica.last = node.disk.last
+        if not node.is_copying:
+            node.is_copying = True
+            lag_s = self.timing.lease_s * self.copying.choice((0.0, 0.0, 0.02, 0.5, 1.5))
+            self.network.push(self.network.now + lag_s, self._on_copying, node, None)
         self._acknowledge(node, stream)
+
+    def _on_copying(self, node: Node, _: None) -> None:
+        self.deliver(node, self._go_on_copying, node)
+
+    def _go_on_copying(self, node: Node) -> None:
+        node.is_copying = False
+        node.catch_up()
 
     def _acknowledge(self, node: Node, stream: Stream) -> None:
         """Acknowledge entries once they are synced, which sometimes takes long."""
@@ -593,7 +637,8 @@ class Site:
                         self._send(stream, False, Acknowledged(stream.follower.disk.synced))
             case Snapshot():
                 for node in self.nodes.values():
-                    if node.machine is not None and not node.is_dead and not node.is_halted:
+                    if not node.is_dead and not node.is_halted and node.disk.last:
+                        node.catch_up()
                         node.disk.snapshot = freeze(node.machine)
                         node.disk.first, node.disk.entries = node.disk.last + 1, []
                         node.disk.synced = node.disk.last
@@ -664,5 +709,6 @@ class Site:
         assert leader.machine is not None
         wanted = state_hash(leader.machine)
         for node in self.nodes.values():
+            node.catch_up()
             if node.machine is None or state_hash(node.machine) != wanted:
                 yield "replay differs", f"{node.name} of {self.broker} has another state than its leader"

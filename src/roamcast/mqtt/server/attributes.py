@@ -14,6 +14,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -64,12 +65,22 @@ def contents_of(topic: str, property_block: bytes, payloads: Sequence[bytes]) ->
         described, is_json = (_described_before if remembered else _described)(property_block)
     if not is_json:
         return [{**described, TOPIC: topic} for _ in payloads]
-    found = list(map(_fields, payloads))
+    found = _all_fields(payloads)
     for fields in found:
         if described:
             _describe(fields, described)
         fields[TOPIC] = topic
     return found
+
+
+def _all_fields(payloads: Sequence[bytes]) -> list[dict[str, Any]]:
+    if max(map(len, payloads)) <= PAYLOAD_BYTES_SMALL:
+        text = b"".join(payloads)
+        # Nearly all payloads are such: without a position, and without names that are written with escapes.
+        if b'"lat' not in text and b"\\" not in text:
+            with suppress(*_UNREADABLE):
+                return list(map(_decode_flat, payloads))
+    return list(map(_fields, payloads))
 
 
 def _describe(found: dict[str, Value], described: Mapping[str, Value]) -> None:

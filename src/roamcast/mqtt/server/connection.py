@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from roamcast.mqtt.codec.bursts import Frames as Burst
 from roamcast.mqtt.codec.bursts import acknowledged, cut_bursts, last_frame, written_acknowledgements
 from roamcast.mqtt.codec.errors import PacketError
-from roamcast.mqtt.codec.packet_ids import consecutive, encode_id, following
+from roamcast.mqtt.codec.packet_ids import consecutive, encode_id
 from roamcast.mqtt.codec.packets import (
     AcknowledgementProperties,
     Connect,
@@ -457,7 +457,10 @@ class MqttConnection:
             self.request += len(bodies)
         endpoint.traffic.received[qos] += len(bodies)
         self.published += len(bodies)
-        publish = ClientPublish(request, b"", tuple(bodies), PLAIN[qos], tuple(varied))
+        common = b""
+        if varied.count(varied[0]) == len(varied):  # Only the packet ids were not consecutive.
+            common, varied = varied[0], []
+        publish = ClientPublish(request, common, tuple(bodies), PLAIN[qos], tuple(varied))
         endpoint.inputs.append(Submitted(self.client, self.id, publish))
         if qos:
             self._answer_bursts(bursts)
@@ -465,13 +468,13 @@ class MqttConnection:
 
     def _answer_bursts(self, bursts: list[Burst]) -> None:
         """Send PUBACKs; runs of packet ids across several topics are answered at once."""
-        start, count, out = bursts[0][3], 0, self.out
+        start, expected, out = bursts[0][3], bursts[0][3], self.out
         for _, _, _, packet_id, payloads in bursts:
-            if packet_id != following(start, count):
-                out.append(written_acknowledgements(PUBACK, start, count))
-                start, count = packet_id, 0
-            count += len(payloads)
-        out.append(written_acknowledgements(PUBACK, start, count))
+            if packet_id != expected:
+                out.append(written_acknowledgements(PUBACK, start, expected - start))
+                start = expected = packet_id
+            expected += len(payloads)
+        out.append(written_acknowledgements(PUBACK, start, expected - start))
 
     def _publish_single(self, endpoint: PacketTaker, topic: bytes, packet_id: int, payload: bytes) -> None:
         """Publish one plain PUBLISH of QoS 0 or 1: the fast path of `_publish`."""

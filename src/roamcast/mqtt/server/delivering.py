@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from roamcast.filters.filter import Attributes
-from roamcast.mqtt.codec.bursts import FrameWriter
+from roamcast.mqtt.codec.bursts import FrameWriter, write_each
 from roamcast.mqtt.codec.packet_ids import consecutive
 from roamcast.mqtt.codec.packets import PublishProperties
 from roamcast.mqtt.codec.properties import PUBLISH, encode
@@ -224,8 +225,7 @@ def _deliver_varied(
     endpoint.traffic.sent[qos if sequence else 0] += burst.count
     if not qos or not sequence:
         if not is_mute:
-            frames = [writer.write_one(body, 1) for writer, body in zip(writers, bodies, strict=True)]
-            connection.out.append(b"".join(frames))
+            connection.out.append(write_each(writers, bodies, repeat(1)))
         _pass_over(endpoint, connection, session, burst, sequence)
         return 0
     runs = session.in_flight.send(burst, sequence, qos)
@@ -234,8 +234,7 @@ def _deliver_varied(
     ids = consecutive(*runs[0])
     if len(runs) > 1:
         ids = [one for packet_id, count in runs for one in consecutive(packet_id, count)]
-    frames = [writer.write_one(body, one) for writer, body, one in zip(writers, bodies, ids, strict=True)]
-    connection.out.append(b"".join(frames))
+    connection.out.append(write_each(writers, bodies, ids))
     return 0
 
 
