@@ -171,7 +171,7 @@ def test_mosquitto_sub_is_narrowed_too(site: Site) -> None:
             site.reload(NO_SECRETS)
             bob.publish("secret/1", b"x", qos=1)
             bob.publish("end", b"x", qos=1)
-            seen = []
+            seen: list[str] = []
             while "end x" not in seen:
                 line = reader.stdout.readline()
                 assert line, seen
