@@ -340,7 +340,10 @@ def test_clients_for_which_the_rules_say_the_same_share_what_was_decided() -> No
         (allow(("a", "")), "access.rule.1: topic is empty; leave it out to mean all"),
         (allow(client=""), "access.rule.1: client is empty; leave it out to mean all"),
         (allow(where="x ="), "access.rule.1: selector"),
-        (deny(where="x IN myloc"), "access.rule.1: where = x IN myloc: a rule knows no client's state"),
+        (
+            deny(where="x IN myloc"),
+            "access.rule.1: where = x IN myloc: rules cannot use the state of clients",
+        ),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_named(rule: Rule, line: str) -> None:

@@ -237,7 +237,7 @@ MFT = {"mobility.protocol": "mft", "discovery.enabled": "true", "link.port": "0"
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ({"discovery.enabled": "true"}, "links are for good, and peers are listed; valid .* are mft"),
+        ({"discovery.enabled": "true"}, "links are permanent, and peers are listed; valid .* are mft"),
         ({**MFT, "link.port": "none"}, "nobody could connect; set link.port"),
         ({**MFT, "discovery.interface": "eth0"}, "must be signed; set link.secret_file"),
         ({**MFT, "discovery.group": "10.0.0.1"}, "valid is an address from 224.0.0.0"),

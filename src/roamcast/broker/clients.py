@@ -64,6 +64,7 @@ def _unpacked(client: str, data: bytes) -> ClientHere:
 
 
 _stored: Any = dict.__getitem__
+_found: Any = dict.get
 
 
 class Waking(dict[str, V], Generic[V]):
@@ -87,16 +88,16 @@ class Waking(dict[str, V], Generic[V]):
         return found
 
     def get(self, client: str, default: None = None) -> V | None:  # type: ignore[override]
-        found = super().get(client)
+        found: Any = _found(self, client)
         if found is not None and type(found) is not bytes:
-            return found
+            return found  # type: ignore[no-any-return]
         if client not in self:
             return None
         return self[client]
 
     def awake_one(self, client: str) -> V | None:
         """Return the entry of a client that is awake; None for others. All with work under way are awake."""
-        found = super().get(client)
+        found: Any = _found(self, client)
         return found if type(found) is not bytes else None
 
     def values(self) -> list[V]:  # type: ignore[override]
@@ -232,14 +233,12 @@ class Clients:
         if not here.is_ending:
             del self.attachments[here.client]
 
-    def arrive(self, session: Session, came_from: str) -> ClientHere:
-        here = self.of(session.client)
+    def arrive(self, here: ClientHere, session: Session, came_from: str) -> None:
         here.on(Event.ARRIVED if here.session is None else Event.MET)
         here.session = self.sessions[session.client] = session
         self.resting[session.client] = self.resting.now
         here.came_from = came_from
         here.request, here.asked, here.rival, here.departed = None, "", "", None
-        return here
 
     def depart(self, here: ClientHere, departed: Departed) -> None:
         here.on(Event.DEPARTED)

@@ -185,7 +185,7 @@ class CoreServices:
     # --- to brokers ---
 
     def send(self, broker: str, message: Message) -> None:
-        if self.router.dependents and type(message) not in self._handlers:
+        if type(message) not in self._handlers and self.router.dependents:
             message = self.places.about(message)
         if broker == self.id:
             self.loopback.append(message)
@@ -239,6 +239,11 @@ class CoreServices:
         self.clients.here[client].on(Event.SERVED_AHEAD)
         self.deliver_from(client, queue)
         return True
+
+    def ask_too(self, client: str, broker: str) -> None:
+        here = self.clients.here.get(client)
+        if here is not None and here.request is not None:
+            self.send(broker, here.request)
 
     def is_read(self, client: str, queue: DeliveryQueue) -> bool:
         attachment = self.attachments.get(client)

@@ -349,8 +349,11 @@ class Directory:
 
     def may_hold(self, client: str) -> tuple[str, ...]:
         """Return the other brokers that may hold a session which outlasts its client's connection."""
+        known = self._holders.get(client)
+        if known is None:
+            return ()
         brief = self._brief.get(client)
-        return tuple(one for one, _ in self._holders.get(client, ()) if one != brief)
+        return tuple([one for one, _ in known if one != brief])
 
     def holder_of(self, client: str) -> str:
         """Return the only other broker that may hold the session, if it can be asked now; "" otherwise."""

@@ -343,11 +343,13 @@ class Locator:
 
     def arrived(self, session: Session, came_from: str, reads_on: bool = False) -> None:
         """Take an arrived session, then serve the requests for it that came meanwhile, in order."""
-        request = self._clients.of(session.client).request
-        here = self._clients.arrive(session, came_from)
+        here = self._clients.of(session.client)
+        request = here.request
+        self._clients.arrive(here, session, came_from)
         self._broker.directory.changed(here.client)
         received = request.received if request is not None else {}
-        if not self._broker.handoffs.session_arrived(here, session, received, reads_on):
+        is_merging = self._broker.handoffs.session_arrived(here, session, received, reads_on)
+        if here.waiting and not is_merging:
             self.serve_waiting(session.client)
 
     def serve_waiting(self, client: str) -> None:

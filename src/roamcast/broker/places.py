@@ -308,7 +308,7 @@ class Places:
 
         The client's moves wait until all brokers know.
         """
-        if here.came_from not in ("", self._broker.id) and _depends(session):
+        if here.came_from not in ("", self._broker.id) and any(map(_is_own, session.subscriptions)):
             session.places_number = _next_number(session)
             here.announced = Waiting(session.places_number)
             self._broker.router.relocate_client(_whereabouts(session))
@@ -390,5 +390,6 @@ def _whereabouts(session: Session) -> Whereabouts:
     return Whereabouts(session.client, session.places_number, dict(session.places))
 
 
-def _depends(session: Session) -> bool:
-    return any(parse(text).own for text in session.subscriptions)
+def _is_own(text: str) -> bool:
+    """True if a filter depends on its client's own state."""
+    return bool(parse(text).own)

@@ -143,7 +143,7 @@ def parse_roaming(text: str) -> Roaming:
 def ctmc(
     topology: str = option("building", "grid:K, tree:B:H, line:N, star:N, random:N, building or file:PATH."),
     movement: str = option(
-        "NBR", "NBR: to neighbours; RND: to any broker; RND:published: as Gaddah's matrix."
+        "NBR", "Movement: NBR (to neighbours), RND (to any broker) or RND:published (Gaddah's matrix)."
     ),
     connect: float = option(60.0, "Mean time connected, in seconds."),
     disconnect: float = option(12.0, "Mean time disconnected, in seconds."),

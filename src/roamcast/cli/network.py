@@ -61,7 +61,7 @@ def status(
     data: Data = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
-    workers: bool = option(False, "A row for each worker.", "--workers"),
+    workers: bool = option(False, "Show a row for each worker.", "--workers"),
     watch: Watch = False,
     interval: Interval = 2.0,
 ) -> None:

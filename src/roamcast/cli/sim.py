@@ -168,7 +168,7 @@ def without_foreign_model(scenario: Scenario) -> Scenario:
     brokers = scenario.make_topology().brokers if model else ()
     if not model or not all(why_unusable(model, broker, 0.0, None) for broker in brokers):
         return scenario
-    typer.echo("--neighbours is of other brokers and is not used: brokers learn from moves alone", err=True)
+    typer.echo("ignoring --neighbours, which names other brokers: brokers learn from moves alone", err=True)
     mobility = msgspec.structs.replace(network.mobility, neighbour_graph="")
     return replace(scenario, network=replace(network, mobility=mobility))
 

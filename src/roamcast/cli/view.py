@@ -31,7 +31,7 @@ def view(
     run: str | None = option(None, "Which run, if the folder holds several."),
     places: Path | None = option(None, "CSV file broker,latitude,longitude: draw the brokers on a map."),
     out: Path | None = option(None, "Write the replay to this file instead of showing it."),
-    png: Path | None = option(None, "Draw it into this file instead of showing it."),
+    png: Path | None = option(None, "Write the picture to this PNG file instead of opening the page."),
     browser: bool = option(True, "Open the page in a browser."),
     port: int = option(0, "Port of the page on 127.0.0.1; 0 takes a free one.", min=0, max=65535),
 ) -> None:

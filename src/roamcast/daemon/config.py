@@ -413,7 +413,7 @@ def check_discovery(config: Config) -> None:
         return
     if config.mobility.protocol not in MOBILE_PROTOCOLS:
         raise InputError(
-            f"discovery.enabled: with mobility.protocol = {config.mobility.protocol} links are for good, "
+            f"discovery.enabled: with mobility.protocol = {config.mobility.protocol} links are permanent, "
             f"and peers are listed; valid with discovery are {_names(_offered())}"
         )
     try:

@@ -254,7 +254,7 @@ class Server:
 
     def _room_for_strangers(self) -> int:
         """Limit of connections before CONNECT: the part of the limit that admitted clients leave."""
-        outside = sum(doorway.outside for doorway in self._doorways)
+        outside = sum([doorway.outside for doorway in self._doorways])
         admitted = len(self._clients) + outside - len(self.strangers)
         return min(self.config.quotas.connecting_max, self._connections_max - admitted)
 
@@ -335,7 +335,7 @@ class Server:
             if list(map(_fixed, listeners)) != list(map(_fixed, self.config.listeners)):
                 raise InputError("other listeners need a restart")
             if config.discovery != self.config.discovery:
-                raise InputError("another way of discovery needs a restart")
+                raise InputError("changing discovery needs a restart")
             for number, context in self._contexts.items():
                 context.reload(_tls_of(number, listeners[number]))
             gone = self._admission.reconfigure(config)

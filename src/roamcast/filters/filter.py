@@ -109,9 +109,8 @@ class Filter:
 _interned: WeakValueDictionary[str, Filter] = WeakValueDictionary()
 
 
-def living(text: str) -> Filter | None:
-    """Return the filter with this canonical text, if it is in use."""
-    return _interned.get(text)
+living: Callable[[str], Filter | None] = _interned.get
+"""Returns the filter with this canonical text, if it is in use."""
 
 
 _Pair = tuple[str, str]

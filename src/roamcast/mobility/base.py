@@ -230,6 +230,9 @@ class Host(Protocol):
         received.
         """
 
+    def ask_too(self, client: str, broker: str) -> None:
+        """Ask this broker, too, for the session of a client, if the session is being sought."""
+
     def take_back(self, session: Session) -> None:
         """Adopt a session that cannot reach the broker that asked for it."""
 

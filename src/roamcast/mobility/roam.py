@@ -487,6 +487,9 @@ class Roam(MultiHopHandoff):
                 self.host.pump(message.client)
 
     def on_drop_copy(self, sender: str, message: DropCopy) -> None:
+        if message.ends:
+            # The client may have been served from an outdated copy, and its session be sought elsewhere.
+            self.host.ask_too(message.client, message.holder)
         copy = self.copies.get(message.client)
         is_over = message.ends and copy is not None and copy.number <= message.number
         if copy is None or not (is_over or self.copy_of(message) is not None):

@@ -130,7 +130,9 @@ class ClientExchange:
         except (KeyError, ValueError):
             raise ScramError("the server's challenge is malformed") from None
         if not nonce.startswith(self._nonce) or not 4096 <= iterations <= ITERATIONS_MAX:
-            raise ScramError("the server's challenge does not answer the question, or is too weak")
+            raise ScramError(
+                "the server's challenge has another nonce, or an iteration count below 4096 or too high"
+            )
         salted = pbkdf2_hmac("sha256", self._password, salt, iterations)
         key = _hmac(salted, b"Client Key")
         without_proof = f"c={_encoded(HEADERS[0].encode())},r={nonce}"

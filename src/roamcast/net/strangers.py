@@ -104,7 +104,10 @@ class Strangers:
             if not any(self._send_away(name, f"there are {most} in all") for name in heaviest_first):
                 return None
         self._all[stranger] = None
-        self._networks.setdefault(stranger.network, _Network()).silent[stranger] = None
+        network = self._networks.get(stranger.network)  # Another one if the last of its strangers was closed.
+        if network is None:
+            network = self._networks[stranger.network] = _Network()
+        network.silent[stranger] = None
         return stranger
 
     def spoke(self, stranger: Stranger) -> None:
@@ -132,7 +135,7 @@ class Strangers:
         network = self._networks[stranger.network]
         network.silent.pop(stranger, None)
         network.talking.pop(stranger, None)
-        if not len(network):
+        if not (network.silent or network.talking):
             del self._networks[stranger.network]
 
     def expire(self, after_s: float) -> None:

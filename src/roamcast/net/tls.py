@@ -99,7 +99,9 @@ def load_revoked(context: ssl.SSLContext, path: str, key: str) -> None:
     try:
         context.load_verify_locations(cafile=path)
     except ssl.SSLError as error:
-        raise InputError(f"{key} = {path}: holds no list in PEM ({error.reason or 'PEM'})") from None
+        raise InputError(
+            f"{key} = {path}: not a revocation list in PEM format ({error.reason or 'PEM'})"
+        ) from None
     after = context.cert_store_stats()
     if after["crl"] == before["crl"] or after["x509"] != before["x509"]:
         raise InputError(f"{key} = {path}: must hold revocation lists in PEM, and nothing else")

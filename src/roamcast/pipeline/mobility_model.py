@@ -71,7 +71,7 @@ def learn(visits: DataFrame, settings: ModelSettings) -> dict[str, Any]:
     learned = before(all_moves, at_s if settings.learn_share < 1 else float("inf")).cache()
     first = edges(first_order(learned))
     if not first:
-        raise InputError("no client moved from one broker to another in the time that is learned from")
+        raise InputError("no client moves from one broker to another in the training part of the data")
     graph = bounded_graph(first, at_s, settings.degree, settings.mass)
     about = {
         "from_s": from_s,

@@ -213,7 +213,7 @@ class NatsAdapter(ForeignAdapter):
     async def suspend(self, name: str) -> None:
         client = self._open_client
         if not self._stream:
-            raise AdapterError("NATS suspends nothing without JetStream; name a stream")
+            raise AdapterError("NATS can suspend a subscription only with JetStream; name a stream")
         with adapted(name, Error):
             for one in self._subscriptions.pop(name, {}).values():
                 await one.stop()

@@ -5,7 +5,6 @@ The MQTT side and the protocol check their own parts (`BrokerCore.can_unpack`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import isfinite
 
 import msgspec
@@ -43,15 +42,12 @@ def is_plausible(session: Session) -> bool:
     return True
 
 
-def _times(session: Session) -> Iterable[float]:
-    yield session.begun[0]
-    yield from session.subscriptions.values()
-    yield from session.advertisements.values()
+def _times(session: Session) -> list[float]:
+    times = [session.begun[0], *session.subscriptions.values(), *session.advertisements.values()]
     for place in session.places.values():
-        yield place.stay_s
-        yield from (one for one in (place.value, place.coming) if isinstance(one, float))
+        times += place.stay_s, *(one for one in (place.value, place.coming) if isinstance(one, float))
     for pace in session.paces.values():
-        yield pace.changed_at
-        yield from pace.stays_s
+        times += pace.changed_at, *pace.stays_s
     for zone in session.zones.values():
-        yield zone.since
+        times.append(zone.since)
+    return times

@@ -108,6 +108,8 @@ class Crossing:
 
     def carried(self, guard: Guard, bursts: tuple[Burst, ...]) -> tuple[Burst, ...]:
         """Return stored notifications of a session, with placeholders for forbidden ones."""
+        if not bursts:
+            return bursts
         passed = tuple([self._carried(guard, one) for one in bursts])
         is_same = all(one is other for one, other in zip(passed, bursts, strict=True))
         return bursts if is_same else passed

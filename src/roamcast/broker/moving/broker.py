@@ -85,4 +85,4 @@ class MobileBroker(MobileCore):
         self._out.sends.append((peer, message))
 
     def send_fleeting(self, peer: str, message: Message) -> None:
-        raise InputError("where clients speak the protocol themselves, nothing is fleeting")
+        raise InputError("fleeting messages need an access front; here clients speak the protocol themselves")

@@ -100,7 +100,7 @@ class Identity(msgspec.Struct, frozen=True):
     @property
     def owner(self) -> str:
         """Owner of the client's session: no other owner can take the session with the same client id."""
-        if not self.name:
+        if not (self.user or self.certificate):
             return ANONYMOUS
         name = USER + self.user if self.user else CERTIFICATE + self.certificate
         return f"{self.site}/{name}" if self.site else name
@@ -420,7 +420,9 @@ def _compile(number: int, rule: Rule) -> _Compiled:
             raise InputError("a rule for connect has neither topic nor where, only user and client")
         where = parse(rule.where) if rule.where else None
         if where is not None and where.own:
-            raise InputError(f"where = {rule.where}: a rule knows no client's state; leave out myloc and my")
+            raise InputError(
+                f"where = {rule.where}: rules cannot use the state of clients; leave out myloc and my"
+            )
         for topic in _texts(rule.topic):
             TopicPattern(_substituted(topic, "x", "x"))
         reach = _rule_filter([TopicPattern(_widened(topic)) for topic in _texts(rule.topic)], where)
