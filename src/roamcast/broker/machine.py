@@ -496,9 +496,8 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         try:
             turn = self.links.receive(peer, data)
         except LinkError as error:
-            self._out.durable.append(
-                LinkDown(peer)
-            )  # The frames are not journalled, but the link goes down now.
+            # The frames are not journalled, but the link goes down with them, and not when its connection ends.
+            self._out.durable.append(LinkDown(peer))
             self._follow(self.links.disconnected(peer))
             self._close_link(peer, str(error))
             return
