@@ -496,7 +496,7 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         try:
             turn = self.links.receive(peer, data)
         except LinkError as error:
-            # The frames are not journalled, but the link goes down with them, and not when its connection ends.
+            # The frames are not journalled. The link goes down with them, not when its connection ends.
             self._out.durable.append(LinkDown(peer))
             self._follow(self.links.disconnected(peer))
             self._close_link(peer, str(error))
