@@ -249,7 +249,7 @@ def test_an_honest_peer_with_a_poisoned_message_comes_back_ever_more_seldom(tmp_
     """Broker b only passes on what its client published; broker a raises on it each time."""
     with ExitStack() as stack:
         port = free_port()
-        a = BrokerProcess(tmp_path, "a", program=poisoned(1.0), link_port=port, client_port=free_port())
+        a = BrokerProcess(tmp_path, "a", program=poisoned(2.0), link_port=port, client_port=free_port())
         stack.callback(a.stop)
         b = BrokerProcess(tmp_path, "b", "link.reconnect_max_s=0.2", peers={"a": port})
         stack.callback(b.stop)
@@ -257,7 +257,7 @@ def test_an_honest_peer_with_a_poisoned_message_comes_back_ever_more_seldom(tmp_
         with Raw(a, "reader", expiry=3600) as reader, Raw(b, "writer") as writer:
             reader.subscribe("news")
             writer.publish("news", b"poison for peers")
-            for seconds in (1, 2, 4):
+            for seconds in (2, 4, 8):
                 a.wait_for(f"peer b is kept out for {seconds} s")
             b.wait_for("no link with a at .*: it refuses: peer b is kept out until .*stopped this broker")
             a.wait_for("no link with b at .*: peer b is kept out until ")

@@ -171,9 +171,11 @@ def test_mosquitto_sub_is_narrowed_too(site: Site) -> None:
             site.reload(NO_SECRETS)
             bob.publish("secret/1", b"x", qos=1)
             bob.publish("end", b"x", qos=1)
-            seen = []
+            seen: list[str] = []
             while "end x" not in seen:
-                seen.append(reader.stdout.readline().strip())
+                line = reader.stdout.readline()
+                assert line, seen
+                seen.append(line.strip())
             assert set(seen) <= {"start x", "end x"}
         finally:
             reader.terminate()

@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -62,9 +62,9 @@ def audit(engine: Engine, made: Path, clock_error_s: float = 0.0) -> dict[str, A
     made.mkdir(exist_ok=True)
     desk, steps = engine.desk, Steps(engine)
     with steps.step("nodes"):
-        health = _look_at_nodes(engine, made)
+        health, publishers = _look_at_nodes(engine, made)
     with steps.step("names"):
-        names = _name(engine, health)
+        names = _name(engine, health, publishers)
     with steps.step("verdicts"):
         _judge(engine, names, clock_error_s, health.has_bursts)
     with steps.step("findings"):
@@ -162,18 +162,30 @@ class Health:
         return self.nodes.filter(is_broken).select(list(NODE))
 
 
-def _look_at_nodes(engine: Engine, made: Path) -> Health:
-    """Check the log of each node; afterwards every row occurs once."""
-    health = Health(engine.fetch(sql.NODES))
-    pq.write_table(health.nodes, made / "nodes.parquet")
-    engine.desk.register("nodes", health.nodes)
-    once = engine.dialect.once("log", ROW) if health.total("repeated") else "SELECT * FROM log"
-    engine.define("rows", once)
-    engine.gather("rare", sql.RARE_ROWS)
+def _look_at_nodes(engine: Engine, made: Path) -> tuple[Health, pa.Table]:
+    """Check the log of each node, and select the rare rows; afterwards every row occurs once. Return also the
+    publishers.
+    """
+    _define_rows(engine, "SELECT * FROM log")
+    nodes, *found = engine.side_by_side(lambda: engine.fetch(sql.NODES), *_selections(engine))
+    health = Health(nodes)
+    pq.write_table(nodes, made / "nodes.parquet")
+    engine.desk.register("nodes", nodes)
+    if health.total("repeated"):
+        _define_rows(engine, engine.dialect.once("log", ROW))
+        found = engine.side_by_side(*_selections(engine))
+    return health, found[0]
+
+
+def _define_rows(engine: Engine, query: str) -> None:
+    engine.define("rows", query)
     for kind in ("published", "delivered", "acknowledged"):
         known = " AND publisher IS NOT NULL AND incarnation IS NOT NULL" if kind == "acknowledged" else ""
         engine.define(kind, f"SELECT * FROM rows WHERE {sql.usable(kind)}{known}")
-    return health
+
+
+def _selections(engine: Engine) -> tuple[Callable[[], Any], ...]:
+    return lambda: engine.fetch(sql.PUBLISHERS), lambda: engine.gather("rare", sql.RARE_ROWS)
 
 
 def _breaks(engine: Engine, health: Health) -> pa.Table:
@@ -221,7 +233,7 @@ class Names:
         )
 
 
-def _name(engine: Engine, health: Health) -> Names:
+def _name(engine: Engine, health: Health, publishers: pa.Table) -> Names:
     """Number the names, and register tables of them."""
     desk = engine.desk
     held = _issued_early(desk.fetch(sql.subscriptions(DUCKDB)).cast(HELD_SCHEMA), health)
@@ -233,7 +245,7 @@ def _name(engine: Engine, health: Health) -> Names:
     held = held.filter(pc.invert(pc.is_in(held.column("filter"), pa.array(unreadable, pa.string()))))
     clients = held.group_by(list(CLIENT)).aggregate([]).sort_by([(name, "ascending") for name in CLIENT])
     clients = clients.append_column("client_id", pa.array(range(len(clients)), pa.int32()))
-    publishers = _publishers(engine.fetch(sql.PUBLISHERS))
+    publishers = _publishers(publishers)
     held = held.join(clients, list(CLIENT)).combine_chunks()
     held = _with_own(_never_settled(held, terms), publishers, terms)
     engine.share("clients", clients)
@@ -351,7 +363,7 @@ def _judge(engine: Engine, names: Names, clock_error_s: float, has_bursts: bool)
 def _find(engine: Engine, has_bursts: bool) -> None:
     """Make the table `findings`: read the log again, but only for suspicious streams."""
     desk = engine.desk
-    suspicions = desk.fetch(sql.SUSPICIONS).to_pylist()[0]
+    suspicions = desk.fetch(sql.SUSPICIOUS_ARRIVALS).to_pylist()[0]
     if suspicions["came"]:
         engine.share("suspicious", desk.fetch(sql.SUSPICIOUS))
         engine.gather("suspects", sql.suspects(engine.dialect, has_bursts))

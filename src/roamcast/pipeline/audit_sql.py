@@ -41,6 +41,11 @@ WHOLE, AWAY, TORN, UNTOLD = range(4)
 """Completeness of a client's own records, in order: complete; complete, and the client has left; the log of
 one of its processes is cut off; there are none."""
 
+SUSPICIONS = ("lost", "unacknowledged", "unwanted", "again or late")
+"""What may be wrong with a notification. The judging query numbers them from 0: Spark sorts rows to find the
+least text of a group, but not to find the least number.
+"""
+
 EXCUSES = ("session ended", "expired")
 """Reasons for which a broker may drop a notification."""
 
@@ -462,6 +467,14 @@ def verdicts(
         witness <> {WHOLE} AND is_fleeting AND is_missing
         AND NOT acknowledged AND coalesce(later >> {NUMBER_BITS} <> earlier >> {NUMBER_BITS}, true) AS is_over
     FROM ordered AS o LEFT JOIN witnesses AS w ON w.client_id = o.stream >> {CLIENT_BITS}"""
+    tests = (
+        "is_owed AND is_missing AND is_certain",
+        "is_owed AND is_missing AND NOT acknowledged",
+        "standing IS NULL AND (deliveries > 0 OR (acknowledged AND apart = 0))",
+        "deliveries > 1 OR overtaken",
+    )
+    whens = " ".join(f"WHEN {test} THEN {number}" for number, test in enumerate(tests))
+    names = " ".join(f"WHEN {number} THEN '{name}'" for number, name in enumerate(SUSPICIONS))
     return f"""
 WITH sides AS (SELECT /*+ REPARTITION(stream) */ * FROM ({together}) AS together),
 notifications AS (
@@ -480,14 +493,10 @@ owing AS (
         coalesce(later < first AND standing IS NOT NULL, false) AS overtaken
     FROM witnessed
 ), judged AS (
-    SELECT *, CASE
-        WHEN is_owed AND is_missing AND is_certain THEN 'lost'
-        WHEN is_owed AND is_missing AND NOT acknowledged THEN 'unacknowledged'
-        WHEN standing IS NULL AND (deliveries > 0 OR (acknowledged AND apart = 0)) THEN 'unwanted'
-        WHEN deliveries > 1 OR overtaken THEN 'again or late' END AS suspicion
-    FROM owing
+    SELECT *, CASE {whens} END AS suspicion FROM owing
 )
-SELECT stream, CASE WHEN suspicion IS NOT NULL THEN place END AS place, min(suspicion) AS suspicion,
+SELECT stream, CASE WHEN suspicion IS NOT NULL THEN place END AS place,
+    CASE min(suspicion) {names} END AS suspicion,
     min(standing) AS standing, CAST(sum(deliveries) AS BIGINT) AS deliveries, min(first) AS first,
     bool_or(overtaken) AS overtaken,
     count(CASE WHEN is_owed THEN 1 END) AS expected,
@@ -496,7 +505,7 @@ FROM judged GROUP BY stream, CASE WHEN suspicion IS NOT NULL THEN place END
 """
 
 
-SUSPICIONS = "SELECT count(*) AS came FROM verdicts WHERE suspicion IN ('again or late', 'unwanted')"
+SUSPICIOUS_ARRIVALS = "SELECT count(*) AS came FROM verdicts WHERE suspicion IN ('again or late', 'unwanted')"
 """Suspicious cases to search for, in streams that have them."""
 
 

@@ -125,6 +125,9 @@ class Engine(Protocol):
     def fetch(self, query: str) -> pa.Table:
         """Return a result with at most one row for each client, publisher or node."""
 
+    def side_by_side(self, *works: Callable[[], Any]) -> list[Any]:
+        """Do what does not depend on each other, and return the results; only one of them uses the desk."""
+
     def gather(self, name: str, query: str) -> None:
         """Compute a query over the log once; the result has this name at the desk and in later queries."""
 
@@ -164,6 +167,10 @@ class DuckEngine:
         self.connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
 
     gather = keep
+
+    def side_by_side(self, *works: Callable[[], Any]) -> list[Any]:
+        # One query has all cores.
+        return [work() for work in works]
 
     def register(self, name: str, table: pa.Table) -> None:
         self.connection.register(f"{name}_registered", table)

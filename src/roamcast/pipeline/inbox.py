@@ -13,7 +13,6 @@ import os
 import struct
 import time
 import zlib
-from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Lock
@@ -28,12 +27,15 @@ SEGMENT_BYTES = 4_000_000
 BODY_MAX = 300_000_000
 """Maximum size of a record: more than the largest packet of MQTT."""
 REMEMBERED = 1_024
-"""Number of last notifications that may be repeated after a restart: as many as a broker has in flight."""
+"""Number of last notifications that a broker may repeat: as many as it has in flight."""
 LOCK_WITHIN_S = 30.0
 """How long the reader of a stopped query may take to end."""
 
 _FRAME = struct.Struct("<II")
 """Length and CRC-32 of the data that follows."""
+
+
+Content = tuple[object, ...]
 
 
 class Received(NamedTuple):
@@ -51,8 +53,8 @@ class Received(NamedTuple):
     received_at: float
 
     @property
-    def content(self) -> tuple[object, ...] | None:
-        """All fields but the time of receiving; None if it has no identity."""
+    def content(self) -> Content | None:
+        """Identity and content, which no other notification has; None if it has no identity."""
         return None if self.publisher is None or not self.number else (self.topic, *self[1:4], *self[5:9])
 
 
@@ -93,10 +95,9 @@ class Inbox:
         self.id = _read_or_write(self.folder / "id", uuid4().hex)
         self.committed = int(_read_or_write(self.folder / "committed", "0"))
         self._segments = [_Segment(path) for path in sorted(self.folder.glob("*.inbox"))]
-        last: deque[tuple[object, ...]] = deque(maxlen=REMEMBERED)
+        self._known: dict[Content, None] = {}
         for segment in self._segments:
-            last += self._recover(segment, is_last=segment is self._segments[-1])
-        self._repeated = _Repetition(list(last))
+            self._recover(segment, is_last=segment is self._segments[-1])
         self._file = self._segments[-1].path.open("ab") if self._segments else None
 
     @property
@@ -124,13 +125,14 @@ class Inbox:
 
     # --- writing ---
 
-    def append(self, arrived: Sequence[tuple[Received, bool]]) -> int:
+    def append(self, arrived: Sequence[Received]) -> int:
         """Store arrivals; return how many were new, once they are on the disk.
 
-        Each arrival has the broker's mark whether it may have been sent before.
+        After a restart, its own or the reader's, a broker sends again what its journal does not know to be
+        acknowledged.
         """
         with self._guard:
-            new = [one for one, is_again in arrived if not self._repeated.has(one, is_again)]
+            new = [one for one in arrived if self._is_new(one)]
             try:
                 for one in new:
                     self._write(_encode(one))
@@ -140,6 +142,17 @@ class Inbox:
             except OSError as error:
                 raise _unusable(self.folder, error) from None
             return len(new)
+
+    def _is_new(self, one: Received) -> bool:
+        """Return true if it is not one of the last notifications, and remember it."""
+        content = one.content
+        if content in self._known:
+            return False
+        if content is not None:
+            self._known[content] = None
+            if len(self._known) > REMEMBERED:
+                del self._known[next(iter(self._known))]
+        return True
 
     def _write(self, body: bytes) -> None:
         if self._file is None or self._segments[-1].size >= SEGMENT_BYTES:
@@ -201,46 +214,17 @@ class Inbox:
 
     # --- beginning again ---
 
-    def _recover(self, segment: _Segment, is_last: bool) -> list[tuple[object, ...]]:
-        """Count stored notifications; an incomplete last write is dropped."""
+    def _recover(self, segment: _Segment, is_last: bool) -> None:
+        """Count and remember stored notifications; an incomplete last write is dropped."""
         data = segment.path.read_bytes()
-        contents = []
         for body in _bodies(data):
             segment.count += 1
             segment.size += _FRAME.size + len(body)
-            content = decode(body).content
-            contents += [content] if content is not None else []
+            self._is_new(decode(body))
         if segment.size < len(data):
             if not is_last:
                 raise ValueError(segment.path)
             os.truncate(segment.path, segment.size)
-        return contents
-
-
-class _Repetition:
-    """Recognises notifications that are repeated after a restart because their acknowledgement did not reach
-    the broker.
-
-    Acknowledgements are sent in order, so these are the last ones that were stored: the broker sends them
-    first, marked as sent before, in the same order and up to the very last. Anything else is new: storing one
-    twice is better than losing one.
-    """
-
-    def __init__(self, last: list[tuple[object, ...]]) -> None:
-        self._last = last
-        self._next: int | None = None
-
-    def has(self, one: Received, is_again: bool) -> bool:
-        if not self._last:
-            return False
-        content = one.content if is_again else None
-        if self._next is None and content in self._last:
-            self._next = max(at for at, known in enumerate(self._last) if known == content)
-        is_repeated = content is not None and self._next is not None and self._last[self._next] == content
-        self._next = self._next + 1 if is_repeated and self._next is not None else None
-        if not is_repeated or self._next == len(self._last):
-            self._last = []  # From here on everything is new.
-        return is_repeated
 
 
 def _bodies(data: bytes) -> Iterator[bytes]:

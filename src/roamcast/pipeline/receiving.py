@@ -72,7 +72,7 @@ class Receiver:
                 while self._inbox.uncommitted >= options.inbox_max:
                     # Full: the broker keeps further notifications.
                     await asyncio.sleep(LOOK_EVERY_S)
-                self._inbox.append([(received(one, time.time()), one.dup) for one in arrived])
+                self._inbox.append([received(one, time.time()) for one in arrived])
                 # Only notifications on the disk are acknowledged.
                 client.acknowledge(len(arrived))
                 self._arrived_at = time.monotonic()

@@ -158,7 +158,14 @@ job begins.
 """
 SMALL_JAVA = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {_NO_EARLY_COLLECTIONS}"
 """Options for small jobs: otherwise half of the time would be spent compiling code that runs only briefly."""
-LARGE_JAVA = f"-XX:+UseParallelGC {_NO_EARLY_COLLECTIONS}"
+_LATE_OPTIMISATION = " ".join(
+    f"-XX:Tier4{limit}"
+    for limit in ("InvocationThreshold=50000", "MinInvocationThreshold=6000", "CompileThreshold=150000")
+)
+"""Ten times Java's limits: it optimises less of the code that plans queries, which runs some thousand times.
+The loops over rows reach these limits at once.
+"""
+LARGE_JAVA = f"-XX:+UseParallelGC {_NO_EARLY_COLLECTIONS} {_LATE_OPTIMISATION}"
 
 MAKES_CLASSES = "-XX:ArchiveClassesAtExit"
 """Java option to write an archive of the loaded classes when Java ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,11 @@ class SparkEngine:
 
     def fetch(self, query: str) -> pa.Table:
         return self.spark.sql(query).toArrow()
+
+    def side_by_side(self, *works: Callable[[], Any]) -> list[Any]:
+        # While one query is planned, or its last tasks run, cores are free for the others.
+        with ThreadPoolExecutor(len(works)) as threads:
+            return [one.result() for one in [threads.submit(work) for work in works]]
 
     def gather(self, name: str, query: str) -> None:
         # Not persist(): Spark does not recognise what it holds if Python is part of the plan.
