@@ -336,8 +336,8 @@ BREAKAGES: dict[str, Plant] = {
 }
 
 
-def first_failing_seed(protocol: str) -> int | None:
-    for seed in range(SEEDS_MAX):
+def first_failing_seed(protocol: str, seeds_max: int = SEEDS_MAX) -> int | None:
+    for seed in range(seeds_max):
         topology, settings, actions = draw_mqtt_story(protocol, seed, FAULTS)
         if verdict(Story(topology, settings, tuple(actions))).violations:
             return seed

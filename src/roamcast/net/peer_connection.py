@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from time import monotonic
 from typing import Literal, Protocol, cast
 
 from roamcast.broker.links.end import LinkError
@@ -19,8 +20,22 @@ from roamcast.net.tls import has_fingerprint, is_broker
 
 WRITE_BYTES_HIGH = 4 * 1024 * 1024
 """With more unsent bytes than this, writers should wait until most of them are sent."""
-TURN_BYTES = 64 * 1024
-"""Bytes that one turn takes from one peer; the frame that exceeds it is taken whole."""
+TURN_BYTES = 16 * 1024
+"""Bytes that one turn takes from one peer at first; the frame that exceeds it is taken whole."""
+TURN_BYTES_MIN, TURN_BYTES_MAX = 4 * 1024, 64 * 1024
+"""Bounds of this number."""
+TURN_S = 0.02
+"""Target duration of a turn that leaves frames for the next one. The number of bytes is adapted to it: 64 KiB
+are hundreds of sessions, or 2 ms of notifications."""
+
+
+def next_turn_bytes(turn_bytes: int, turn_s: float) -> int:
+    """Return how many bytes to take next, after a turn of this duration with `turn_bytes`."""
+    if turn_s > TURN_S:
+        return max(TURN_BYTES_MIN, turn_bytes // 2)
+    if turn_s < TURN_S / 3:
+        return min(TURN_BYTES_MAX, turn_bytes * 2)
+    return turn_bytes
 
 
 class Owner(Protocol):
@@ -81,6 +96,7 @@ class PeerConnection(asyncio.Protocol):
         """Set while the peer has sent more than its quotas allow."""
         self._going_on: asyncio.Handle | None = None
         """Set while frames wait for the next turn."""
+        self._turn_bytes = TURN_BYTES
         self.is_held = False
         """True while this broker cannot take more from the peer."""
         self._news = asyncio.Event()
@@ -257,22 +273,23 @@ class PeerConnection(asyncio.Protocol):
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """Pass on at most `TURN_BYTES`: thousands of sessions in one turn would make every client wait."""
+        """Pass on frames for one turn: hundreds of sessions in one turn would make every client wait."""
         try:
-            frames = self._cutter.take_all(TURN_BYTES)
+            frames = self._cutter.take_all(self._turn_bytes)
             if frames:
                 self.owner.arrived(self, frames)
             if self.state == "up" and self._going_on is None and self._cutter.has_frame:
-                self._going_on = self._loop.call_soon(self._go_on)
+                self._going_on = self._loop.call_soon(self._go_on, monotonic())
                 if self.transport.is_reading():
                     self.transport.pause_reading()
         except (LinkError, InputError) as error:
             self.is_refused = True
             self.close(str(error))
 
-    def _go_on(self) -> None:
+    def _go_on(self, since_s: float) -> None:
         """Continue after the turn that took the earlier frames."""
         self._going_on = None
+        self._turn_bytes = next_turn_bytes(self._turn_bytes, monotonic() - since_s)
         if self.state == "up":
             self._pass_on()
             self.resume_reading()
