@@ -231,6 +231,21 @@ def test_a_message_that_comes_alone_does_not_wait_for_acknowledgements_of_others
     assert asyncio.run(run()) == [2, 3, 1]
 
 
+def test_no_turn_follows_when_the_process_ends(tmp_path: Path) -> None:
+    """As when a port is in use: the error is told, and what waits for a turn finds the journal closed."""
+    journal, _ = Journal.open(tmp_path / "journal", sync="process", version="1")
+
+    async def run() -> int:
+        engine = Engine(BrokerMachine(MachineSettings("a")), journal, Nowhere())
+        engine.push(Started(MachineSettings("a")))
+        engine.halt()
+        journal.close()
+        await asyncio.sleep(0)
+        return engine.turns
+
+    assert asyncio.run(run()) == 0
+
+
 class Followers:
     """Has everything up to `last`."""
 

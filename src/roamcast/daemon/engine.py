@@ -226,7 +226,7 @@ class Engine:
         self._on_failure = on_failure
         self._before_snapshot = before_snapshot or _nothing
         self._has_failed = False
-        """True once the site has raised: its state must not be shown to anybody."""
+        """True once the site has raised, or the process ends: no further turn is taken."""
         self._inputs: list[MachineInput] = []
         """Inputs of the present turn that are not journalled yet."""
         self._now = self._endpoint.now
@@ -357,6 +357,10 @@ class Engine:
                 self._promise(journal)
         except Exception as error:
             self.fail(error)
+
+    def halt(self) -> None:
+        """Take no more turns, because the process ends."""
+        self._has_failed = True
 
     def fail(self, error: Exception) -> NoReturn:
         """Stop because the site raised: none of its effects may be released."""

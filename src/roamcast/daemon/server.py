@@ -193,10 +193,14 @@ class Server:
             # The other replicas must have this start before anybody learns of it.
             await self.replicating.until_released()
         self._save_clock()
-        await self.operations.start()
-        await self.linking.start()
-        for number, listener in enumerate(self.config.listeners):
-            await self._listen(number, listener)
+        try:
+            await self.operations.start()
+            await self.linking.start()
+            for number, listener in enumerate(self.config.listeners):
+                await self._listen(number, listener)
+        except BaseException:
+            self.engine.halt()  # The journal is about to close.
+            raise
         sweeping = loop.create_task(self._sweep())
         log.info("mobility %s: %s", self.config.mobility.protocol, self.site.promise)
         self._complain_of_model()
