@@ -16,7 +16,7 @@ from roamcast.bench.relays import Relay
 from roamcast.cli import build_app, run
 from roamcast.storage.journal import Journal
 from roamcast.storage.recovery import find_recoverable
-from roamcast.storage.segments import HEADER_BYTES
+from roamcast.storage.segments import HEADER_BYTES, SYNCED, WATERMARK_AT, pack_watermark
 
 HOST = "127.0.0.1"
 
@@ -73,13 +73,16 @@ def test_a_broker_alone_has_nothing_but_its_disk(capsys: pytest.CaptureFixture[s
 
 
 def forget(journal: Path, kind: str, rng: random.Random) -> int:
-    """Take away the last 20 kB of a journal: what was promised is gone."""
+    """Make a journal forget its last segment, and that there was anything in it: a disk that lies."""
     scan = find_recoverable(journal).scans[-1]
-    start = max(HEADER_BYTES, scan.end - 20_000)
+    empty = pack_watermark(scan.head.marker, HEADER_BYTES, scan.head.first, 0, SYNCED)
     with scan.path.open("r+b") as file:
-        file.seek(start)
-        file.write(bytes(scan.end - start))
-    return scan.end - start
+        for place in WATERMARK_AT:
+            file.seek(place)
+            file.write(empty)
+        file.seek(HEADER_BYTES)
+        file.write(bytes(scan.end - HEADER_BYTES))
+    return scan.end - HEADER_BYTES
 
 
 @pytest.mark.slow

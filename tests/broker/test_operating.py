@@ -10,9 +10,12 @@ from roamcast.broker.inputs import (
     ClientConnected,
     ClientFrames,
     DrainOrdered,
+    LinkDown,
+    LinkFrames,
     SessionSought,
     StatusAnnounced,
 )
+from roamcast.broker.links.frames import acknowledgement
 from roamcast.broker.seeking import IsHere
 from roamcast.mqtt.codec import packets
 from roamcast.mqtt.codec.reasons import Reason
@@ -142,6 +145,15 @@ def test_a_forgotten_broker_is_not_waited_for() -> None:
     )
     assert world.clients["c"].presents == [False, False]
     assert world.sites["b0"].broker.unfinished() == []
+
+
+def test_a_link_that_goes_down_for_invalid_frames_goes_down_in_a_replay_too() -> None:
+    world = line()
+    site, frames = world.sites["b1"], LinkFrames("b2", acknowledgement(1_000_000))
+    effects = site.step(world.now, [frames])
+    assert [peer for peer, _ in effects.link_closes] == ["b2"]
+    assert effects.durable == [LinkDown("b2")]
+    assert site.step(world.now, [frames]).durable == [], "it is down already"
 
 
 def test_announcements_stay_here_and_wait_for_whoever_subscribes() -> None:

@@ -15,7 +15,16 @@ from tests.broker.world import World
 
 from roamcast.broker import machine_base
 from roamcast.broker.fronts import MqttFront
-from roamcast.broker.inputs import Started, StateChecked, Tick, decode_entry
+from roamcast.broker.inputs import (
+    LinkDown,
+    LinkFrames,
+    Started,
+    StateChecked,
+    Tick,
+    decode_entry,
+    encode_entry,
+)
+from roamcast.broker.links import frames
 from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.machine_base import StateDiverged
 from roamcast.broker.settings import MachineSettings
@@ -70,6 +79,22 @@ def test_replays_of_brokers_that_move_come_to_the_state_there_was() -> None:
     for id in world.ids:
         world.check_replay(id)
         assert checks_in(world.journals[id])
+
+
+def test_a_link_that_bad_frames_end_is_down_at_the_same_moment_in_a_replay() -> None:
+    """What the broker is about to tell its peers depends on when the link went down."""
+    world = World(3, 3, [(0, 1), (1, 2)])
+    world.bring_in("c", "b2")
+    world.drop(world.clients["c"].connection, "c")
+    world.attach("c", "b1")  # Its session is being sought.
+    site, peer = world.sites["b1"], world.sites["b2"].links.ends["b1"]
+    gap = frames.batch(peer.incarnation, 0, peer.sent + 2, b"a message behind one that is missing")
+    for inputs in ([LinkFrames("b2", gap)], [LinkDown("b2")]):
+        world.now += 0.004
+        effects = site.step(world.now, inputs)
+        world.journals["b1"].append(encode_entry(world.now, effects.durable))
+    assert not site.links.ends["b2"].is_up
+    assert state_hash(world.recover("b1")) == state_hash(site)
 
 
 # --- what is planted is found ---

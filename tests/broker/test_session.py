@@ -136,7 +136,7 @@ def taken() -> Counter[Transition]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ClientHere, "on", count)
         # Copies serve few of these clients, because most do not count their moves.
-        for protocol, seeds in (("none", 60), ("relocation", 60), ("reactive", 60), ("roam", 130)):
+        for protocol, seeds in (("none", 60), ("relocation", 60), ("reactive", 60), ("roam", 600)):
             for seed in range(seeds):
                 Wild(protocol, seed).run()
     return found

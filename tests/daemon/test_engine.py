@@ -231,6 +231,50 @@ def test_a_message_that_comes_alone_does_not_wait_for_acknowledgements_of_others
     assert asyncio.run(run()) == [2, 3, 1]
 
 
+class Followers:
+    """Has everything up to `last`."""
+
+    last = -1
+
+    def writing(self, entry: bytes) -> None: ...
+    def releasable(self) -> int:
+        return self.last
+
+    def failed(self, why: str) -> None: ...
+
+
+def test_small_reads_wait_for_the_release_of_an_earlier_turn_but_not_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_module, "COMPANY_S", 10 * DEADLINE_S)
+
+    async def run() -> list[int]:
+        followers = Followers()
+        engine = Engine(BrokerMachine(MachineSettings("a")), None, Nowhere(), gate=followers)
+        engine.push(Started(MachineSettings("a")))
+        await asyncio.sleep(0)
+        for _ in range(3):
+            engine.take(ClientFrames(1, b""), time.monotonic() + DEADLINE_S)
+            await asyncio.sleep(0)
+        turns = [engine.turns]
+        followers.last = 0
+        engine.release()
+        await asyncio.sleep(0)
+        turns.append(engine.turns)
+        engine.stop()
+        monkeypatch.setattr(engine_module, "COMPANY_S", 0.0)
+        followers.last = -1
+        engine = Engine(BrokerMachine(MachineSettings("a")), None, Nowhere(), gate=followers)
+        await turn(engine, Started(MachineSettings("a")), lambda: engine.turns == 1)
+        engine.take(ClientFrames(1, b""), time.monotonic())
+        async with asyncio.timeout(DEADLINE_S):
+            while engine.turns == 1:
+                await asyncio.sleep(0.001)
+        return turns
+
+    assert asyncio.run(run()) == [1, 2]
+
+
 async def turn(engine: Engine, item: MachineInput, happened: Callable[[], bool]) -> None:
     engine.push(item)
     async with asyncio.timeout(DEADLINE_S):

@@ -71,3 +71,15 @@ def test_whoever_does_not_answer_is_not_waited_for(leader: Replica) -> None:
 def test_a_state_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gone/replica.json: cannot be written \(No such file"):
         write_state(tmp_path / "gone", ReplicaState())
+
+
+def test_a_late_campaign_of_an_earlier_process_does_not_lock_out_its_disk() -> None:
+    replica = Replica("a", ["first", "second", "own"], "boot", Terms([(1, 1)]), 10, TIMING, 0.0)
+    view = SiteView({"a": "first"}, 1, 5, "a")
+    assert replica.advance(0.0) == [Look()]
+    replica.on_view(0.0, view)
+    late = msgspec.structs.replace(view, in_sync={"a": "second"}, epoch=2, revision=6)
+    assert Look() in replica.advance(1.0)
+    replica.on_view(1.0, late)
+    assert replica.is_in_sync
+    assert replica.disks == ["second", "own"], "no request can put the first one back"

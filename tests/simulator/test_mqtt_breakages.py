@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 import roamcast.simulator.network as network_module
 from roamcast.broker.directory import Directory
-from roamcast.broker.inputs import MachineEffects
+from roamcast.broker.inputs import LinkDown, MachineEffects
 from roamcast.broker.links.end import LinkEnd, Resume
 from roamcast.broker.links.links import Links
+from roamcast.broker.machine import BrokerMachine
 from roamcast.broker.places import Places
 from roamcast.broker.retained import Retain, RetainedMessages
 from roamcast.broker.shared import SharedSubscriptions
@@ -216,6 +217,19 @@ def qos_0_does_not_cross_links(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def bad_frames_leave_no_trace(patch: pytest.MonkeyPatch) -> None:
+    receive = BrokerMachine._on_link_frames
+
+    def take(self: BrokerMachine, peer: str, data: bytes) -> None:
+        before = len(self._out.durable)
+        receive(self, peer, data)
+        self._out.durable[before:] = [
+            one for one in self._out.durable[before:] if not isinstance(one, LinkDown)
+        ]
+
+    patch.setattr(BrokerMachine, "_on_link_frames", take)
+
+
 def qos_0_of_a_group_is_numbered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GroupDeliver, "is_fleeting", False)
 
@@ -317,6 +331,7 @@ BREAKAGES: dict[str, Plant] = {
     "RETAIN is never as published": retain_is_never_as_published,
     "RETAIN is always as published": retain_is_always_as_published,
     "QoS 0 does not cross links": qos_0_does_not_cross_links,
+    "a link that bad frames end is up in the journal": bad_frames_leave_no_trace,
     "QoS 0 of a group takes the numbered lane": qos_0_of_a_group_is_numbered,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from math import inf, nextafter
 
 from roamcast.slow_link.channel import PACKET_BYTES
 from roamcast.slow_link.relay import READ_BYTES, TcpRelay, write_to
@@ -30,17 +31,25 @@ class Relay(TcpRelay):
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: int
     ) -> None:
         loop = asyncio.get_running_loop()
-        free_at = 0.0
+        free_at, waiting = 0.0, 0
+
+        def write_late(data: bytes) -> None:
+            nonlocal waiting
+            waiting -= 1
+            write_to(writer, data)
+
         try:
             while data := await reader.read(READ_BYTES):
                 if self.is_swallowed[direction]:
                     continue
-                # What comes later never overtakes, also when the delay has just ended.
-                free_at = max(free_at, loop.time() + self.delays_s[direction])
+                # What comes later never overtakes, also when the delay has just ended: timers for the same
+                # time may run in any order, and those that are due have not run yet.
+                free_at = max(nextafter(free_at, inf), loop.time() + self.delays_s[direction])
                 if self.loss:
                     free_at += self.retransmission_s * self._losses(len(data))
-                if free_at > loop.time():
-                    loop.call_at(free_at, write_to, writer, data)
+                if waiting or free_at > loop.time():
+                    waiting += 1
+                    loop.call_at(free_at, write_late, data)
                 else:
                     write_to(writer, data)
                     await writer.drain()

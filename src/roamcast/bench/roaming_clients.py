@@ -299,6 +299,26 @@ def lasting() -> Any:
     return properties
 
 
+def paho_client(id: str) -> Any:
+    """Return a client of paho-mqtt that does not publish again what the broker has received with QoS 2.
+
+    As it comes (2.2.0), it repeats PUBREL after one attempt to connect, and PUBLISH after two of which the
+    first failed.
+    """
+    from paho.mqtt import client as paho
+    from paho.mqtt.enums import CallbackAPIVersion, MessageState
+
+    class Client(paho.Client):
+        def _messages_reconnect_reset_out(self) -> None:
+            pubrel = MessageState.MQTT_MS_RESEND_PUBREL
+            received = [message for message in self._out_messages.values() if message.state == pubrel]
+            super()._messages_reconnect_reset_out()
+            for message in received:
+                message.state = pubrel
+
+    return Client(CallbackAPIVersion.VERSION2, id, protocol=paho.MQTTv5)
+
+
 class PahoClient(Foreign):
     """paho-mqtt in its own thread; one message at a time, so that order is under our control."""
 
@@ -308,10 +328,7 @@ class PahoClient(Foreign):
         """Ids of acknowledged messages that are not yet processed."""
 
     async def _live(self) -> None:
-        from paho.mqtt import client as paho
-        from paho.mqtt.enums import CallbackAPIVersion
-
-        client = paho.Client(CallbackAPIVersion.VERSION2, self.id, protocol=paho.MQTTv5)
+        client = paho_client(self.id)
 
         def on_connect(*arguments: Any) -> None:
             if not self.is_subscribed:

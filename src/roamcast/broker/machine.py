@@ -496,6 +496,10 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         try:
             turn = self.links.receive(peer, data)
         except LinkError as error:
+            end = self.links.ends.get(peer)
+            if end is not None and end.is_up:
+                # A replay does not have these frames, and the link goes down there at the same time.
+                self._out.durable.append(LinkDown(peer))
             self._follow(self.links.disconnected(peer))
             self._close_link(peer, str(error))
             return

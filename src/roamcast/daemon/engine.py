@@ -64,6 +64,8 @@ ACKNOWLEDGED_S = 0.02
 TURN_BYTES_MAX = 4 << 20
 """A turn begins at once when this many bytes have been read: these bytes are held twice until the turn is
 over."""
+REPLICATED_TURN_BYTES = 256 << 10
+"""This number with followers: they write one part while the leader steps the next one."""
 LARGE_READ_BYTES = 16 << 10
 """Reads of at least this size count towards TURN_BYTES_MAX. Smaller reads are at most one per client."""
 LONE_READ_BYTES = 1 << 10
@@ -71,6 +73,9 @@ LONE_READ_BYTES = 1 << 10
 costs a message and a sync at every follower."""
 GATHER_ROUNDS = 10
 """Number of rounds of the loop that this input waits, about 50 us."""
+COMPANY_S = 0.001
+"""Maximum time that smaller reads wait for the release of an earlier turn, to share the next turn with the
+answers to it."""
 PAUSE_S = 0.0002
 """After a longer idle time a message gets a turn at once. Otherwise messages share a turn and a sync."""
 
@@ -172,8 +177,8 @@ def _nothing() -> None:
 
 class Engine:
     __slots__ = (
-        "_acknowledged", "_acknowledging", "_before_snapshot", "_context", "_deadline", "_endpoint",
-        "_failure", "_gate", "_has_failed", "_held", "_idle_since_s", "_inputs", "_is_scheduled",
+        "_acknowledged", "_acknowledging", "_before_snapshot", "_company", "_context", "_deadline",
+        "_endpoint", "_failure", "_gate", "_has_failed", "_held", "_idle_since_s", "_inputs", "_is_scheduled",
         "_large_bytes", "_late", "_look_at_bytes", "_look_at_memory", "_loop", "_marking", "_now",
         "_on_failure", "_output", "_pending", "_poll", "_records", "_retry", "_timer", "_waiting",
         "_wanted_at", "clock", "journal", "on_snapshot", "pressure", "site", "snapshots", "turns",
@@ -236,6 +241,8 @@ class Engine:
         self._poll: asyncio.TimerHandle | None = None
         self._marking: asyncio.TimerHandle | None = None
         self._acknowledging: asyncio.TimerHandle | None = None
+        self._company: asyncio.TimerHandle | None = None
+        """Set while reads wait for the release of an earlier turn."""
         self._acknowledged: dict[int, ClientFrames] = {}
         """By connection: acknowledgements that wait for others, and precede what else comes from there."""
         self._is_scheduled = False
@@ -292,12 +299,15 @@ class Engine:
         self._pending.append(item)
         if size > LARGE_READ_BYTES:
             self._large_bytes += size
-            if self._large_bytes > TURN_BYTES_MAX:
+            if self._large_bytes > (TURN_BYTES_MAX if self._gate is None else REPLICATED_TURN_BYTES):
                 self.turn()
                 return
         if is_scheduled:
             return
-        if self._gate is not None and size >= LONE_READ_BYTES:
+        if self._waiting and size < LONE_READ_BYTES:
+            if self._company is None:
+                self._company = self._loop.call_later(COMPANY_S, self._wait_no_longer)
+        elif self._gate is not None and size >= LONE_READ_BYTES:
             self._is_scheduled = True
             self._gather(len(self._pending), GATHER_ROUNDS)
         elif is_alone:
@@ -325,6 +335,11 @@ class Engine:
     def _acknowledge(self) -> None:
         self._acknowledging = None
         self._take_acknowledged()
+        if self._pending and not self._is_scheduled:
+            self.turn()
+
+    def _wait_no_longer(self) -> None:
+        self._company = None
         if self._pending and not self._is_scheduled:
             self.turn()
 
@@ -486,6 +501,9 @@ class Engine:
             self._let_out(one.effects, has_gone_on=True)
             # Clients answer to what they get now, and their answers share a turn.
             self._idle_since_s = monotonic()
+        if not waiting and self._pending and not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self.turn, context=self._context)
 
     # --- while the journal cannot be written ---
 
@@ -625,7 +643,8 @@ class Engine:
         """Finish pending turns and write a snapshot, so that the next start has nothing to replay."""
         self._take_acknowledged()
         self.turn()
-        for timer in (self._timer, self._retry, self._poll, self._marking, self._acknowledging):
+        timers = (self._timer, self._retry, self._poll, self._marking, self._acknowledging, self._company)
+        for timer in timers:
             if timer is not None:
                 timer.cancel()
         if self.journal is not None and self.is_promising:

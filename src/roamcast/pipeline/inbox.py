@@ -54,8 +54,10 @@ class Received(NamedTuple):
 
     @property
     def content(self) -> Content | None:
-        """Identity and content, which no other notification has; None if it has no identity."""
-        return None if self.publisher is None or not self.number else (self.topic, *self[1:4], *self[5:9])
+        """Identity and content, with a checksum for the payload; None if the notification has no identity."""
+        if self.publisher is None or not self.number:
+            return None
+        return (self.topic, zlib.crc32(self.payload), self.qos, self.retain, *self[5:9])
 
 
 decode = msgspec.msgpack.Decoder(Received).decode

@@ -103,6 +103,8 @@ class Replica:
         """Last known state in etcd."""
         self.seen_at: float | None = None
         """Time of the request for that state; None: no answer yet."""
+        self._first_revision: int | None = None
+        """The first one that this process has seen."""
         self.last = last
         """Last entry in the own journal."""
         self.epoch = 0
@@ -189,8 +191,12 @@ class Replica:
             self._on_view_as_leader(view)
             return
         self.view = view
-        # Ids outside the set will never enter it.
-        self.disks = [id for id in self.disks if id in (self.disk, view.in_sync.get(self.name))]
+        if self._first_revision is None:
+            self._first_revision = view.revision
+        elif view.revision > self._first_revision:
+            # Requests of earlier processes, which compare an earlier revision, can no longer put an id in the
+            # set.
+            self.disks = [id for id in self.disks if id in (self.disk, view.in_sync.get(self.name))]
         if view.leader:
             self._leaderless_since = None
         elif self._leaderless_since is None:

@@ -34,6 +34,7 @@ from roamcast.broker.inputs import (
     decode_entry,
     encode_entry,
 )
+from roamcast.broker.links.frames import batch as batch_frame
 from roamcast.broker.links.frames import position as position_frame
 from roamcast.broker.links.links import GivenLink
 from roamcast.broker.links.rules import PeerRules
@@ -73,6 +74,9 @@ Action = tuple[float, str, Input]
 LINK_DELAY = Delay(0.010, 0.010)
 ACCESS_DELAY = Delay(0.020, 0.020)
 NO_DELAY = Delay(0.0, 0.0)
+GAPS, GAP_S_MAX = 0.3, 0.5
+"""Share of the connections that break in the middle of what is sent, and the time until their end is noticed
+after that."""
 
 
 @dataclass(frozen=True)
@@ -305,6 +309,7 @@ class Network(NetworkBase):
         self._connections_made = 0
         self._told_down: dict[tuple[str, str], None] = {}
         """Brokers, and the peers that they know to be unreachable."""
+        self._gaps = self.rng_for("gaps")
         self.machines = {id: self._make_machine(id) for id in topology.brokers}
         hostile = self.machines.get(settings.hostile)
         self._hostile = hostile if isinstance(hostile, HostileBroker) else None
@@ -523,7 +528,7 @@ class Network(NetworkBase):
         retransmissions. Each message has its own frame."""
         ends = machine.links.ends
         for peer, why in effects.link_closes:
-            if peer != self.settings.hostile:
+            if peer != self.settings.hostile and frozenset((broker, peer)) in self._connections:
                 self._broken.append(f"{broker} closes the link to {peer}: {why}")
         for item in inputs:
             if type(item) is LinkFrames and item.peer in ends:
@@ -735,7 +740,18 @@ class Network(NetworkBase):
         if is_up or broker in self._down or (broker, peer) in self._told_down:
             return
         self._told_down[broker, peer] = None
-        self.step(broker, (LinkDown(peer),))
+        end = self.machines[broker].links.ends.get(peer)
+        if end is not None and end.is_up and self._gaps.random() < GAPS:
+            # Of what was sent last only the end arrives, and the broker closes the connection itself.
+            gap = batch_frame(end.peer_incarnation, 0, end.received + 2, b"")
+            self.step(broker, (LinkFrames(peer, gap),))
+            self.push(self.now + self._gaps.uniform(0, GAP_S_MAX), self._tell_late, broker, peer)
+        else:
+            self.step(broker, (LinkDown(peer),))
+
+    def _tell_late(self, broker: str, peer: str) -> None:
+        if broker not in self._down and frozenset((broker, peer)) not in self._connections:
+            self.step(broker, (LinkDown(peer),))
 
     def _bring_up(self, broker: str, peer: str, why: str) -> None:
         outages = self._outages[frozenset((broker, peer))]

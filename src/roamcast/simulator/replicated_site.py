@@ -80,6 +80,8 @@ class Site:
         self.wrongs: list[tuple[str, str]] = []
         self.released: list[bytes] = []
         """All entries whose effects have left."""
+        self.under_way: list[SiteView] = []
+        """Changes that have not reached etcd."""
         self.kill_after: list[Kill] = []
         self.promotions = 0
         self.is_repaired = False
@@ -162,7 +164,8 @@ class Site:
         site, which nothing promises to survive.
         """
         # A change that is under way to etcd is made even if whoever asked for it is gone.
-        views = (self.etcd.view, *(view for one in self.all_nodes for view in one.replica.in_doubt))
+        doubted = (view for one in self.all_nodes for view in one.replica.in_doubt)
+        views = (self.etcd.view, *doubted, *self.under_way)
         return all(
             any(disk in self.disks[name].ids for name, disk in view.in_sync.items() if name != node.name)
             for view in views
@@ -247,6 +250,8 @@ class Site:
     def _ask(self, node: Node, request: Request) -> None:
         number = node.requests[type(request)] = node.requests.get(type(request), 0) + 1
         network, key = self.network, (node, request, number)
+        if isinstance(request, Campaign | Change):
+            self.under_way.append(request.view)
         network.push(network.now + self._way_to_etcd_s(node, request), self._reach_etcd, key, None)
         network.push(network.now + self.timing.lease_s / 3, self._hear_etcd, key, None)
 
@@ -265,6 +270,8 @@ class Site:
 
     def _reach_etcd(self, key: tuple[Node, Request, int], _: None) -> None:
         node, request, _number = key
+        if isinstance(request, Campaign | Change):
+            self.under_way.remove(request.view)
         if self.is_cut(node.name, ETCD):
             return
         self._renew_resting()
