@@ -26,7 +26,7 @@ TURN_BYTES_MIN, TURN_BYTES_MAX = 4 * 1024, 64 * 1024
 """Bounds of this number."""
 TURN_S = 0.02
 """Target duration of a turn that leaves frames for the next one. The number of bytes is adapted to it: 64 KiB
-are hundreds of sessions, or 2 ms of notifications."""
+are 1,200 requests for sessions, or a few bursts of notifications."""
 
 
 def next_turn_bytes(turn_bytes: int, turn_s: float) -> int:

@@ -158,14 +158,18 @@ job begins.
 """
 SMALL_JAVA = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {_NO_EARLY_COLLECTIONS}"
 """Options for small jobs: otherwise half of the time would be spent compiling code that runs only briefly."""
-_LATE_OPTIMISATION = " ".join(
-    f"-XX:Tier4{limit}"
-    for limit in ("InvocationThreshold=50000", "MinInvocationThreshold=6000", "CompileThreshold=150000")
-)
+_LIGHT_OPTIMISATION = " ".join(
+    f"-XX:{option}"
+    for option in (
+        "Tier4InvocationThreshold=50000", "Tier4MinInvocationThreshold=6000", "Tier4CompileThreshold=150000",
+        "FreqInlineSize=150", "LoopUnrollLimit=20", "-PartialPeelLoop",
+    )
+)  # fmt: skip
 """Ten times Java's limits: it optimises less of the code that plans queries, which runs some thousand times.
-The loops over rows reach these limits at once.
+The loops over rows reach these limits at once. They are large methods, made for one query: inlining and
+unrolling less takes a third off the time to optimise them, and makes them no slower.
 """
-LARGE_JAVA = f"-XX:+UseParallelGC {_NO_EARLY_COLLECTIONS} {_LATE_OPTIMISATION}"
+LARGE_JAVA = f"-XX:+UseParallelGC {_NO_EARLY_COLLECTIONS} {_LIGHT_OPTIMISATION}"
 
 MAKES_CLASSES = "-XX:ArchiveClassesAtExit"
 """Java option to write an archive of the loaded classes when Java ends."""
