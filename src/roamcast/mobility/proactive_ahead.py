@@ -74,10 +74,18 @@ class ReadingAhead(Stores):
         for broker in stay.lent:
             if self.host.is_reachable(broker) and (
                 broker + SERVES in received
-                or self.read_there(stay, broker, received)[0] > stay.store.queue.base
+                or self.read_there(stay, broker, received)[0] > self.lent_from(stay, broker)
             ):
                 return broker
         return ""
+
+    def lent_from(self, stay: Stay, broker: str) -> int:
+        """Return the sequence at which the copy at that broker began: whoever read there has received more.
+
+        The client may have read another copy at the same broker earlier.
+        """
+        remote, base = stay.copies.get(broker), stay.store.queue.base
+        return max(base, remote.active_base) if remote is not None else base
 
     def read_there(self, stay: Stay, broker: str, received: Mapping[str, int]) -> tuple[int, str]:
         """Return how far the client has read the copy at that broker since it left, and the stream it
