@@ -42,9 +42,11 @@ class Journalled(Network):
         return [(entry.now, item) for entry in entries for item in entry.inputs if type(item) in kinds]
 
     def links_of(self, broker: str, peer: str) -> list[tuple[float, bool]]:
-        """When the broker was told that the link is down (False) or up."""
+        """When the link went down (False) or up at the broker, which may be told that it is down a second
+        time, after bad frames."""
         told = self.inputs_of(broker, LinkDown, LinkUp)
-        return [(now, type(item) is LinkUp) for now, item in told if item.peer == peer]
+        found = [(now, type(item) is LinkUp) for now, item in told if item.peer == peer]
+        return [one for place, one in enumerate(found) if place == 0 or found[place - 1][1] != one[1]]
 
 
 @contextmanager

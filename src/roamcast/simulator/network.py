@@ -310,6 +310,8 @@ class Network(NetworkBase):
         self._told_down: dict[tuple[str, str], None] = {}
         """Brokers, and the peers that they know to be unreachable."""
         self._gaps = self.rng_for("gaps")
+        self._torn: dict[tuple[str, str], str] = {}
+        """The error of brokers whose connection to a peer broke in the middle of what was sent last."""
         self.machines = {id: self._make_machine(id) for id in topology.brokers}
         hostile = self.machines.get(settings.hostile)
         self._hostile = hostile if isinstance(hostile, HostileBroker) else None
@@ -528,7 +530,7 @@ class Network(NetworkBase):
         retransmissions. Each message has its own frame."""
         ends = machine.links.ends
         for peer, why in effects.link_closes:
-            if peer != self.settings.hostile and frozenset((broker, peer)) in self._connections:
+            if peer != self.settings.hostile and why != self._torn.get((broker, peer)):
                 self._broken.append(f"{broker} closes the link to {peer}: {why}")
         for item in inputs:
             if type(item) is LinkFrames and item.peer in ends:
@@ -744,6 +746,8 @@ class Network(NetworkBase):
         if end is not None and end.is_up and self._gaps.random() < GAPS:
             # Of what was sent last only the end arrives, and the broker closes the connection itself.
             gap = batch_frame(end.peer_incarnation, 0, end.received + 2, b"")
+            why = f"{peer} sent message {end.received + 2} after {end.received}: some are missing"
+            self._torn[broker, peer] = why
             self.step(broker, (LinkFrames(peer, gap),))
             self.push(self.now + self._gaps.uniform(0, GAP_S_MAX), self._tell_late, broker, peer)
         else:
