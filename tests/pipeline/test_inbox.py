@@ -94,7 +94,7 @@ def test_what_was_committed_goes_and_damage_is_told(tmp_path: Path, monkeypatch:
     assert 1 < len(list(tmp_path.glob("*.inbox"))) < before
     assert 0 < inbox.first <= 20
     assert payloads(inbox, 20, 40) == list(range(20, 40))
-    with pytest.raises(InputError, match="not the one of this checkpoint"):
+    with pytest.raises(InputError, match="they do not belong together"):
         inbox.read(0, 20)
     inbox.close()
     first = min(tmp_path.glob("*.inbox"))

@@ -38,7 +38,8 @@ def neighbours(
     ] = 1.0,
     k: Annotated[int, typer.Option(help="Hit rates for one to this many predictions.")] = 8,
     handoff: Annotated[
-        float, typer.Option(help="Longer ways to another broker count as disconnections, in seconds.")
+        float,
+        typer.Option(help="A client that takes longer to the next broker was disconnected; in seconds."),
     ] = 60.0,
     evaluate: Annotated[
         bool,

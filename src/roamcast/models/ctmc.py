@@ -228,7 +228,7 @@ def _check_ways(graph: Mapping[str, Sequence[str]]) -> None:
         if missed:
             way = text.format(next(iter(graph)), missed[0])
             raise InputError(
-                f"the neighbour graph has no way {way}; clients must be able to reach every broker"
+                f"the neighbour graph has no path {way}; clients must be able to reach every broker"
             )
 
 

@@ -137,7 +137,7 @@ def load_keys(settings: Jwt) -> Tokens | None:
             made = [load_pem_public_key(block.encode()) for block in blocks]
             keys = [SigningKey("", key, _fingerprint(key)) for key in made]
         if not keys:
-            raise ValueError("there is no key in it")
+            raise ValueError("it holds no key")
     except (jwt.PyJWTError, ValueError, AttributeError) as error:
         raise InputError(
             f"access.jwt.keys = {path}: holds no public keys, as PEM or JWKS ({error})"

@@ -181,8 +181,8 @@ class Inbox:
         with self._guard:
             if start < self.first or end > self.end:
                 raise InputError(
-                    f"inbox {self.folder}: has {self.first} to {self.end}, asked for {start} to {end};"
-                    " it is not the one of this checkpoint: begin with a new one and a new checkpoint"
+                    f"inbox {self.folder}: holds notifications {self.first} to {self.end}, and the checkpoint"
+                    f" needs {start} to {end}: they do not belong together; begin with new folders for both"
                 )
             if self._file is not None:
                 self._file.flush()

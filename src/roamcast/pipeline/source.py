@@ -165,8 +165,8 @@ class SessionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _position(self, inbox: Inbox, offset: dict[str, Any]) -> int:
         if offset["inbox"] != inbox.id:
             raise InputError(
-                f"inbox {self._folder}: is not the one of this checkpoint;"
-                " name the one that it was begun with, or begin with a new checkpoint"
+                f"inbox {self._folder}: belongs to another checkpoint;"
+                " name the inbox that this checkpoint began with, or begin with a new checkpoint"
             )
         return int(offset["position"])
 

@@ -221,7 +221,9 @@ class Service:
                 else:
                     self._on_taken(connection, request, number)
             case _:
-                self.refuse(connection, 0, "unknown", f"a {joined.role} may not say {type(message).__name__}")
+                self.refuse(
+                    connection, 0, "unknown", f"a {joined.role} may not send {type(message).__name__}"
+                )
                 self.do(steps.Close(connection))
 
     def _on_request(self, joined: steps.Joined, asked: messages.StandIn | messages.Download) -> None:
