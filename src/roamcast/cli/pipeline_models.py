@@ -39,7 +39,7 @@ def neighbours(
     k: Annotated[int, typer.Option(help="Hit rates for one to this many predictions.")] = 8,
     handoff: Annotated[
         float,
-        typer.Option(help="A client that takes longer to the next broker was disconnected; in seconds."),
+        typer.Option(help="Seconds to the next broker, beyond which a client counts as disconnected."),
     ] = 60.0,
     evaluate: Annotated[
         bool,
