@@ -277,8 +277,8 @@ def test_clients_that_never_move_are_refused() -> None:
         ({"a": ["b"], "b": []}, "broker 'b' has no neighbours"),
         ({"a": ["a", "b"], "b": ["a"]}, "broker 'a' is its own neighbour"),
         ({"a": ["z"], "b": ["a"]}, "broker 'a' has the neighbour 'z', which has no entry"),
-        ({"a": ["b"], "b": ["a"], "c": ["d"], "d": ["c"]}, "no way from 'a' to 'c'"),
-        ({"a": ["b"], "b": ["c"], "c": ["b"]}, "no way from 'b' to 'a'"),
+        ({"a": ["b"], "b": ["a"], "c": ["d"], "d": ["c"]}, "no path from 'a' to 'c'"),
+        ({"a": ["b"], "b": ["c"], "c": ["b"]}, "no path from 'b' to 'a'"),
     ],
 )
 def test_a_graph_that_is_no_network_is_refused(graph: dict[str, list[str]], line: str) -> None:

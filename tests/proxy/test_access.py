@@ -94,7 +94,7 @@ def test_another_user_gets_neither_the_buffer_nor_the_id(tmp_path: Path) -> None
         bob.write(messages.Locate(4, "car", "alice"))
         refused = await bob.read()
         assert isinstance(refused, MoveRefused)
-        assert refused.text == "no client may send Locate"
+        assert refused.text == "a client may not send Locate"
         with pytest.raises(ProxyError, match="the connection ended"):
             await bob.read()
         await bob.end()
