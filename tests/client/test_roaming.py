@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,18 @@ def check(found: list[Notification], qos: int, count: int = COUNT) -> None:
     assert texts == [*map(str, range(count)), "end"]
 
 
+@asynccontextmanager
+async def exchanging(reader: Client, writer: Client, topic: str) -> AsyncIterator[None]:
+    """Let the writer publish to the reader with QoS 2 meanwhile; check that all of it came once, in order."""
+    async with reader, writer:
+        await reader.subscribe(topic, qos=2)
+        reading = asyncio.create_task(collect(reader, b"end"))
+        writing = asyncio.create_task(publish_all(writer, topic, 2))
+        yield
+        await writing
+        check(await reading, 2)
+
+
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [1, 2])
 @live
@@ -74,10 +88,7 @@ async def test_moving_between_brokers(line: list[Broker], proclaimed: bool) -> N
     rng = random.Random(3)
     reader = roamcast.connect(addresses, client_id=f"{topic}/reader", clean=False)
     writer = roamcast.connect(addresses[::-1], client_id=f"{topic}/writer", clean=False)
-    async with reader, writer:
-        await reader.subscribe(topic, qos=2)
-        reading = asyncio.create_task(collect(reader, b"end"))
-        writing = asyncio.create_task(publish_all(writer, topic, 2))
+    async with exchanging(reader, writer, topic):
         for number in range(12):
             await asyncio.sleep(rng.uniform(0.0, 0.1))
             mover = (reader, writer)[number % 3 == 2]
@@ -85,8 +96,6 @@ async def test_moving_between_brokers(line: list[Broker], proclaimed: bool) -> N
             await mover.move_to(target.id, proclaimed=proclaimed)
             assert mover.session_present
             assert mover.address.broker == target.id
-        await writing
-        check(await reading, 2)
 
 
 @live
@@ -97,10 +106,7 @@ async def test_moves_and_cuts_together(line: list[Broker]) -> None:
         addresses = [f"b0={one.address}", f"b2={other.address}"]
         reader = roamcast.connect(addresses, client_id="mc/reader", clean=False, back_off_max=0.2)
         writer = roamcast.connect(addresses, client_id="mc/writer", clean=False, back_off_max=0.2)
-        async with reader, writer:
-            await reader.subscribe(topic, qos=2)
-            reading = asyncio.create_task(collect(reader, b"end"))
-            writing = asyncio.create_task(publish_all(writer, topic, 2))
+        async with exchanging(reader, writer, topic):
             for number in range(14):
                 await asyncio.sleep(rng.uniform(0.0, 0.15))
                 if number % 2:
@@ -110,8 +116,6 @@ async def test_moves_and_cuts_together(line: list[Broker]) -> None:
                         await reader.move_to(f"b{2 * (number % 4 == 0)}", proclaimed=number % 3 == 0)
                     except ConnectError:
                         continue
-            await writing
-            check(await reading, 2)
 
 
 @live
