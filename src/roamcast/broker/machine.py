@@ -496,11 +496,11 @@ class BrokerMachine(MachineBase[ClientFront, Links, Seeking]):
         try:
             turn = self.links.receive(peer, data)
         except LinkError as error:
-            end = self.links.ends.get(peer)
-            if end is not None and end.is_up:
+            turn = self.links.disconnected(peer)
+            if turn.inputs:
                 # A replay does not have these frames, and the link goes down there at the same time.
                 self._out.durable.append(LinkDown(peer))
-            self._follow(self.links.disconnected(peer))
+            self._follow(turn)
             self._close_link(peer, str(error))
             return
         if turn.durable:

@@ -335,11 +335,13 @@ class Engine:
     def _acknowledge(self) -> None:
         self._acknowledging = None
         self._take_acknowledged()
-        if self._pending and not self._is_scheduled:
-            self.turn()
+        self._take_pending()
 
     def _wait_no_longer(self) -> None:
         self._company = None
+        self._take_pending()
+
+    def _take_pending(self) -> None:
         if self._pending and not self._is_scheduled:
             self.turn()
 

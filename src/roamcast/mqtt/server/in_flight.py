@@ -110,10 +110,7 @@ class InFlight:
         count, packet_id = burst.count, self._next
         if self.count + count > PACKET_ID_MAX // 2:
             return 0
-        if self._runs:
-            self._add(packet_id, count, sequence, qos, burst, burst.number)
-        else:
-            self._begin(packet_id, count, sequence, qos, burst, burst.number)
+        self._add(packet_id, count, sequence, qos, burst, burst.number)
         self._next = (packet_id - 1 + count) % PACKET_ID_MAX + 1
         self.count += count
         return packet_id
@@ -139,14 +136,9 @@ class InFlight:
                 if self._places is not None and qos:
                     self._places.update(dict.fromkeys(consecutive(packet_id, count), run))
                 return
-        self._begin(packet_id, count, sequence, qos, burst, number)
-
-    def _begin(self, packet_id: int, count: int, sequence: int, qos: int, burst: Burst, number: int) -> None:
-        publisher, incarnation, way = burst.publisher, burst.incarnation, burst.marks[0] & PICKED
-        run = Run(packet_id, count, sequence, qos, publisher, incarnation, number, way)
-        self._runs.append(run)
-        if self._places is not None:
-            self._place(run)
+        run = Run(packet_id, count, sequence, qos, burst.publisher, burst.incarnation, number, way)
+        runs.append(run)
+        self._place(run)
 
     def send(self, burst: Burst, sequence: int, qos: int) -> list[tuple[int, int]]:
         """Allocate packet ids to a burst sent for the first time; returns runs of (packet id, count)."""
